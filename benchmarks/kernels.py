@@ -184,7 +184,7 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
         state = sampling_state(put, batch, rules)
         found[f"sample, {name}"] = bind(kernels.sample, logits, state, tokens)
     masked = device.zeros(logits.shape, np.float32)
-    masks = put(np.zeros((batch, -(-VOCABULARY // 32)), np.uint32))
+    masks = put(np.zeros((batch, 1, -(-VOCABULARY // 32)), np.uint32))
     found["mask_logits"] = bind(kernels.mask_logits, masked, masks)
     found["log_probabilities, 5"] = bind(kernels.log_probabilities, logits, tokens, top_ids, top_values)
     return found

@@ -26,7 +26,7 @@ FOLLOWER_TOPICS = {
     "cmd_vel_topic": "~/cmd_vel",
     "path_topic": "~/path",
 }
-TOPICS = {f"{name}_topic": f"~/{name}" for name in ("image", "odom", "command", "audio")}
+TOPICS = {f"{name}_topic": f"~/{name}" for name in ("image", "camera_info", "odom", "command", "audio")}
 
 
 def generate_launch_description() -> LaunchDescription:
@@ -61,10 +61,12 @@ def generate_launch_description() -> LaunchDescription:
             "engine_dir": LaunchConfiguration("engine_dir"),
             "lora": LaunchConfiguration("lora"),
             "device": LaunchConfiguration("device"),
+            "chunking": LaunchConfiguration("chunking"),
             "namespace": LaunchConfiguration("namespace"),
             "enclave": "",
             "autostart": LaunchConfiguration("autostart"),
             "use_sim_time": "true",
+            "view": LaunchConfiguration("view"),
             "log_level": LaunchConfiguration("log_level"),
             **TOPICS,
         }.items(),
@@ -79,6 +81,7 @@ def generate_launch_description() -> LaunchDescription:
             "enclave": "",
             "autostart": LaunchConfiguration("autostart"),
             "use_sim_time": "true",
+            "view": "none",  # that of edgellm shows both nodes
             "log_level": LaunchConfiguration("log_level"),
             **FOLLOWER_TOPICS,
         }.items(),
@@ -135,6 +138,12 @@ def generate_launch_description() -> LaunchDescription:
                 description="Device that runs the engines; empty = as in params_file.",
             ),
             DeclareLaunchArgument(
+                "chunking",
+                default_value="",
+                choices=["", "off", "guided", "frozen", "trained"],
+                description="How a plan continues the last chunk of actions; empty = as in params_file.",
+            ),
+            DeclareLaunchArgument(
                 "out",
                 default_value="out",
                 description="Folder for a picture of each episode, and its spoken command as a WAV file.",
@@ -150,6 +159,12 @@ def generate_launch_description() -> LaunchDescription:
                 default_value="true",
                 choices=["true", "false"],
                 description="Configure and activate the nodes at start; false = a lifecycle manager does it.",
+            ),
+            DeclareLaunchArgument(
+                "view",
+                default_value="none",
+                choices=["none", "rviz", "foxglove"],
+                description="Show what the robot does: in RViz, or by the bridge that Foxglove connects to.",
             ),
             DeclareLaunchArgument(
                 "log_level", default_value="info", description="Lowest severity that is logged."

@@ -5,7 +5,8 @@ ros2 launch edgellm_ros edgellm.launch.py engine_dir:=/path/to/engines
 """
 
 from launch import LaunchContext, LaunchDescription
-from launch.actions import DeclareLaunchArgument, OpaqueFunction
+from launch.actions import DeclareLaunchArgument, IncludeLaunchDescription, OpaqueFunction
+from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
 from launch_ros.actions import LifecycleNode
 from launch_ros.parameter_descriptions import ParameterValue
@@ -13,6 +14,7 @@ from launch_ros.substitutions import FindPackageShare
 
 TOPICS = {
     "image": "Topic of the camera frames.",
+    "camera_info": "Topic of the camera's calibration, for the overlay.",
     "odom": "Topic of the odometry.",
     "command": "Topic of the text commands.",
     "audio": "Topic of the microphone's audio.",
@@ -21,7 +23,8 @@ TOPICS = {
 
 def generate_launch_description() -> LaunchDescription:
     """Declare the arguments and start the node."""
-    params_file = PathJoinSubstitution([FindPackageShare("edgellm_ros"), "config", "edgellm.yaml"])
+    share = FindPackageShare("edgellm_ros")
+    params_file = PathJoinSubstitution([share, "config", "edgellm.yaml"])
     return LaunchDescription(
         [
             DeclareLaunchArgument(
@@ -42,6 +45,12 @@ def generate_launch_description() -> LaunchDescription:
                 default_value="",
                 choices=["", "cpu", "cuda", "tensorrt"],
                 description="Device that runs the engines; empty = as in params_file.",
+            ),
+            DeclareLaunchArgument(
+                "chunking",
+                default_value="",
+                choices=["", "off", "guided", "frozen", "trained"],
+                description="How a plan continues the last chunk of actions; empty = as in params_file.",
             ),
             DeclareLaunchArgument("namespace", default_value="", description="Namespace of the node."),
             DeclareLaunchArgument(
@@ -66,12 +75,24 @@ def generate_launch_description() -> LaunchDescription:
                 description="Use the time of /clock, for simulations and bags.",
             ),
             DeclareLaunchArgument(
+                "view",
+                default_value="none",
+                choices=["none", "rviz", "foxglove"],
+                description="Show what the node does: in RViz, or by the bridge that Foxglove connects to.",
+            ),
+            DeclareLaunchArgument(
                 "log_level",
                 default_value="info",
                 choices=["debug", "info", "warn", "error", "fatal"],
                 description="Lowest severity that is logged.",
             ),
             OpaqueFunction(function=_start_node),
+            IncludeLaunchDescription(
+                PythonLaunchDescriptionSource(PathJoinSubstitution([share, "launch", "view.launch.py"])),
+                launch_arguments={
+                    name: LaunchConfiguration(name) for name in ("view", "namespace", "use_sim_time")
+                }.items(),
+            ),
         ]
     )
 
@@ -83,7 +104,7 @@ def _start_node(context: LaunchContext) -> list[LifecycleNode]:
         return LaunchConfiguration(name).perform(context)
 
     overrides = {"autostart": value("autostart") == "true", "use_sim_time": value("use_sim_time") == "true"}
-    for name in ("engine_dir", "lora", "device"):
+    for name in ("engine_dir", "lora", "device", "chunking"):
         if value(name):
             overrides[name] = ParameterValue(value(name), value_type=str)  # a name may look like a number
     enclave = ["--enclave", value("enclave")] if value("enclave") else []

@@ -5,7 +5,8 @@ ros2 launch edgellm_ros follower.launch.py cmd_vel_topic:=/cmd_vel odom_topic:=/
 """
 
 from launch import LaunchContext, LaunchDescription
-from launch.actions import DeclareLaunchArgument, OpaqueFunction
+from launch.actions import DeclareLaunchArgument, IncludeLaunchDescription, OpaqueFunction
+from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
 from launch_ros.actions import LifecycleNode
 from launch_ros.substitutions import FindPackageShare
@@ -21,7 +22,8 @@ TOPICS = {
 
 def generate_launch_description() -> LaunchDescription:
     """Declare the arguments and start the node."""
-    params_file = PathJoinSubstitution([FindPackageShare("edgellm_ros"), "config", "follower.yaml"])
+    share = FindPackageShare("edgellm_ros")
+    params_file = PathJoinSubstitution([share, "config", "follower.yaml"])
     return LaunchDescription(
         [
             DeclareLaunchArgument(
@@ -59,12 +61,24 @@ def generate_launch_description() -> LaunchDescription:
                 description="Use the time of /clock, for simulations and bags.",
             ),
             DeclareLaunchArgument(
+                "view",
+                default_value="none",
+                choices=["none", "rviz", "foxglove"],
+                description="Show what the node does: in RViz, or by the bridge that Foxglove connects to.",
+            ),
+            DeclareLaunchArgument(
                 "log_level",
                 default_value="info",
                 choices=["debug", "info", "warn", "error", "fatal"],
                 description="Lowest severity that is logged.",
             ),
             OpaqueFunction(function=_start_node),
+            IncludeLaunchDescription(
+                PythonLaunchDescriptionSource(PathJoinSubstitution([share, "launch", "view.launch.py"])),
+                launch_arguments={
+                    name: LaunchConfiguration(name) for name in ("view", "namespace", "use_sim_time")
+                }.items(),
+            ),
         ]
     )
 

@@ -7,10 +7,17 @@ ros2 launch edgellm_ros replay.launch.py bag:=/path/to/bag out:=/path/to/new_bag
 from pathlib import Path
 
 from launch import LaunchContext, LaunchDescription
-from launch.actions import DeclareLaunchArgument, EmitEvent, OpaqueFunction, RegisterEventHandler
+from launch.actions import (
+    DeclareLaunchArgument,
+    EmitEvent,
+    IncludeLaunchDescription,
+    OpaqueFunction,
+    RegisterEventHandler,
+)
 from launch.event_handlers import OnProcessExit
 from launch.events import Shutdown
 from launch.events.process import ProcessExited
+from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
 from launch_ros.actions import LifecycleNode, Node
 from launch_ros.substitutions import FindPackageShare
@@ -24,7 +31,8 @@ def generate_launch_description() -> LaunchDescription:
 
     The launch ends with the replay, and fails if the replay failed or found a difference.
     """
-    params_file = PathJoinSubstitution([FindPackageShare("edgellm_ros"), "config", "edgellm.yaml"])
+    share = FindPackageShare("edgellm_ros")
+    params_file = PathJoinSubstitution([share, "config", "edgellm.yaml"])
     return LaunchDescription(
         [
             DeclareLaunchArgument("bag", description="Bag to play: a folder, or an .mcap or .db3 file."),
@@ -68,9 +76,23 @@ def generate_launch_description() -> LaunchDescription:
             ),
             DeclareLaunchArgument("namespace", default_value="", description="Namespace of both nodes."),
             DeclareLaunchArgument(
+                "view",
+                default_value="none",
+                choices=["none", "rviz", "foxglove"],
+                description="Show what the node does: in RViz, or by the bridge that Foxglove connects to.",
+            ),
+            DeclareLaunchArgument(
                 "log_level", default_value="info", description="Lowest severity that is logged."
             ),
             OpaqueFunction(function=_start_nodes),
+            IncludeLaunchDescription(
+                PythonLaunchDescriptionSource(PathJoinSubstitution([share, "launch", "view.launch.py"])),
+                launch_arguments={
+                    "view": LaunchConfiguration("view"),
+                    "namespace": LaunchConfiguration("namespace"),
+                    "use_sim_time": "true",
+                }.items(),
+            ),
         ]
     )
 

@@ -53,8 +53,8 @@ LAYERS = {
 }
 ROS_MODULES = {
     "rclpy", "rcl_interfaces", "action_msgs", "builtin_interfaces", "diagnostic_msgs", "geometry_msgs",
-    "lifecycle_msgs", "nav_msgs", "rosgraph_msgs", "sensor_msgs", "std_msgs", "std_srvs", "trajectory_msgs",
-    "ament_index_python", "unique_identifier_msgs",
+    "lifecycle_msgs", "nav_msgs", "rosgraph_msgs", "sensor_msgs", "std_msgs", "std_srvs", "tf2_msgs",
+    "trajectory_msgs", "ament_index_python", "unique_identifier_msgs", "visualization_msgs",
 }  # fmt: skip
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 PATTERNS = ["*.py", "*.cu*", "*.cpp", "*.h", "*.sh", "*.cmake", "*.msg", "*.srv", "*.action", "scripts/*"]

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
+    from edgellm_ros.diffusion.policy_config import AffineSpaceConfig
     from edgellm_ros.runtime.request import LLMGenerationResponse, Progress
 
 
@@ -45,6 +47,12 @@ def to_json(response: LLMGenerationResponse, with_logprobs: bool) -> dict[str, A
         "lora": response.lora,
         "metrics": {name: float(value) for name, value in response.metrics.items()},
     }
+    if response.tool_calls or response.tool_call_errors:
+        result["content"] = response.content
+        result["tool_calls"] = [
+            {"name": call.name, "arguments": call.arguments} for call in response.tool_calls
+        ]
+        result["tool_call_errors"] = list(response.tool_call_errors)
     if response.grammar_complete is not None:
         result["grammar_complete"] = response.grammar_complete
     if with_logprobs:
@@ -54,15 +62,35 @@ def to_json(response: LLMGenerationResponse, with_logprobs: bool) -> dict[str, A
     return result
 
 
+def action_table(response: LLMGenerationResponse, space: AffineSpaceConfig) -> str:
+    """Write a policy's actions as lines of text: one per action, below the names of its values."""
+    units = (f" [{unit}]" if unit else "" for unit in space.units)
+    names = [f"{name}{unit}" for name, unit in zip(space.names, units, strict=True)]
+    lines = ["\t".join(["sample", "time [s]", *names])]
+    for sample, actions in enumerate(() if response.actions is None else response.actions):
+        for step, action in enumerate(actions):
+            values = (f"{value:.6g}" for value in action)
+            lines.append("\t".join([str(sample), f"{step * space.dt:.6g}", *values]))
+    return "\n".join(lines)
+
+
 def describe(response: LLMGenerationResponse) -> str:
     """Describe tokens, times and trajectories for people, one line each."""
     metrics = response.metrics
+    if not response.token_ids and response.paths is None and response.actions is not None:  # a policy
+        samples, horizon, _ = response.actions.shape
+        return (
+            f"[{response.prompt_tokens} rows of the prefix, {samples} x {horizon} actions, "
+            f"total {metrics['total_s'] * 1e3:.0f} ms]"
+        )
     cut = " before the grammar is complete" if response.grammar_complete is False else ""
     lines = [
         f"[{response.prompt_tokens} prompt tokens, {len(response.token_ids)} new, finish: "
         f"{response.finish_reason}{cut}, first token {metrics['first_token_s'] * 1e3:.0f} ms, "
         f"total {metrics['total_s'] * 1e3:.0f} ms]"
     ]
+    lines += [f"[calls {call.name}({json.dumps(call.arguments)})]" for call in response.tool_calls]
+    lines += [f"[{error}]" for error in response.tool_call_errors]
     for index, path in enumerate([] if response.paths is None else response.paths):
         x, y, heading, speed = path[-1]
         end = f"x {x:.2f} m, y {y:.2f} m, heading {math.degrees(heading):.0f} deg, {speed:.2f} m/s"

@@ -49,6 +49,7 @@ def answer_file(args: argparse.Namespace) -> int:
         drafting=drafting,
         decode=args.decode,
         allow_plan_code=args.allow_plan_code,
+        tool_call_format=args.tool_call_format,
     ) as runtime:
         for batch in _batches(requests, args, config, answers):
             answers |= _answer(runtime, batch)

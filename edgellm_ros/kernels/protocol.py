@@ -211,10 +211,10 @@ class Kernels(Protocol):
         ...
 
     def mask_logits(self, logits: Tensor, masks: Tensor) -> None:
-        """Set the finite logits [B,1,V] of excluded tokens to EXCLUDED.
+        """Set the finite logits [B,N,V] of excluded tokens to EXCLUDED.
 
-        masks [B,W] uint32, W = V / 32 rounded up: token i of sequence b is excluded if bit i % 32 of
-        masks[b, i // 32] is 0. Logits that are not finite stay, so that `sample` finds them.
+        masks [B,N,W] uint32, W = V / 32 rounded up: token i of sequence b is excluded after token n if bit
+        i % 32 of masks[b, n, i // 32] is 0. Logits that are not finite stay, so that `sample` finds them.
         """
         ...
 

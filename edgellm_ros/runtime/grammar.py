@@ -6,19 +6,23 @@ and says which tokens may come next:
 
   matcher  -> mask of the tokens that may come next -> logits -> sampled token -> matcher -> ...
 
-The stop tokens are among them exactly when the answer is complete. The library is llguidance, imported with
-the first grammar.
+The stop tokens are among them exactly when the answer is complete. For a tree of drafted tokens, each node
+has a copy of the matcher that has read the tokens of its path. The library is llguidance, imported with the
+first grammar. On a GPU its threads compute the masks of several matchers at a time; on a CPU they would wait
+for those of ONNX Runtime, which stay busy for some time after a step.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +37,8 @@ logger = logging.getLogger(__name__)
 MISSING = "needs llguidance, which is not installed: pip install 'edgellm[grammar]'"
 WHITE_SPACE = r"[ \t\r\n]{1,20}"  # at most, between two symbols of JSON: an answer cannot be blank for ever
 MOST_COMPILED = 32  # grammars that are kept
+MOST_THREADS = 8
+CHANGE_LETTERS = ("Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Strip", "StripAccents", "Nmt", "BertNormalizer")
 WORD_BITS = 32
 ALL_BITS = np.uint32(0xFFFFFFFF)
 
@@ -128,7 +134,7 @@ class Grammars:
             size = max(self._tokenizer.size, int(self._token_of_logit.max()) + 1)
             try:
                 self._vocabulary = library.LLTokenizer(
-                    self._tokenizer.to_json(), n_vocab=size, eos_token=self._stop_token_ids
+                    _exact(self._tokenizer.to_json()), n_vocab=size, eos_token=self._stop_token_ids
                 )
             except Exception as error:  # the library's own, or ValueError, by the kind of tokenizer
                 reason = _one_line(str(error))
@@ -152,35 +158,48 @@ class GrammarMatcher:
         is_whole: bool,
         stop_bits: np.ndarray,
     ) -> None:
-        from llguidance.numpy import fill_next_token_bitmask
-
-        self._fill = fill_next_token_bitmask
         self._grammar = grammar
         self._compiled = compiled
-        self._matcher = compiled.deep_copy()
+        self.matcher = compiled.deep_copy()
         self._vocabulary = vocabulary
         self._token_of_logit = token_of_logit
         self._is_whole = is_whole
         self._stop_bits = stop_bits
-        words = word_count(vocabulary.vocab_size)
-        self._bits = np.zeros((1, words), np.int32)  # of tokens
+
+    @property
+    def words(self) -> int:
+        """Words of the library's mask, which has a bit for each token."""
+        return word_count(self._vocabulary.vocab_size)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the grammar has become too complex, or a token was not allowed."""
+        return bool(self.matcher.is_error())
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether no token but a stop token may come next."""
+        return bool(self.matcher.is_stopped())
 
     def accept(self, token: int) -> None:
         """Read the next token of the answer, which is not a stop token."""
-        if not self._matcher.is_error() and not self._matcher.consume_token(token):
-            logger.warning("%s: %s", self._grammar, _one_line(self._matcher.get_error()))
+        if not self.failed and not self.matcher.consume_token(token):
+            logger.warning("%s: %s", self._grammar, _one_line(self.matcher.get_error()))
 
-    def write_mask(self, mask: np.ndarray) -> None:
-        """Write a bit for each logit into mask [W] uint32: whether its token may come next.
+    def after(self, token: int) -> GrammarMatcher | None:
+        """Return a copy that has read one more token; None if the token is not allowed, or a stop token."""
+        if not 0 <= token < self._vocabulary.vocab_size or self.failed:
+            return None
+        changed = copy(self)
+        changed.matcher = self.matcher.deep_copy()
+        return changed if changed.matcher.try_consume_tokens([token]) else None
 
-        If no token may, because the vocabulary lacks a byte or the grammar has become too complex, only the
-        stop tokens may: the answer then ends before it is complete.
+    def to_mask(self, bits: np.ndarray, mask: np.ndarray) -> None:
+        """Convert the library's mask to a bit for each logit in mask [W] uint32.
+
+        If no token is allowed, because the vocabulary lacks a byte or the grammar has become too complex, the
+        stop tokens are: the answer then ends before it is complete.
         """
-        if self._matcher.is_error():
-            mask[...] = self._stop_bits
-            return
-        self._fill(self._matcher, self._bits)
-        bits = self._bits.view(np.uint32)[0]
         if self._is_whole:
             mask[...] = bits[: len(mask)]
         else:
@@ -188,7 +207,7 @@ class GrammarMatcher:
         rest = len(self._token_of_logit) % WORD_BITS
         if rest:
             mask[-1] &= np.uint32((1 << rest) - 1)
-        if not self._matcher.is_accepting():
+        if not self.matcher.is_accepting():
             mask &= ~self._stop_bits
         if not mask.any():
             mask[...] = self._stop_bits
@@ -196,9 +215,60 @@ class GrammarMatcher:
     def is_complete(self, cut_text: str | None = None) -> bool:
         """Return whether the answer is complete by the grammar. `cut_text`: the text before a stop string."""
         if cut_text is None:
-            return not self._matcher.is_error() and bool(self._matcher.is_accepting())
+            return not self.failed and bool(self.matcher.is_accepting())
         matcher, tokens = self._compiled.deep_copy(), self._vocabulary.tokenize_str(cut_text)
         return bool(matcher.consume_tokens(tokens) and matcher.is_accepting())
+
+
+def write_masks(
+    matchers: Sequence[GrammarMatcher], masks: Sequence[np.ndarray], in_parallel: bool = False
+) -> None:
+    """Write a bit for each logit into masks [n] of [W] uint32: whether its token may come next.
+
+    All matchers are those of one model. `in_parallel`: with the library's threads.
+    """
+    if not matchers:
+        return
+    from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+
+    bits = np.zeros((len(matchers), matchers[0].words), np.int32)
+    work = [(matcher.matcher, row) for row, matcher in enumerate(matchers) if not matcher.failed]
+    if in_parallel and len(work) > 1:
+        fill_next_token_bitmask_par(_executor(), work, bits)
+    else:
+        for allowed, row in work:
+            fill_next_token_bitmask(allowed, bits, row)
+    for matcher, found, mask in zip(matchers, bits.view(np.uint32), masks, strict=True):
+        matcher.to_mask(found, mask)
+
+
+def tree_matchers(
+    matcher: GrammarMatcher, tokens: Sequence[int], parents: Sequence[int]
+) -> dict[int, GrammarMatcher]:
+    """Return a matcher for each node of a tree whose path the grammar allows.
+
+    tokens, parents [M]: as in `DraftTree`; the matcher has accepted the token of node 0.
+    """
+    found = {0: matcher}
+    for node in range(1, len(tokens)):
+        above = found.get(parents[node])
+        after = above.after(tokens[node]) if above is not None else None
+        if after is not None:
+            found[node] = after
+    return found
+
+
+def _exact(tokenizer: str) -> str:
+    """Return the JSON of a tokenizer without normalizers that change letters.
+
+    The library converts text that a grammar forces to tokens, which must have the same letters.
+    """
+    contents = json.loads(tokenizer)
+    normalizer = contents.get("normalizer") or {}
+    steps = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
+    kept = [step for step in steps if step and step.get("type") not in CHANGE_LETTERS]
+    contents["normalizer"] = {"type": "Sequence", "normalizers": kept} if kept else None
+    return json.dumps(contents)
 
 
 def word_count(bits: int) -> int:
@@ -225,6 +295,14 @@ def _library(kind: str) -> Any:
     except ImportError:
         raise ValueError(f"{kind} {MISSING}") from None
     return llguidance
+
+
+@cache
+def _executor() -> Any:
+    """Return the library's threads."""
+    import llguidance
+
+    return llguidance.LLExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0))))
 
 
 @lru_cache(maxsize=256)

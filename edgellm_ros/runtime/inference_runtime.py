@@ -25,7 +25,7 @@ from edgellm_ros.runtime.decoding.speculative.drafting_config import (
     check_drafting,
     drafting_config,
 )
-from edgellm_ros.runtime.fused.loading import AUTO
+from edgellm_ros.runtime.fused.loading import AUTO, FUSED
 from edgellm_ros.runtime.metrics import (
     ActionMetrics,
     LLMGenerationMetrics,
@@ -36,7 +36,10 @@ from edgellm_ros.runtime.metrics import (
     StageClock,
 )
 from edgellm_ros.runtime.pipeline import Pipeline
+from edgellm_ros.runtime.policy_pipeline import PolicyPipeline
 from edgellm_ros.runtime.prefix.prefix_file import engine_fingerprint, load_prefix_cache, save_prefix_cache
+from edgellm_ros.runtime.prompt import tool_calls
+from edgellm_ros.runtime.prompt.tool_calls import ParsedAnswer
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse
 
 
@@ -58,6 +61,8 @@ class LLMInferenceRuntime:
       are loaded, if both are available
     - allow_plan_code: load version-compatible TensorRT plans, whose own code runs in this process
       (docs/tensorrt.md); a Device has its own `allow_plan_code`
+    - tool_call_format: how the model writes tool calls: "hermes", "xml", "llama", "mistral" or "nemotron";
+      "auto" = as its chat template writes those of earlier messages, "none" = answers are not searched
 
     FileNotFoundError or ValueError for a damaged engine directory or adapter, or for drafting that the engine
     does not support; EngineError for an unusable device or engine, or if `decode` is "fused" and the fused
@@ -75,7 +80,9 @@ class LLMInferenceRuntime:
         drafting: SpecDecodeDraftingConfig | str | None = None,
         decode: str = AUTO,
         allow_plan_code: bool = False,
+        tool_call_format: str = tool_calls.AUTO,
     ) -> None:
+        tool_calls.check_format(tool_call_format)
         root = Path(engine_dir)
         self.config = EngineConfig.load(root)
         on_cpu = (device if isinstance(device, str) else device.memory) == "cpu"
@@ -86,7 +93,15 @@ class LLMInferenceRuntime:
         self._metrics = RuntimeMetrics()
         self._lock = threading.Lock()
         self._noise_seed = 0
-        self._loaded: Pipeline | None = Pipeline(
+        self._loaded: Pipeline | None = None
+        self._policy: PolicyPipeline | None = None
+        if self.config.policy is not None:
+            if drafting is not None or lora_dirs or decode_backend or decode == FUSED:
+                raise ValueError("a policy has no language model: no adapters, drafting or decode backend")
+            policy = self.config.policy
+            self._policy = PolicyPipeline(root, self.config, policy, self._metrics, device, threads)
+            return
+        self._loaded = Pipeline(
             root,
             self.config,
             self._metrics,
@@ -98,6 +113,7 @@ class LLMInferenceRuntime:
             drafting,
             decode,
             allow_plan_code,
+            tool_call_format,
         )
 
     @overload
@@ -125,6 +141,9 @@ class LLMInferenceRuntime:
         """
         requests = [request] if isinstance(request, LLMGenerationRequest) else list(request)
         with self._lock:
+            if self._policy is not None:
+                answers = self._policy.answer(requests, self._noise_seed)  # actions, no text
+                return answers[0] if isinstance(request, LLMGenerationRequest) else answers
             pipeline = self.pipeline
             clock = StageClock(pipeline.device.mark)
             sequences = pipeline.prepare(requests, self._noise_seed)  # requests -> prompts with placeholders
@@ -158,7 +177,7 @@ class LLMInferenceRuntime:
                 pipeline.recover_after(error)
                 raise
             self._metrics.add_seconds(seconds)
-        responses = [response_of(sequence, seconds) for sequence in sequences]
+            responses = [response_of(each, seconds, pipeline.read_calls(each)) for each in sequences]
         return responses[0] if isinstance(request, LLMGenerationRequest) else responses
 
     def set_action_noise_seed(self, seed: int) -> None:
@@ -343,18 +362,20 @@ class LLMInferenceRuntime:
         Later calls raise EngineError.
         """
         with self._lock:
-            self._loaded = None
+            self._loaded = self._policy = None
 
     @property
     def closed(self) -> bool:
-        return self._loaded is None
+        return self._loaded is None and self._policy is None
 
     @property
     def pipeline(self) -> Pipeline:
         """The stages with their engines and buffers; not a stable interface.
 
-        For tests and benchmarks. EngineError if the runtime is closed.
+        For tests and benchmarks. EngineError if the runtime is closed, or the engine is a policy.
         """
+        if self._policy is not None:
+            raise EngineError(f"the engine is a policy ({self.config.model_type}): it has no language model")
         pipeline = self._loaded  # read once: another thread may close the runtime
         if pipeline is None:
             raise EngineError("the runtime is closed")
@@ -367,8 +388,10 @@ class LLMInferenceRuntime:
         self.close()
 
 
-def response_of(sequence: GenerationSequence, metrics: dict[str, float]) -> LLMGenerationResponse:
-    """Make the response of a finished sequence."""
+def response_of(
+    sequence: GenerationSequence, metrics: dict[str, float], answer: ParsedAnswer
+) -> LLMGenerationResponse:
+    """Make the response of a finished sequence; `answer`: its tool calls."""
     return LLMGenerationResponse(
         text=sequence.text.text,
         token_ids=sequence.generated,
@@ -382,4 +405,7 @@ def response_of(sequence: GenerationSequence, metrics: dict[str, float]) -> LLMG
         metrics=metrics,
         reused_tokens=sequence.reused_tokens,
         grammar_complete=sequence.grammar_complete,
+        tool_calls=answer.tool_calls,
+        content=answer.content,
+        tool_call_errors=answer.errors,
     )

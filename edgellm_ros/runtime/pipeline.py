@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from edgellm_ros.diffusion.action_runner import ActionRunner
+from edgellm_ros.diffusion.heads.flow_expert import FlowExpertHead
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
@@ -57,11 +58,15 @@ from edgellm_ros.runtime.lora import LoraAdapter, find_adapters
 from edgellm_ros.runtime.metrics import RuntimeMetrics
 from edgellm_ros.runtime.prefill import Prefill
 from edgellm_ros.runtime.prefix_reuse import PrefixReuse
+from edgellm_ros.runtime.prompt import tool_calls
 from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
 from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
+from edgellm_ros.runtime.prompt.tool_calls import ParsedAnswer, ToolCallReader
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from edgellm_ros.runtime.request_preparer import RequestPreparer
+
+TOKENS_BEFORE_ANSWER = 8  # that may open the reasoning
 
 
 class Pipeline:
@@ -83,6 +88,7 @@ class Pipeline:
         drafting: SpecDecodeDraftingConfig | None = None,
         decode: str = AUTO,
         allow_plan_code: bool = False,
+        tool_call_format: str = tool_calls.AUTO,
     ) -> None:
         # 1. the device and the engines
         self.config = config
@@ -100,7 +106,7 @@ class Pipeline:
             return EngineExecutor.open(path, self.device, threads, backend, forms, shared)
 
         builder = config.builder
-        horizon = config.action.action_space.horizon if config.action else 0
+        horizon = config.expert.action_space.horizon if config.expert else 0
         llm = base_graph(drafting, config)
         fused = load_fused(root, config, self.device, decode, decode_backend, drafting)
         kernels = load_kernels(self.device, early=fused is not None)
@@ -125,16 +131,16 @@ class Pipeline:
             )
         if config.audio is not None:
             self.audio = AudioRunner(engine("audio"), config.audio, self.device, builder.max_input_len)
-        if config.action is not None:
-            table, samples = self.runner.rope_table, builder.max_action_samples
+        if config.expert is not None:
             actions = load_fused_actions(root, config, self.device, decode)
             self.action = ActionRunner(
                 engine("action", shared=actions.shared if actions else None),
-                config.action,
+                FlowExpertHead(
+                    config.expert, builder.max_kv_cache_capacity, self.device, kernels, self.runner.rope_table
+                ),
                 self.device,
                 kernels,
-                table,
-                samples,
+                builder.max_action_samples,
                 actions,
             )
 
@@ -218,9 +224,9 @@ class Pipeline:
             if drafting is not None:
                 verification = Verification(tree_kernels, drafting.tree_size)
             choose_by_time(self.device, self.runner, self.embedder, self.logits, verification)
-        if self.action is not None and self.action.uses_fused and decode == AUTO and config.action:
+        if self.action is not None and self.action.uses_fused and decode == AUTO and config.expert:
             row = cache.sequence(0)
-            choose_actions_by_time(self.device, self.action, row, config.action.kv_caches)
+            choose_actions_by_time(self.device, self.action, row, config.expert.kv_caches)
             self.device.fill_zero(row.length)
             cache.clear_row(0)
 
@@ -251,7 +257,8 @@ class Pipeline:
 
         # 5. requests to token ids
         tokenizer = Tokenizer(root / "tokenizer.json")
-        prompts = PromptBuilder(tokenizer, ChatTemplate(root / "chat_template.jinja"), config)
+        template = ChatTemplate(root / "chat_template.jinja")
+        prompts = PromptBuilder(tokenizer, template, config)
         self.preparer = RequestPreparer(
             config,
             tokenizer,
@@ -262,6 +269,7 @@ class Pipeline:
             self.action,
             Grammars(tokenizer, config.vocab_size, config.stop_token_ids, vocab_map),
         )
+        self._calls = ToolCallReader(tokenizer, template, tool_call_format)
 
     def use_decode_method(self, method: DecodeMethod) -> None:
         """Set the decode method for the next batches; the batch must be empty."""
@@ -469,6 +477,15 @@ class Pipeline:
                 sequence.paths = space.integrate(sequence.actions, sequence.speed)
                 self._metrics.action.trajectories += samples
                 self._metrics.action.total_runs += steps
+
+    def read_calls(self, sequence: GenerationSequence) -> ParsedAnswer:
+        """Read the tool calls of a finished answer, if its request has tools."""
+        request, text = sequence.request, sequence.text.text
+        if not request.tools:
+            return ParsedAnswer(text)
+        tokens = [token for token in sequence.generated if token not in sequence.stop_token_ids]
+        before = sequence.token_ids[-TOKENS_BEFORE_ANSWER:]
+        return self._calls.read(tokens, text, request.sampling.stop, before, request.tools)
 
     def capture_decoding_cuda_graph(self) -> bool:
         """Record decode steps, and from now on prefills; see `LLMInferenceRuntime`."""

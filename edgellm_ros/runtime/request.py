@@ -18,6 +18,7 @@ from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.multimodal.video import Video
 from edgellm_ros.runtime.conversation import Message, check_messages, images_of, sounds_of, videos_of
 from edgellm_ros.runtime.grammar import Grammar, make_grammar, schema_text
+from edgellm_ros.runtime.prompt.tool_calls import ToolCall
 
 MAX_LOGPROBS = 50
 MAX_DENOISE_STEPS = 1000
@@ -141,6 +142,9 @@ class LLMGenerationRequest:
     videos: tuple[Video, ...] = ()  # of the short form; placed after the images in the prompt
     disable_spec_decode: bool = False  # no drafted tokens: one token per step
     previous_chunk: ChunkCondition | None = None  # actions that the trajectories continue; None = none
+    # of a policy: the robot's state [D] in physical units; its values in the order of the policy's names
+    state: np.ndarray | None = None
+    cameras: tuple[str, ...] = ()  # of a policy: the cameras of `images`; empty = all cameras in their order
 
     def __post_init__(self) -> None:
         for name in ("prompt", "system_prompt", "lora"):
@@ -166,10 +170,21 @@ class LLMGenerationRequest:
             _check_integer("denoise_steps", self.denoise_steps, 1, MAX_DENOISE_STEPS)
         if self.speed is not None:
             check_speed("speed", self.speed)
+        self._check_cameras()
         if self.previous_chunk is not None and not isinstance(self.previous_chunk, ChunkCondition):
             raise ValueError(
                 f"previous_chunk must be a ChunkCondition, got {type(self.previous_chunk).__name__}"
             )
+
+    def _check_cameras(self) -> None:
+        cameras = self.cameras
+        if isinstance(cameras, str) or not all(isinstance(name, str) and name for name in cameras):
+            raise ValueError(f"cameras must be a sequence of names, got {quoted(cameras)}")
+        object.__setattr__(self, "cameras", tuple(cameras))
+        if self.cameras and len(self.cameras) != len(self.images):
+            raise ValueError(f"cameras must name all {len(self.images)} images, got {quoted(self.cameras)}")
+        if len(set(self.cameras)) != len(self.cameras):
+            raise ValueError(f"cameras must be different, got {quoted(self.cameras)}")
 
     @property
     def prompt_images(self) -> tuple[np.ndarray, ...]:
@@ -227,7 +242,8 @@ class LLMGenerationRequest:
 class LLMGenerationResponse:
     """The answer to one request."""
 
-    # the answer, without stop token and stop string; with continue_final_message only its new part
+    # the answer with its tool calls, without stop token and stop string; with continue_final_message only its
+    # new part
     text: str
     token_ids: list[int]  # tokens of the answer, with the stop token
     finish_reason: str  # "stop" (token or string), "length" (max_tokens or KV cache full) or "cancelled"
@@ -249,3 +265,7 @@ class LLMGenerationResponse:
     # whether `text` is complete by the request's JSON schema, regular expression or choices: false if the
     # limit, a stop string or a cancellation cut it; None if the request has none
     grammar_complete: bool | None = None
+    # of a request with tools: the calls in the text, as the family's chat template writes them
+    tool_calls: tuple[ToolCall, ...] = ()
+    content: str = ""  # `text` without these calls; the same as `text` if there are none
+    tool_call_errors: tuple[str, ...] = ()  # why a call was not read; it stays in `content`

@@ -264,22 +264,23 @@ def test_embed_of_a_negative_token_id_does_not_fail(side):
 
 @pytest.mark.parametrize("vocabulary", [1, 31, 32, 33, 100])
 def test_a_mask_excludes_the_tokens_without_a_bit(side, vocabulary):
-    logits = RNG.standard_normal((3, 1, vocabulary)).astype(np.float32)
+    logits = RNG.standard_normal((3, 2, vocabulary)).astype(np.float32)
     logits[:, 0, 0] = np.nan, np.inf, -np.inf
-    allowed = RNG.random((3, vocabulary)) < 0.5
-    masks = np.full((3, -(-vocabulary // 32)), 2**32 - 1, np.uint32)
-    for row, token in np.argwhere(~allowed):
-        masks[row, token // 32] -= np.uint32(1 << token % 32)
+    allowed = RNG.random((3, 2, vocabulary)) < 0.5
+    allowed[1, 1] = True
+    masks = np.full((3, 2, -(-vocabulary // 32)), 2**32 - 1, np.uint32)
+    for row, node, token in np.argwhere(~allowed):
+        masks[row, node, token // 32] -= np.uint32(1 << token % 32)
     masked = side.tensor(logits)
     side.kernels.mask_logits(masked, side.tensor(masks))
-    expected = np.where(allowed[:, None] | ~np.isfinite(logits), logits, np.float32(EXCLUDED))
+    expected = np.where(allowed | ~np.isfinite(logits), logits, np.float32(EXCLUDED))
     np.testing.assert_array_equal(side.read(masked), expected)
 
 
 def test_excluded_tokens_are_never_sampled(side):
     """With the penalties and temperatures of the largest effect."""
     logits = np.zeros((1, 40), np.float32)
-    masks = side.tensor(np.array([[0b100100, 0]], np.uint32))
+    masks = side.tensor(np.array([[[0b100100, 0]]], np.uint32))
     seen = np.ones((1, 40), bool)
     for penalty, temperature in itertools.product((1e-6, 1.0, 1e6), (0.0, 1e-6, 1.0, 1e6)):
         for seed in range(5):

@@ -107,9 +107,9 @@ def test_rotary_rows(agree, rng, batch, steps):
 
 
 def test_masks_of_logits(agree, rng):
-    logits = rng.standard_normal((4, 1, VOCABULARY)).astype(np.float32)
+    logits = rng.standard_normal((4, 3, VOCABULARY)).astype(np.float32)
     logits[1, 0, ::7] = np.nan
-    masks = rng.integers(0, 2**32, (4, VOCABULARY // 32), np.uint32)
+    masks = rng.integers(0, 2**32, (4, 3, VOCABULARY // 32), np.uint32)
     masks[2] = 2**32 - 1
 
     def run(place: Side):

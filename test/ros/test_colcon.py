@@ -109,9 +109,9 @@ def test_the_replay_is_an_executable_of_the_package(install):
     assert done.stderr.startswith("edgellm replay: error: ")
 
 
-def test_launch_files_parameters_and_examples_are_installed(install):
+def test_launch_files_parameters_views_and_examples_are_installed(install):
     share = install / "edgellm_ros" / "share" / "edgellm_ros"
-    for folder in ("launch", "config", "examples"):
+    for folder in ("launch", "config", "views", "examples"):
         assert sorted(os.listdir(share / folder)) == sorted(
             name for name in os.listdir(ROOT / folder) if not name.startswith("__")
         )

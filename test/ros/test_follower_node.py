@@ -16,6 +16,7 @@ from geometry_msgs.msg import Twist, TwistStamped
 from nav_msgs.msg import Odometry, Path
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
+from rclpy.qos import DurabilityPolicy, ReliabilityPolicy
 from std_srvs.srv import Trigger
 
 from edgellm_ros.ros.follower.node import FollowerNode
@@ -152,6 +153,23 @@ def base(make_base) -> Base:
     base = make_base()
     base.activate()
     return base
+
+
+def test_the_qos_of_its_topics_can_be_overridden(make_base):
+    name = "qos_overrides./edgellm_follower"
+    base = make_base(
+        **{f"{name}/cmd_vel.publisher.durability": "transient_local",
+           f"{name}/odom.subscription.reliability": "reliable"}
+    )  # fmt: skip
+    base.follower.trigger_configure()
+    get_publishers = base.node.get_publishers_info_by_topic
+    base.wait(lambda: get_publishers("/edgellm_follower/cmd_vel"))
+    (commands,) = get_publishers("/edgellm_follower/cmd_vel")
+    (path,) = get_publishers("/edgellm_follower/path")
+    (odom,) = base.node.get_subscriptions_info_by_topic("/edgellm_follower/odom")
+    assert commands.qos_profile.durability == DurabilityPolicy.TRANSIENT_LOCAL
+    assert path.qos_profile.durability == DurabilityPolicy.VOLATILE
+    assert odom.qos_profile.reliability == ReliabilityPolicy.RELIABLE
 
 
 def test_a_chunk_is_driven_at_the_rate_and_the_path_ends_at_a_standstill(base):

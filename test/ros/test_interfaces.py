@@ -9,12 +9,14 @@ import pytest
 from edgellm_ros import action, msg, srv
 
 FIELDS = {
-    msg.ChatMessage: "role text images",
+    msg.ChatMessage: "role text images tool_calls",
+    msg.ToolCall: "name arguments",
     msg.AudioChunk: "header encoding sample_rate channels data",
     msg.SamplingParams: "temperature top_p top_k min_p repetition_penalty max_tokens stop seed "
     "json_schema regex choices",
-    msg.Generation: "header request_id text token_count token_ids prompt_token_count finish_reason "
-    "grammar_complete lora action_chunk_count queue_latency vision_latency audio_latency prefill_latency "
+    msg.Generation: "header request_id text content tool_calls tool_call_errors token_count token_ids "
+    "prompt_token_count finish_reason grammar_complete lora action_chunk_count "
+    "queue_latency vision_latency audio_latency prefill_latency "
     "first_token_latency decode_latency action_latency total_latency",
     msg.ActionChunk: "header request_id dt horizon names units values sample_index noise_seed",
     msg.PreviousChunk: "form chunk executed delay horizon schedule max_guidance_weight",
@@ -24,7 +26,7 @@ FIELDS = {
     srv.SaveSystemPrompt.Request: "system_prompt lora",
     srv.GetMetrics.Response: "success message names values",
     action.Plan.Goal: "prompt system_prompt images audio lora sampling noise_seed action_samples "
-    "denoise_steps earlier_messages previous_chunk",
+    "denoise_steps earlier_messages previous_chunk tools",
     action.Plan.Feedback: "text tokens stage",
     action.Plan.Result: "generation action_chunks paths termination_reason message",
 }

@@ -70,7 +70,7 @@ def entities(module: ModuleType, kind: str) -> list[Recorded]:
     return [entity for entity in listed if entity.kind == kind]
 
 
-@pytest.mark.parametrize("name", ["edgellm", "demo", "follower", "replay"])
+@pytest.mark.parametrize("name", ["edgellm", "demo", "follower", "replay", "view"])
 def test_every_argument_of_a_launch_file_has_a_description(load, name):
     arguments = entities(load(name), "DeclareLaunchArgument")
     assert arguments
@@ -86,7 +86,8 @@ def test_no_argument_reaches_the_node_past_the_demo(load):
     for name, given in (("edgellm", edgellm), ("follower", follower)):
         declared = {argument.args[0] for argument in entities(load(name), "DeclareLaunchArgument")}
         assert given.keys() == declared
-    for name in ("image", "odom", "command", "audio"):
+    assert follower["view"] == "none"  # one view for both
+    for name in ("image", "camera_info", "odom", "command", "audio"):
         assert edgellm[f"{name}_topic"] == f"~/{name}"
     assert follower["action_chunk_topic"] == "edgellm/action_chunk"  # what the node publishes to
     assert follower["odom_topic"] == "edgellm/odom"
@@ -126,6 +127,59 @@ def test_the_policy_has_the_topics_of_the_launch_files(load):
     demo = load("demo").FOLLOWER_TOPICS
     renamed = {name: new for name, new in demo.items() if new != f"~/{name.removesuffix('_topic')}"}
     assert {f"{name.removeprefix('~/')}_topic": new for (_, name), new in ARENA_REMAPPINGS.items()} == renamed
+
+
+class TestView:
+    """What view.launch.py starts."""
+
+    @pytest.fixture
+    def start(self, load, monkeypatch):
+        """`start("rviz", installed=True, namespace=...)`: the entities for the viewer."""
+        module = load("view")
+        module.get_package_share_directory = lambda package: str(ROOT)
+
+        def run(view: str, installed: bool, **given: str) -> list[Recorded]:
+            values = {"view": view, "namespace": "", "frame_id": "base_link", "use_sim_time": "false"} | given
+            module.LaunchConfiguration = lambda name: SimpleNamespace(perform=lambda context: values[name])
+
+            def prefix(package: str) -> str:
+                if not installed:
+                    raise module.PackageNotFoundError(package)
+                return "/opt/ros"
+
+            module.get_package_prefix = prefix
+            return module._start_view(None)
+
+        return run
+
+    def test_rviz_shows_our_file(self, start):
+        (rviz,) = start("rviz", True, use_sim_time="true")
+        assert (rviz.kwargs["package"], rviz.kwargs["executable"]) == ("rviz2", "rviz2")
+        assert rviz.kwargs["arguments"] == ["-d", str(ROOT / "views" / "edgellm.rviz")]
+        assert rviz.kwargs["parameters"] == [{"use_sim_time": True}]
+
+    def test_foxglove_gets_a_bridge_and_the_user_the_path_of_the_layout(self, start):
+        bridge, message = start("foxglove", True)
+        assert bridge.kwargs["package"] == "foxglove_bridge"
+        assert str(ROOT / "views" / "edgellm.foxglove.json") in message.kwargs["msg"]
+
+    @pytest.mark.parametrize("view, package", [("rviz", "rviz2"), ("foxglove", "foxglove_bridge")])
+    def test_a_viewer_that_is_not_installed_is_one_line(self, start, view, package):
+        (message,) = start(view, False)
+        assert message.kind == "LogInfo"
+        assert f"the ROS package {package} is not installed" in message.kwargs["msg"]
+
+    def test_none_starts_nothing(self, start):
+        assert start("none", True) == []
+
+    def test_topics_and_frame_are_those_of_the_namespace(self, start):
+        (rviz,) = start("rviz", True, namespace="/robot_1", frame_id="robot_1/base")
+        text = Path(rviz.kwargs["arguments"][1]).read_text()
+        config = yaml.safe_load(text)["Visualization Manager"]
+        assert config["Global Options"]["Fixed Frame"] == "robot_1/base"
+        topics = [display["Topic"]["Value"] for display in config["Displays"] if "Topic" in display]
+        names = ("edgellm/markers", "edgellm_follower/path", "edgellm/overlay")
+        assert topics == [f"/robot_1/{name}" for name in names]
 
 
 @pytest.mark.parametrize("name", ["demo", "replay"])

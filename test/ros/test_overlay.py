@@ -7,26 +7,20 @@ import numpy as np
 import pytest
 
 from edgellm_ros.arena.camera import CAMERA
-from edgellm_ros.ros.node.overlay import OverlayCamera, draw_paths
+from edgellm_ros.ros.node.camera import Camera, CameraParameters
+from edgellm_ros.ros.node.overlay import draw_paths
 
-ARENA = OverlayCamera(
-    CAMERA.focal, CAMERA.focal, CAMERA.width / 2, CAMERA.height / 2, CAMERA.z, CAMERA.x, CAMERA.pitch
-)
+PARAMETERS = CameraParameters(
+    "auto", False, CAMERA.focal, CAMERA.focal, CAMERA.width / 2, CAMERA.height / 2,
+    CAMERA.z, CAMERA.x, CAMERA.pitch,
+)  # fmt: skip
+ARENA = Camera(PARAMETERS.intrinsics, PARAMETERS.pose)
 FRAME = np.full((224, 320, 3), 128, np.uint8)
 
 
 def straight(length: float, y: float = 0.0) -> np.ndarray:
     x = np.linspace(0, length, 41)
     return np.column_stack([x, np.full(41, y), np.zeros(41), np.zeros(41)])
-
-
-def test_projection_is_that_of_the_arenas_camera():
-    points = np.random.default_rng(0).uniform([0.5, -2.0], [4.0, 2.0], (50, 2))
-    np.testing.assert_allclose(ARENA.project(points), CAMERA.project_floor(points)[0], atol=1e-6)
-
-
-def test_points_behind_the_camera_have_no_pixel():
-    assert np.isnan(ARENA.project(np.array([[-3.0, 0.0]]))).all()
 
 
 def test_a_path_ahead_is_drawn_in_the_lower_middle():

@@ -311,6 +311,10 @@ BAD_GOALS = {
         bad_goal(earlier_messages=[ChatMessage(role="user", images=[Image(encoding="rgb8")])]),
         "earlier_messages[0] (user): image is empty: 0 x 0 pixels",
     ),
+    "too many images": (
+        bad_goal(images=[Image()] * 257),
+        "the goal has 257 images, with those of earlier messages, at most 256 are taken (parameter limits",
+    ),
     "unknown adapter": (bad_goal(lora="polite"), "unknown LoRA adapter 'polite'"),
     "sound without a rate": (bad_goal(audio=[AudioChunk(encoding="S16LE")]), "sample_rate must be from 4000"),
     "negative tokens": (

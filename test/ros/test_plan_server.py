@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from action_msgs.msg import GoalStatus
 from edgellm_ros.action import Plan
-from edgellm_ros.msg import ActionChunk
+from edgellm_ros.msg import ActionChunk, SamplingParams
 from nav_msgs.msg import Path
 from rclpy.action import ActionClient
 from rclpy.executors import SingleThreadedExecutor
@@ -23,14 +23,17 @@ from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.parameters import SPECS
 from edgellm_ros.ros.node.plan_server import PlanServer
-from edgellm_ros.ros.node.worker import COMPLETED, Job, Outcome, PlanWorker
+from edgellm_ros.ros.node.worker import COMPLETED, ERROR, Job, Outcome, PlanWorker
+from fixtures.node_limits import limits
 
 
 class Server:
     """A client, and a plan server whose plans have the goal's number of trajectories."""
 
-    def __init__(self, peer, result_timeout: float) -> None:
-        parameters = SimpleNamespace(service_depth=100, result_timeout=result_timeout)
+    def __init__(self, peer, result_timeout: float, **changes: int) -> None:
+        parameters = SimpleNamespace(
+            service_depth=100, result_timeout=result_timeout, limits=limits(**changes)
+        )
         self.frames: list[weakref.ref] = []
         self._peer = peer
         self._node = LifecycleNode("planning", context=peer.node.context)
@@ -38,21 +41,34 @@ class Server:
         self._executor.add_node(self._node)
         self._worker = PlanWorker(self._plan, queue_size=4)
         jobs = SimpleNamespace(from_goal=self._make_job)
-        self._server = PlanServer(self._node, LiveParameters(parameters), self._worker, jobs, NodeMetrics())
+        self._metrics = NodeMetrics()
+        self._server = PlanServer(self._node, LiveParameters(parameters), self._worker, jobs, self._metrics)
         self._server.accepts = True
         self._client = ActionClient(peer.node, Plan, "/planning/plan")
         self._wait(self._client.server_is_ready)
 
     def plan(self, trajectories: int = 1):
         """Send a goal with an image, wait for its end, and return its handle."""
-        goal = Plan.Goal(action_samples=trajectories, images=[Image(data=bytes(1000))])
-        handle = self._done(self._client.send_goal_async(goal))
+        handle = self.send(Plan.Goal(action_samples=trajectories, images=[Image(data=bytes(1000))]))
         self.result(handle)
         return handle
+
+    def send(self, goal: Plan.Goal):
+        """Send a goal and return its handle."""
+        return self._done(self._client.send_goal_async(goal))
 
     def result(self, handle):
         """Ask for the result of a goal, now."""
         return self._done(handle.get_result_async())
+
+    @property
+    def stored(self) -> list:
+        """The goals that the action server stores."""
+        return list(self._server._server._goal_handles.values())
+
+    @property
+    def rejected(self) -> float:
+        return self._metrics.values()["goals_rejected"]
 
     def spin(self, seconds: float) -> None:
         self._executor.spin_once(timeout_sec=seconds)
@@ -86,8 +102,8 @@ class Server:
 def serve(peer):
     servers = []
 
-    def start(result_timeout: float = 900.0) -> Server:
-        servers.append(Server(peer, result_timeout))
+    def start(result_timeout: float = 900.0, **changes: int) -> Server:
+        servers.append(Server(peer, result_timeout, **changes))
         return servers[-1]
 
     yield start
@@ -134,3 +150,36 @@ def test_the_oldest_trajectories_are_dropped_when_too_many_are_kept(serve, monke
     result = server.result(first).result
     assert (result.termination_reason, len(result.action_chunks)) == (COMPLETED, 0)
     assert result.message == "the trajectories were dropped: too many newer results"
+
+
+def test_a_goal_beyond_a_limit_ends_with_value_limit_and_parameter(serve):
+    server = serve(message_bytes=1000)
+    handle = server.send(Plan.Goal(images=[Image(data=bytes(1001))]))
+    result = server.result(handle).result
+    assert result.termination_reason == ERROR
+    assert result.message == (
+        "the goal has 1001 bytes of images and sound, at most 1000 are taken (parameter limits.message_bytes)"
+    )
+    assert server.result(server.plan()).result.termination_reason == COMPLETED
+
+
+def test_nothing_of_a_goal_is_stored_when_it_ends(serve):
+    server = serve(text_length=10)
+    prompt = "a word " * 100
+    server.result(server.send(Plan.Goal(prompt=prompt, sampling=SamplingParams(regex=prompt))))
+    (handle,) = server.stored
+    assert handle.request == Plan.Goal()
+
+
+def test_a_goal_is_rejected_while_too_many_results_are_stored(serve, peer):
+    server = serve(result_timeout=2.0, goals=2)
+    server.plan()
+    server.plan()
+    assert not server.send(Plan.Goal(images=[Image(data=bytes(10))])).accepted
+    assert server.rejected == 1
+
+    def is_accepted() -> bool:
+        server.spin(0.05)
+        return server.send(Plan.Goal(images=[Image(data=bytes(10))])).accepted
+
+    peer.wait(is_accepted, "end of the results")

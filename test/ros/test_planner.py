@@ -17,6 +17,7 @@ from edgellm_ros.ros.node.planner import Planner, PlanRequest
 from edgellm_ros.ros.node.worker import COMPLETED, ERROR, STALE_INPUT, Job, Outcome
 from edgellm_ros.runtime.metrics import StageClock
 from edgellm_ros.runtime.request import LLMGenerationResponse, SamplingParams
+from fixtures.node_limits import limits
 from fixtures.peer import image_message
 from fixtures.reference_inputs import make_image
 
@@ -70,8 +71,10 @@ def plan_with(earlier: list[Frame], newest: Frame) -> tuple:
         get_clock=lambda: SimpleNamespace(now=lambda: now),
         get_logger=lambda: SimpleNamespace(warning=lambda text: None, error=print),
     )
-    limits = SimpleNamespace(max_input_age=30.0, future_stamp_tolerance=1.0, frame_interval=0.5)
-    planner = Planner(quiet, SimpleNamespace(current=limits), runtime, None, None, None, None)
+    parameters = SimpleNamespace(
+        max_input_age=30.0, future_stamp_tolerance=1.0, frame_interval=0.5, limits=limits()
+    )
+    planner = Planner(quiet, SimpleNamespace(current=parameters), runtime, None, None, None, None)
     request = PlanRequest(
         request_id="1", prompt="go", system_prompt="", frames=(newest,), sound=None, lora="",
         sampling=SamplingParams, noise_seed=None, action_samples=0, denoise_steps=None,

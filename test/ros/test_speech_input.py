@@ -24,6 +24,7 @@ from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.speech_input import SpeechInput, audio_type
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+from fixtures.node_limits import limits
 from fixtures.peer import image_message
 
 RATE = 16000
@@ -292,7 +293,10 @@ class TestAudioCommonMsgs:
     def speech(self):
         published = []
         parameters = SimpleNamespace(
-            utterance=UtteranceSettings(), audio_data=PcmFormat("S16LE", RATE, 1), max_input_age=1.0
+            utterance=UtteranceSettings(),
+            audio_data=PcmFormat("S16LE", RATE, 1),
+            max_input_age=1.0,
+            limits=limits(message_bytes=10**6),
         )
         node = SimpleNamespace(get_clock=Clock, get_logger=lambda: get_logger("test_speech_input"))
         outputs = SimpleNamespace(publish_utterance=published.append)
@@ -314,6 +318,16 @@ class TestAudioCommonMsgs:
         (command,) = speech.on_message(message)
         stamp = to_nanoseconds(speech.published[0].header.stamp)
         assert now - 10**10 < stamp < now - command.sound.seconds * 1e9
+
+    def test_a_chunk_beyond_the_limit_drops_the_utterance(self, speech, recorded):
+        speech.on_message(SimpleNamespace(data=recorded[: len(recorded) // 2].tobytes()))
+        assert speech.on_message(SimpleNamespace(data=bytes(10**6 + 2))) == []
+        assert speech.problem == (
+            "the chunk has 1000002 bytes of images and sound, at most 1000000 are taken (parameter "
+            "limits.message_bytes)"
+        )
+        assert speech.on_message(SimpleNamespace(data=b"")) == []  # the end of the stream
+        assert len(speech.on_message(SimpleNamespace(data=recorded.tobytes()))) == 1
 
     def test_that_it_is_not_installed_is_said(self):
         with pytest.raises(ValueError, match="audio_common_msgs is not installed"):

@@ -17,6 +17,7 @@ from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.services import Services
 from edgellm_ros.ros.node.worker import PlanWorker
 from fixtures import on_device
+from fixtures.node_limits import limits
 from fixtures.peer import image_message
 
 R = Plan.Result
@@ -70,6 +71,10 @@ def test_the_first_goal_with_it_reuses_it(active, peer, scene):
     [
         ({"system_prompt": ""}, "the system prompt is empty"),
         ({"system_prompt": "word " * 500}, "this engine takes at most 320 (max_input_len)"),
+        (
+            {"system_prompt": "word " * 200_001},
+            "the system prompt has 1000005 characters, at most 1000000 are taken (parameter limits",
+        ),
         ({"lora": "unknown"}, "unknown LoRA adapter 'unknown'"),
     ],
 )
@@ -148,9 +153,8 @@ def test_calls_that_wait_when_the_services_are_taken_down_are_answered_first(pee
     executor = SingleThreadedExecutor(context=peer.node.context)
     executor.add_node(node)
     worker = PlanWorker(plan, queue_size=8)
-    services = Services(
-        node, LiveParameters(SimpleNamespace(plan_timeout=30.0, service_depth=10)), None, worker, None, None
-    )
+    parameters = SimpleNamespace(plan_timeout=30.0, service_depth=10, limits=limits())
+    services = Services(node, LiveParameters(parameters), None, worker, None, None)
     client = peer.node.create_client(SaveSystemPrompt, "/closing/save_system_prompt")
 
     def call():

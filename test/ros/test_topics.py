@@ -132,6 +132,34 @@ class TestPlanOnCommand:
         assert generations(peer)
 
 
+    def test_a_frame_beyond_the_limit_is_refused_and_the_next_is_planned(self, peer, scene):
+        before = peer.metrics()
+        peer.set_parameter("limits.message_bytes", 1000)
+        peer.frame(scene.pixels)
+        refused = peer.wait(
+            lambda: (s := peer.status("inputs")).level == s.WARN and "limits." in s.message and s, "warning"
+        )
+        assert f"the camera frame has {scene.pixels.size} bytes" in refused.message
+        assert "at most 1000 are taken (parameter limits.message_bytes)" in refused.message
+        assert peer.metrics()["frames_refused"] - before["frames_refused"] == 1
+        peer.set_parameter("limits.message_bytes", 2**28)
+        peer.frame(scene.pixels)
+        peer.command(scene.command)
+        generations(peer)
+
+    def test_a_command_beyond_the_limit_is_refused_and_the_next_is_planned(self, peer, scene):
+        before = peer.metrics()
+        peer.set_parameter("limits.text_length", len(scene.command))
+        peer.frame(scene.pixels)
+        peer.command(scene.command + "!")
+        peer.wait(
+            lambda: peer.metrics()["commands_refused"] - before["commands_refused"] == 1, "refused command"
+        )
+        peer.command(scene.command)
+        assert len(generations(peer)) == 1
+        peer.set_parameter("limits.text_length", 1_000_000)
+
+
 class TestPlanOnImage:
     def test_every_frame_is_planned_while_a_command_stands(self, peer, scene):
         peer.set_parameter("plan_on", "image")
@@ -365,7 +393,7 @@ class TestServices:
     def test_metrics_tell_who_is_connected(self, peer):
         metrics = peer.metrics()
         assert metrics["inputs_connected"] == 4
-        assert metrics["outputs_connected"] == 7
+        assert metrics["outputs_connected"] == 8
 
 
 class TestDiagnostics:

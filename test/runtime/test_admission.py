@@ -40,8 +40,10 @@ def run(runtime, first, late):
 def answers(acting_runtime):
     """Answers to the first and the admitted requests, by the id of the request."""
     from edgellm_ros.runtime.inference_runtime import response_of
+    from edgellm_ros.runtime.prompt.tool_calls import ParsedAnswer
 
-    return {id(sequence.request): response_of(sequence, {}) for sequence in run(acting_runtime, FIRST, LATE)}
+    done, answer = run(acting_runtime, FIRST, LATE), ParsedAnswer("")
+    return {id(sequence.request): response_of(sequence, {}, answer) for sequence in done}
 
 
 @pytest.mark.parametrize("one", [*FIRST, *LATE], ids=["running", "leaving", "words", "trajectory"])

@@ -180,19 +180,49 @@ def test_the_next_step_is_queued_before_the_tokens_of_the_last_are_read(deferred
 
 def test_masks_are_computed_while_the_device_computes_the_logits(acting_runtime, deferred, monkeypatch):
     waiting, device = [], deferred.pipeline.device
-    write_mask = GrammarMatcher.write_mask
+    to_mask = GrammarMatcher.to_mask
 
-    def watch(matcher, mask):
+    def watch(*arguments):
         waiting.append(device.waiting())
-        write_mask(matcher, mask)
+        to_mask(*arguments)
 
     one = request(regex="[a-z]{20}", max_tokens=12)
     expected = acting_runtime.handle_request(one)
-    monkeypatch.setattr(GrammarMatcher, "write_mask", watch)
+    monkeypatch.setattr(GrammarMatcher, "to_mask", watch)
     assert_same_answer(deferred.handle_request(one), expected)
     assert len(waiting) == 12
     assert all(waiting)
     assert device.most_host_copies == 1
+
+
+def test_with_a_grammar_the_next_logits_are_computed_while_the_host_reads_a_token(
+    acting_runtime, deferred, monkeypatch
+):
+    waiting, runs, logits = [], [], deferred.pipeline.vanilla.recorded_logits
+    accept, queue = GrammarMatcher.accept, logits.queue
+
+    def read(matcher, token):
+        waiting.append(deferred.pipeline.device.waiting())
+        accept(matcher, token)
+
+    one = request(regex="[a-z]{10}", max_tokens=12)
+    expected = acting_runtime.handle_request(one)
+    monkeypatch.setattr(GrammarMatcher, "accept", read)
+    monkeypatch.setattr(logits, "queue", lambda: runs.append(queue()))
+    assert_same_answer(deferred.handle_request(one), expected)
+    assert [count > 0 for count in waiting] == [False, *[True] * 9], "the first token is the prefill's"
+    assert len(runs) == 10, "no logits are computed after the end that the grammar foresees"
+
+
+def test_with_a_grammar_logits_that_were_computed_ahead_leave_no_trace(acting_runtime, deferred):
+    """Sequences end with a stop token that the grammar does not foresee, and at different times."""
+    rules = {"max_tokens": 25, "temperature": 2.0}
+    batch = [request(regex="[a-z]{3,20}", seed=seed, **rules) for seed in range(3)]
+    batch.append(request(max_tokens=15, repetition_penalty=1.3))
+    found = deferred.handle_request(batch)
+    for answer, one in zip(found, batch, strict=True):
+        assert_same_answer(answer, acting_runtime.handle_request(one))
+    assert len({len(answer.token_ids) for answer in found}) > 2
 
 
 def test_no_step_is_queued_beyond_max_tokens(deferred):

@@ -2,74 +2,25 @@
 """Answers of a JSON schema, a regular expression or choices; jsonschema and `re` judge them."""
 
 import itertools
-import json
 import re
 import sys
 
-import jsonschema
 import numpy as np
 import pytest
 
 from edgellm_ros.builder import export
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
-from edgellm_ros.runtime.grammar import Grammars
+from edgellm_ros.runtime.grammar import Grammars, write_masks
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 from edgellm_ros.runtime.request import SamplingParams
-from fixtures.random_grammars import random_regex, random_schema
+from fixtures.answers_of_grammars import GRAMMARS, PLAN, SCHEMA, WORD, check, random_requests
 from fixtures.requests_for_tests import IMAGE, assert_same_answer, assert_same_bits, request
-
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "x": {"type": "integer", "minimum": 0, "maximum": 99},
-        "turn": {"enum": ["left", "right"]},
-    },
-    "required": ["x", "turn"],
-    "additionalProperties": False,
-}
-PLAN = {"json_schema": SCHEMA, "max_tokens": 200, "temperature": 1.0}
-WORD = {"regex": "[a-z]{3,8}", "max_tokens": 20}
-GRAMMARS = [PLAN, WORD, {"choices": ("left", "right", "left turn"), "temperature": 1.5}]
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tiny_engine) -> Tokenizer:
     return Tokenizer(tiny_engine / "tokenizer.json")
-
-
-def random_requests(seed: int, count: int) -> list:
-    rng = np.random.default_rng(seed)
-    rules = []
-    for index in range(count):
-        grammar = {"regex": random_regex(rng)} if index % 2 else {"json_schema": random_schema(rng)}
-        greedy = rng.random() < 0.3
-        rules.append(
-            grammar
-            | {
-                "temperature": 0.0 if greedy else float(rng.uniform(0.5, 2)),
-                "top_k": int(rng.choice([0, 3])),
-                "top_p": float(rng.choice([1.0, 0.7])),
-                "min_p": float(rng.choice([0.0, 0.1])),
-                "repetition_penalty": float(rng.choice([1.0, 1.2])),
-                "seed": int(rng.integers(1000)),
-                "max_tokens": 300,
-            }
-        )
-    return [request(str(rng.choice(["go", "", "what do you see?"])), **rule) for rule in rules]
-
-
-def check(one, answer) -> bool:
-    """Check an answer that has ended by itself; return whether it has."""
-    if answer.finish_reason != "stop":
-        return False
-    assert answer.grammar_complete is True
-    if one.sampling.regex:
-        assert re.fullmatch(one.sampling.regex, answer.text)
-    else:
-        jsonschema.validate(json.loads(answer.text), json.loads(one.sampling.json_schema))
-    return True
 
 
 def answers_are_valid(runtime, seed: int, count: int) -> None:
@@ -99,6 +50,12 @@ def test_a_choice_may_begin_with_another_one(runtime, seed):
     answer = runtime.handle_request(request(choices=choices, temperature=2.0, seed=seed))
     assert answer.text in choices
     assert answer.grammar_complete is True
+
+
+def test_a_grammar_keeps_letters_that_the_tokenizer_changes_in_prompts(runtime):
+    """The tiny tokenizer writes prompts in lower case."""
+    answer = runtime.handle_request(request(choices=["The Größe IS 7 \u212b"], max_tokens=60))
+    assert (answer.text, answer.grammar_complete) == ("The Größe IS 7 \u212b", True)
 
 
 def test_a_seed_reproduces_an_answer_and_another_one_does_not(runtime):
@@ -168,27 +125,6 @@ def test_trajectories_follow_a_complete_answer(acting_runtime):
     assert (answer.actions is not None) == triggered
 
 
-@pytest.mark.slow
-def test_with_drafting_a_batch_with_a_grammar_decodes_one_token_per_step(draft_engine, device):
-    options = {"prefix_cache_bytes": 0, "lora_dirs": {}}
-    free = request("what do you see?", max_tokens=30, repetition_penalty=1.3)
-    batch = [request(**rules, seed=5) for rules in GRAMMARS]
-    drafting = SpecDecodeDraftingConfig(1, 7, 8, "lookup", falls_back=False)
-    with (
-        LLMInferenceRuntime(draft_engine, device, **options) as plain,
-        LLMInferenceRuntime(draft_engine, device, drafting=drafting, **options) as drafted,
-    ):
-        for answer, expected in zip(
-            drafted.handle_request([*batch, free]), plain.handle_request([*batch, free]), strict=True
-        ):
-            assert_same_answer(answer, expected)
-        metrics = drafted.spec_decode_generation_metrics
-        assert metrics.total_runs == 0
-        assert metrics.vanilla_runs > 10
-        drafted.handle_request(free)
-        assert metrics.total_runs > 0
-
-
 @pytest.fixture(scope="module")
 def reduced(tiny_checkpoint, tiny_engine, tokenizer, tmp_path_factory, device):
     """A runtime with every second printable ASCII token, in falling order: "a" has a logit, "b" has none."""
@@ -225,7 +161,7 @@ def test_an_answer_ends_where_the_vocabulary_lacks_a_byte(reduced):
 def allowed_next(grammars: Grammars, regex: str, logits: int) -> list[int]:
     """Return the logit indices that are allowed at the beginning of an answer."""
     mask = np.zeros(-(-logits // 32), np.uint32)
-    grammars.start(SamplingParams(regex=regex).grammar).write_mask(mask)
+    write_masks([grammars.start(SamplingParams(regex=regex).grammar)], [mask])
     return [i for i in range(32 * len(mask)) if mask[i // 32] >> np.uint32(i % 32) & 1]
 
 

@@ -156,7 +156,7 @@ class Turns:
 
 def test_vanilla_steps_between_rounds(drafting, expected):
     script(drafting, 4, BATCH, expected)
-    drafting.pipeline.method._fallback = Turns()
+    drafting.pipeline.method._fallbacks = [Turns()] * 2
     before = dataclasses.replace(drafting.spec_decode_generation_metrics)
     assert_all_same(drafting.handle_request(BATCH), expected)
     metrics = drafting.spec_decode_generation_metrics

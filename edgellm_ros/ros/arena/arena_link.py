@@ -2,6 +2,7 @@
 """Topics and services that the arena shares with the edgellm node.
 
     clock, edgellm/odom, edgellm/command, edgellm/image            -> edgellm node
+    edgellm/camera_info, /tf_static, /tf                           -> edgellm node, viewers
     edgellm/text_stream, edgellm/generation, edgellm/action_chunk  <- edgellm node
     edgellm/set_noise_seed, edgellm/get_state                      services of the edgellm node
 
@@ -27,22 +28,36 @@ from numpy.typing import NDArray
 from rclpy.client import Client
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
-from rclpy.qos import QoSProfile, qos_profile_sensor_data
+from rclpy.qos import DurabilityPolicy, QoSProfile, qos_profile_sensor_data
 from rosgraph_msgs.msg import Clock
-from sensor_msgs.msg import Image
+from sensor_msgs.msg import CameraInfo, Image
 from std_msgs.msg import String
 
+from edgellm_ros.arena.camera import CAMERA
 from edgellm_ros.arena.closed_loop import Plan
 from edgellm_ros.arena.unicycle import DT, State
 from edgellm_ros.echo import quoted
 from edgellm_ros.msg import ActionChunk, Generation
+from edgellm_ros.ros.arena.camera_messages import (
+    BASE_FRAME,
+    CAMERA_FRAME,
+    ODOM_FRAME,
+    camera_transform,
+    robot_transform,
+    to_camera_info,
+)
 from edgellm_ros.ros.messaging import spin_until, to_nanoseconds, to_time
 from edgellm_ros.srv import SetNoiseSeed
+
+try:
+    from tf2_msgs.msg import TFMessage
+except ImportError:  # not on PyPI; part of every installed ROS
+    TFMessage = None
 
 RELIABLE = QoSProfile(depth=50)
 SETTLE_S = 0.02
 COLUMNS = ("acceleration", "curvature")
-ODOM_FRAME, BASE_FRAME, CAMERA_FRAME = "odom", "base_link", "camera"
+STATIC = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
 
 class LinkError(RuntimeError):
@@ -71,6 +86,11 @@ class ArenaLink(Node):
         self._odometry = self.create_publisher(Odometry, "edgellm/odom", RELIABLE)
         self._command = self.create_publisher(String, "edgellm/command", RELIABLE)
         self._image = self.create_publisher(Image, "edgellm/image", QoSProfile(depth=5))
+        self._camera_info = self.create_publisher(CameraInfo, "edgellm/camera_info", QoSProfile(depth=5))
+        self._transforms = None if TFMessage is None else self.create_publisher(TFMessage, "/tf", RELIABLE)
+        if TFMessage is not None:
+            self._static = self.create_publisher(TFMessage, "/tf_static", STATIC)
+            self._static.publish(TFMessage(transforms=[camera_transform(CAMERA)]))
         self.needed = [self._odometry, self._command, self._image]  # publishers that need a subscription
         self._seed_client = self.create_client(SetNoiseSeed, "edgellm/set_noise_seed")
         self.node_name = self.resolve_service_name("edgellm/get_state").removesuffix("/get_state")
@@ -103,6 +123,8 @@ class ArenaLink(Node):
         message.twist.twist.linear.x = state.speed
         message.twist.twist.angular.z = yaw_rate
         self._odometry.publish(message)
+        if self._transforms is not None:
+            self._transforms.publish(TFMessage(transforms=[robot_transform(stamp, state)]))
 
     def publish_clock(self, stamp: int) -> None:
         """Set the clock to `stamp`."""
@@ -131,6 +153,7 @@ class ArenaLink(Node):
         self._reset(stamp)
         start = time.perf_counter()
         for attempt in range(attempts):
+            self._camera_info.publish(to_camera_info(stamp, CAMERA))
             self._image.publish(message)
             if command is not None and attempt == 0:
                 self._settle()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -80,19 +81,27 @@ def to_audio(audio: Any) -> list[AudioChunk]:
 
 
 def to_messages(messages: Iterable[Any]) -> list[ChatMessage]:
-    """Convert what was said before: (role, text), (role, text, images) or ChatMessage."""
+    """Convert what was said before: (role, text), (role, text, images), ChatMessage, or the reply to a plan.
+
+    The reply becomes the assistant's message, with its tool calls.
+    """
     converted = []
     for index, message in enumerate(messages):
         if isinstance(message, ChatMessage):
             converted.append(message)
+        elif isinstance(message, Plan.Result):
+            said = message.generation
+            converted.append(
+                ChatMessage(role=ChatMessage.ASSISTANT, text=said.content, tool_calls=said.tool_calls)
+            )
         elif isinstance(message, (tuple, list)) and len(message) in (2, 3):
             role, text, *images = message
             images = to_images(*images) if images else []
             converted.append(ChatMessage(role=role, text=text, images=images, check_fields=True))
         else:
             raise TypeError(
-                f"earlier_messages[{index}] must be (role, text), (role, text, images) or a ChatMessage, got "
-                f"{quoted(message)}"
+                f"earlier_messages[{index}] must be (role, text), (role, text, images), a ChatMessage or a "
+                f"Plan.Result, got {quoted(message)}"
             )
     return converted
 
@@ -138,6 +147,16 @@ def _listed(values: Any) -> list[Any]:
     return list(values) if isinstance(values, (list, tuple)) else [values]
 
 
+def _tool_text(tool: Any, index: int) -> str:
+    """Return the JSON schema of a function as text."""
+    if isinstance(tool, str):
+        return tool
+    try:
+        return json.dumps(tool)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"tools[{index}] is not JSON: {printable(str(error))}") from None
+
+
 def _plain(value: Any) -> Any:
     """Return a number of NumPy as Python's, which messages take."""
     return value.item() if isinstance(value, np.generic) else value
@@ -155,6 +174,7 @@ CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "audio": to_audio,
     "earlier_messages": to_messages,
     "previous_chunk": to_previous_chunk,
+    "tools": lambda tools: [_tool_text(tool, index) for index, tool in enumerate(_listed(tools))],
     "stop": lambda stop: [stop] if isinstance(stop, str) else list(stop),
     "json_schema": lambda schema: "" if schema == "" else schema_text(schema),
     "choices": lambda choices: [choices] if isinstance(choices, str) else list(choices),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent import futures
@@ -16,6 +17,7 @@ from nav_msgs.msg import Path
 
 from edgellm_ros.action import Plan
 from edgellm_ros.msg import ActionChunk
+from edgellm_ros.runtime.prompt.tool_calls import ToolCall
 
 T = TypeVar("T")
 
@@ -34,12 +36,14 @@ class Progress:
 class PlanResult:
     """The end of a plan."""
 
-    text: str  # the answer
+    text: str  # the answer, with its tool calls
     actions: np.ndarray | None  # [n, T, A] float32 in physical units; None if the answer is words only
     paths: np.ndarray | None  # [n, T+1, 3]: x, y (m), heading (rad) in the robot's frame at the input's time
     termination_reason: str  # a constant of Plan.Result: "completed", "cancelled", ...
     message: str  # why it did not complete; "" if it did
     reply: Plan.Result  # everything: stamps, latencies, token counts, names and units of the actions
+    tool_calls: tuple[ToolCall, ...] = ()  # functions that the answer calls
+    content: str = ""  # the answer without the calls
 
     @classmethod
     def from_reply(cls, reply: Plan.Result) -> PlanResult:
@@ -53,6 +57,10 @@ class PlanResult:
             termination_reason=reply.termination_reason,
             message=reply.message,
             reply=reply,
+            tool_calls=tuple(
+                ToolCall(call.name, json.loads(call.arguments)) for call in reply.generation.tool_calls
+            ),
+            content=reply.generation.content,
         )
 
 

@@ -31,7 +31,13 @@ from edgellm_ros.ros.follower.course import RefusedChunkError, read_chunk
 from edgellm_ros.ros.follower.parameters import check_parameters, declare_parameters, read_settings
 from edgellm_ros.ros.follower.trajectory_follower import REASONS, Mode, Motion, TrajectoryFollower
 from edgellm_ros.ros.lifecycle import logged, refuse_impossible_transitions, state_name
-from edgellm_ros.ros.messaging import services_qos, to_nanoseconds, to_time
+from edgellm_ros.ros.messaging import (
+    check_qos_overrides,
+    overridable,
+    services_qos,
+    to_nanoseconds,
+    to_time,
+)
 from edgellm_ros.ros.path_message import to_path
 
 CHUNKS = QoSProfile(depth=100)  # the samples of several plans
@@ -48,6 +54,7 @@ class FollowerNode(LifecycleNode):
         """Declare the parameters, offer the services; `kwargs` are for LifecycleNode."""
         super().__init__("edgellm_follower", **kwargs)
         declare_parameters(self)
+        check_qos_overrides(self)
         self.follower = TrajectoryFollower(read_settings(self))
         self._steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._configured = False
@@ -62,7 +69,9 @@ class FollowerNode(LifecycleNode):
         refuse_impossible_transitions(self)
         self.create_service(Trigger, "~/stop", self._on_stop, qos_profile=services_qos())
         self.create_service(Trigger, "~/resume", self._on_resume, qos_profile=services_qos())
-        self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        self._diagnostics = self.create_publisher(
+            DiagnosticArray, "/diagnostics", **overridable(QoSProfile(depth=10))
+        )
         # Not the node's clock: diagnostics are published while simulated time is paused, too.
         self.create_timer(1.0, self._every_second, clock=self._steady)
 
@@ -79,12 +88,12 @@ class FollowerNode(LifecycleNode):
         self.follower.settings = read_settings(self)
         twist = TwistStamped if self._value("stamped") else Twist
         self._outputs = {
-            "cmd_vel": self.create_lifecycle_publisher(twist, "~/cmd_vel", COMMANDS),
-            "path": self.create_lifecycle_publisher(Path, "~/path", COMMANDS),
+            "cmd_vel": self.create_lifecycle_publisher(twist, "~/cmd_vel", **overridable(COMMANDS)),
+            "path": self.create_lifecycle_publisher(Path, "~/path", **overridable(COMMANDS)),
         }
         self._inputs = [
-            self.create_subscription(ActionChunk, "~/action_chunk", self._on_chunk, CHUNKS),
-            self.create_subscription(Odometry, "~/odom", self._on_odometry, ODOMETRY),
+            self.create_subscription(ActionChunk, "~/action_chunk", self._on_chunk, **overridable(CHUNKS)),
+            self.create_subscription(Odometry, "~/odom", self._on_odometry, **overridable(ODOMETRY)),
         ]
         self._configured = True
         return super().on_configure(state)

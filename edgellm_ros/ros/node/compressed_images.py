@@ -12,12 +12,19 @@ import cv2
 import numpy as np
 
 from edgellm_ros.echo import quoted
-from edgellm_ros.ros.node.image_size import JPEG_START, PNG_START, check_size, jpeg_size, png_size
+from edgellm_ros.ros.node.image_size import (
+    JPEG_START,
+    MAX_PIXELS,
+    PNG_START,
+    check_size,
+    jpeg_size,
+    png_size,
+)
 
 JPEG_END, PNG_END = b"\xff\xd9", b"IEND"
 
 
-def decode_file(content: Any, file_format: str) -> np.ndarray:
+def decode_file(content: Any, file_format: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Return the pixels of an image file, RGB uint8 [H, W, 3].
 
     `content` is a buffer of bytes; `file_format` only appears in errors. ValueError for an empty, truncated,
@@ -35,7 +42,7 @@ def decode_file(content: Any, file_format: str) -> np.ndarray:
     else:
         raise ValueError(f"{name} is neither JPEG nor PNG")
     if size is not None:
-        check_size(name, *size)
+        check_size(name, *size, max_pixels)
     if not complete:
         raise ValueError(f"{name} is truncated: {len(data)} bytes without an end")
     try:

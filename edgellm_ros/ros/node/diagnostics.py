@@ -7,8 +7,10 @@ import math
 from collections.abc import Mapping
 
 from diagnostic_msgs.msg import DiagnosticStatus
+from sensor_msgs.msg import Image
 
 from edgellm_ros.ros.diagnostic_status import FAULT, WARN, make_status
+from edgellm_ros.ros.node.input_time import Frame
 from edgellm_ros.ros.node.metrics import NodeMetrics, resident_memory
 from edgellm_ros.ros.node.parameters import Parameters
 from edgellm_ros.ros.node.parts import Parts
@@ -22,6 +24,7 @@ INPUT_VALUES = (
     "frames_dropped",
     "odometry_refused",
     "audio_refused",
+    "commands_refused",
     "utterances",
     "utterances_cut",
     "utterances_stale",
@@ -49,8 +52,12 @@ def input_status(parts: Parts, values: Mapping[str, float], parameters: Paramete
     `values` are `parts.metrics.values()`.
     """
     metrics, odometry = parts.metrics, parts.odometry
+    frame = parts.trigger.frame
+    camera = parts.camera.find("" if frame is None else frame.message.header.frame_id, _size(frame))
     problems = []
     if parts.active:
+        if camera.problem:
+            problems.append((WARN, camera.problem))
         if odometry.problem:
             problems.append((FAULT, odometry.problem))
         if parts.inputs.image_problem:
@@ -67,6 +74,7 @@ def input_status(parts: Parts, values: Mapping[str, float], parameters: Paramete
     shown: dict[str, object] = {name: values[name] for name in INPUT_VALUES if name in values}
     shown["image_age"], shown["odometry_age"] = metrics.frames.age, metrics.odometry.age
     shown["audio_age"] = metrics.sound.age
+    shown["camera_intrinsics"], shown["camera_pose"] = camera.intrinsics_from, camera.pose_from
     return make_status("inputs", problems, shown)
 
 
@@ -76,6 +84,12 @@ def plan_status(metrics: NodeMetrics, values: Mapping[str, float], waiting: int)
     shown: dict[str, object] = {name: value for name, value in values.items() if name not in INPUT_VALUES}
     shown["goals_waiting"] = waiting
     return make_status("plans", problems, shown)
+
+
+def _size(frame: Frame | None) -> tuple[int, int] | None:
+    """Return width and height of a frame; None for a compressed one, which is not decoded for this."""
+    message = None if frame is None else frame.message
+    return (message.width, message.height) if isinstance(message, Image) else None
 
 
 def _since(age_s: float) -> str:

@@ -12,10 +12,13 @@ _FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _WITHOUT_LENGTH = frozenset((0x01, *range(0xD0, 0xD9)))  # TEM, RST0 to RST7, SOI
 
 
-def check_size(name: str, width: int, height: int) -> None:
-    """Raise ValueError if an image has more than MAX_PIXELS pixels."""
-    if width * height > MAX_PIXELS:
-        raise ValueError(f"{name} is {width} x {height} pixels, at most {MAX_PIXELS} pixels are decoded")
+def check_size(name: str, width: int, height: int, max_pixels: int = MAX_PIXELS) -> None:
+    """Raise ValueError if an image has more than `max_pixels` pixels."""
+    if width * height > max_pixels:
+        raise ValueError(
+            f"{name} is {width} x {height} pixels, at most {max_pixels} pixels are decoded (in the node: "
+            "parameter limits.image_pixels)"
+        )
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:

@@ -8,17 +8,19 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 
 from edgellm_ros.ros.node.compressed_images import decode_file
+from edgellm_ros.ros.node.image_size import MAX_PIXELS
 from edgellm_ros.ros.node.raw_images import decode_raw
 
 
-def decode_image(message: Image | CompressedImage) -> np.ndarray:
+def decode_image(message: Image | CompressedImage, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Return the pixels of a camera message, RGB uint8 [H, W, 3].
 
-    ValueError for a message that cannot be decoded, with the field and its value.
+    ValueError for a message that cannot be decoded or has more than `max_pixels` pixels, with the field and
+    its value.
     """
     if isinstance(message, CompressedImage):
-        return decode_file(message.data, message.format)
-    return decode_raw(message)
+        return decode_file(message.data, message.format, max_pixels)
+    return decode_raw(message, max_pixels)
 
 
 def encode_image(image: np.ndarray, header: Header) -> Image:

@@ -15,6 +15,7 @@ from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 
+from edgellm_ros.ros.messaging import overridable
 from edgellm_ros.ros.node.command_trigger import Command, CommandTrigger
 from edgellm_ros.ros.node.frame_history import FrameHistory
 from edgellm_ros.ros.node.input_time import Frame, StaleInputError, check_not_future
@@ -71,7 +72,9 @@ class Inputs:
                 history=HistoryPolicy.KEEP_LAST,
                 depth=depth,
             )
-            self._subscriptions.append(self._node.create_subscription(message_type, topic, callback, qos))
+            self._subscriptions.append(
+                self._node.create_subscription(message_type, topic, callback, **overridable(qos))
+            )
 
     @property
     def connected(self) -> int:
@@ -97,10 +100,13 @@ class Inputs:
     def _on_image(self, message: Image | CompressedImage) -> None:
         self._metrics.count("frames_received")
         frame = Frame(message, arrival=self._node.get_clock().now().nanoseconds)
+        parameters = self._parameters.current
         try:
-            tolerance_s = self._parameters.current.future_stamp_tolerance
-            check_not_future("the camera frame", frame.time, frame.arrival, tolerance_s)
-        except StaleInputError as error:
+            parameters.limits.check_data("the camera frame", [message.data])
+            check_not_future(
+                "the camera frame", frame.time, frame.arrival, parameters.future_stamp_tolerance
+            )
+        except (StaleInputError, ValueError) as error:
             self._metrics.count("frames_refused")
             self._image_problem.set(f"~/image: {error}")
             self._node.get_logger().error(f"~/image: {error}", throttle_duration_sec=LOG_THROTTLE_S)
@@ -132,6 +138,12 @@ class Inputs:
 
     def _on_command(self, message: String) -> None:
         self._metrics.count("commands_received")
+        try:
+            self._parameters.current.limits.check_text("the command", [message.data])
+        except ValueError as error:
+            self._metrics.count("commands_refused")
+            self._node.get_logger().error(f"~/command: {error}", throttle_duration_sec=LOG_THROTTLE_S)
+            return
         self._obey([Command(message.data.strip())])
 
     def _on_audio(self, message: Any) -> None:

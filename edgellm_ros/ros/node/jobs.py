@@ -26,11 +26,13 @@ from edgellm_ros.ros.node.messages import (
     sampling_from_goal,
     sampling_from_parameters,
     sound_from_messages,
+    tools_from_goal,
 )
 from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.outputs import Outputs
 from edgellm_ros.ros.node.planner import PlanRequest
 from edgellm_ros.ros.node.worker import COMPLETED, PREEMPTED, SKIPPED, Job, Outcome, PlanWorker
+from edgellm_ros.runtime.conversation import Message
 from edgellm_ros.runtime.request import Progress
 
 LOG_THROTTLE_S = 1.0
@@ -101,6 +103,11 @@ class JobFactory:
         parameters, audio, earlier = self._parameters.current, goal.audio, goal.earlier_messages
         system_prompt, previous = goal.system_prompt or parameters.system_prompt, goal.previous_chunk
         said = tuple((message.role, message.text) for message in earlier)
+        tools = goal.tools
+
+        def earlier_messages() -> tuple[Message, ...]:
+            return earlier_messages_from_goal(earlier, parameters.limits.image_pixels)
+
         request = PlanRequest(
             request_id=goal_id,
             prompt=goal.prompt,
@@ -112,10 +119,11 @@ class JobFactory:
             noise_seed=goal.noise_seed if goal.noise_seed >= 0 else None,
             action_samples=goal.action_samples,
             denoise_steps=goal.denoise_steps or None,
-            earlier_messages=(lambda: earlier_messages_from_goal(earlier)) if earlier else None,
+            earlier_messages=earlier_messages if earlier else None,
             # like an utterance, every sound is another instruction
             instruction=(goal.prompt, object() if audio else None, system_prompt, said),
             previous_chunk=partial(chunk_condition_from_message, previous[0]) if previous else None,
+            tools=(lambda: tools_from_goal(tools)) if tools else None,
         )
         return self._make(request, on_progress, on_done)
 
@@ -157,7 +165,7 @@ class JobFactory:
                     stream(outcome.result.generation.text)
                     if outcome.result.action_chunks:
                         self._chunking.publishing(outcome.result.action_chunks[0], outcome.result.motion)
-                    self._outputs.publish(outcome.result, self._parameters.current.camera)
+                    self._outputs.publish(outcome.result)
             except Exception:  # one failed plan must not end the planning thread
                 self._logger.error(traceback.format_exc())
 

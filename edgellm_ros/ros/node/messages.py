@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import array
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from std_msgs.msg import Header
@@ -13,11 +15,12 @@ from edgellm_ros.action import Plan as PlanAction
 from edgellm_ros.diffusion.chunking import FORMS, ChunkCondition
 from edgellm_ros.diffusion.config import ActionSpaceConfig
 from edgellm_ros.echo import quoted
-from edgellm_ros.msg import ActionChunk, AudioChunk, ChatMessage, Generation, PreviousChunk
+from edgellm_ros.msg import ActionChunk, AudioChunk, ChatMessage, Generation, PreviousChunk, ToolCall
 from edgellm_ros.multimodal.pcm import PcmFormat, join
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.multimodal.sound_stream import Utterance
 from edgellm_ros.ros.messaging import to_time
+from edgellm_ros.ros.node.image_size import MAX_PIXELS
 from edgellm_ros.ros.node.images import decode_image
 from edgellm_ros.ros.node.parameters import MAX_INT32, Parameters
 from edgellm_ros.runtime.conversation import ImagePart, Message, TextPart
@@ -59,13 +62,19 @@ def sampling_from_parameters(parameters: Parameters) -> SamplingParams:
         repetition_penalty=parameters.repetition_penalty,
         max_tokens=parameters.max_tokens,
         seed=parameters.seed,
+        json_schema=parameters.json_schema,
+        regex=parameters.regex,
+        choices=tuple(text for text in parameters.choices if text),
     )
 
 
-def earlier_messages_from_goal(earlier: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    """Convert the earlier messages of a goal.
+def earlier_messages_from_goal(
+    earlier: Sequence[ChatMessage], max_pixels: int = MAX_PIXELS
+) -> tuple[Message, ...]:
+    """Convert the earlier messages of a goal; `max_pixels`: of an image.
 
-    ValueError names the index of a message with an unknown role, or with an image that cannot be decoded.
+    ValueError names the index of a message with an unknown role, with an image that cannot be decoded, or
+    with tool calls that cannot be its own.
     """
     roles = (ChatMessage.USER, ChatMessage.ASSISTANT, ChatMessage.TOOL)
     messages = []
@@ -74,10 +83,14 @@ def earlier_messages_from_goal(earlier: Sequence[ChatMessage]) -> tuple[Message,
             known, got = ", ".join(roles), quoted(message.role)
             raise ValueError(f"earlier_messages[{index}]: role must be one of {known}, got {got}")
         try:
-            images = [ImagePart(decode_image(image)) for image in message.images]
+            images = [ImagePart(decode_image(image, max_pixels)) for image in message.images]
         except ValueError as error:
             raise ValueError(f"earlier_messages[{index}] ({message.role}): {error}") from None
-        messages.append(Message(message.role, (*images, TextPart(message.text)) if images else message.text))
+        content = (*images, TextPart(message.text)) if images else message.text
+        calls = [_to_template(call, index) for call in message.tool_calls]
+        if calls and message.role != ChatMessage.ASSISTANT:
+            raise ValueError(f"earlier_messages[{index}] ({message.role}): only an assistant has tool_calls")
+        messages.append(Message(message.role, content, {"tool_calls": calls} if calls else {}))
     return tuple(messages)
 
 
@@ -114,6 +127,29 @@ def chunk_condition_from_message(message: PreviousChunk, space: ActionSpaceConfi
         )
     except ValueError as error:
         raise ValueError(f"previous_chunk: {error}") from None
+
+
+def tools_from_goal(tools: Sequence[str]) -> tuple[dict[str, Any], ...]:
+    """Convert the tools of a goal. ValueError names the index of one that is not a JSON object."""
+    return tuple(_json_object(tool, f"tools[{index}]") for index, tool in enumerate(tools))
+
+
+def _to_template(call: ToolCall, index: int) -> dict[str, Any]:
+    """Convert a tool call of an earlier message to what chat templates read."""
+    what = f"earlier_messages[{index}]: the arguments of {quoted(call.name)}"
+    arguments = _json_object(call.arguments, what)
+    return {"type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _json_object(text: str, what: str) -> dict[str, Any]:
+    """Parse the text of a JSON object. ValueError says what it is not."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} must be JSON text, got {quoted(text)}: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} must be a JSON object, got {quoted(text)}")
+    return value
 
 
 def sound_from_messages(chunks: Sequence[AudioChunk]) -> Sound:
@@ -158,6 +194,11 @@ def to_generation(
         header=header,
         request_id=request_id,
         text=response.text,
+        content=response.content,
+        tool_calls=[
+            ToolCall(name=call.name, arguments=json.dumps(call.arguments)) for call in response.tool_calls
+        ],
+        tool_call_errors=response.tool_call_errors,
         token_count=len(response.token_ids),
         token_ids=array.array("i", response.token_ids),
         prompt_token_count=response.prompt_tokens,

@@ -19,12 +19,14 @@ from rcl_interfaces.msg import SetParametersResult
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
+from rclpy.qos import QoSProfile
 
 from edgellm_ros.echo import printable
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.multimodal.voice_activity import VoiceActivity
 from edgellm_ros.ros.diagnostic_status import make_array
 from edgellm_ros.ros.lifecycle import logged, refuse_impossible_transitions, state_name
+from edgellm_ros.ros.messaging import check_qos_overrides, overridable
 from edgellm_ros.ros.node.chunking import chunking_problem
 from edgellm_ros.ros.node.diagnostics import engine_status, input_status, plan_status
 from edgellm_ros.ros.node.live_parameters import LiveParameters
@@ -47,10 +49,13 @@ class EdgeLLMNode(LifecycleNode):
         self._parts: Parts | None = None
         self._problem = NOT_CONFIGURED
         self._live_parameters = LiveParameters(declare_parameters(self))
+        check_qos_overrides(self)
         self.add_on_set_parameters_callback(self._before_parameters_set)
         self.add_post_set_parameters_callback(self._on_parameters_set)
         refuse_impossible_transitions(self)
-        self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        self._diagnostics = self.create_publisher(
+            DiagnosticArray, "/diagnostics", **overridable(QoSProfile(depth=10))
+        )
         # Not the node's clock: diagnostics are published while simulated time is paused, too.
         self.create_timer(1.0, self._every_second, clock=Clock(clock_type=ClockType.STEADY_TIME))
 

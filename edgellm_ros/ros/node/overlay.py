@@ -3,46 +3,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import cv2
 import numpy as np
 
+from edgellm_ros.ros.node.camera import Camera
+
 COLORS = ((40, 220, 90), (60, 170, 255), (255, 190, 40), (240, 90, 200))  # RGB, by sample
 OUTLINE = (20, 20, 20)
-NEAR = 0.05  # metres in front of the camera; nearer points are not drawn
 SUBPIXEL_BITS = 4
 
 
-@dataclass(frozen=True)
-class OverlayCamera:
-    """A pinhole camera on the robot, looking ahead and down."""
-
-    fx: float  # focal lengths and principal point in pixels
-    fy: float
-    cx: float
-    cy: float
-    height: float  # m above the floor
-    x: float  # m ahead of the base frame's origin
-    pitch: float  # rad downwards
-
-    def project(self, points: np.ndarray) -> np.ndarray:
-        """Project floor points [N, 2] (x ahead, y left) to pixels [N, 2].
-
-        Points behind the camera become NaN.
-        """
-        sin, cos = np.sin(self.pitch), np.cos(self.pitch)
-        # Rows are the camera's axes (right, down, ahead) in the base frame (REP 103).
-        rotation = np.array([[0.0, -1.0, 0.0], [-sin, 0.0, -cos], [cos, 0.0, -sin]])
-        translation = -rotation @ np.array([self.x, 0.0, self.height])
-        floor = np.column_stack([points, np.zeros(len(points))]).astype(np.float64)
-        matrix = np.array([[self.fx, 0.0, self.cx], [0.0, self.fy, self.cy], [0.0, 0.0, 1.0]])
-        pixels, _ = cv2.projectPoints(floor, cv2.Rodrigues(rotation)[0], translation, matrix, None)
-        depth = floor @ rotation[2] + translation[2]
-        return np.where((depth > NEAR)[:, None], pixels.reshape(-1, 2), np.nan)
-
-
-def draw_paths(image: np.ndarray, paths: np.ndarray, camera: OverlayCamera) -> np.ndarray:
+def draw_paths(image: np.ndarray, paths: np.ndarray, camera: Camera) -> np.ndarray:
     """Draw paths on the floor of a copy of the frame.
 
     `image` [H, W, 3] uint8 RGB; `paths` [n, T+1, 2+] (x, y, ...) in metres.

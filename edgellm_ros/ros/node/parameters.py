@@ -15,8 +15,12 @@ from edgellm_ros.multimodal.pcm import ENCODINGS, PcmFormat
 from edgellm_ros.multimodal.sound import MAX_SAMPLE_RATE, MIN_SAMPLE_RATE
 from edgellm_ros.multimodal.utterance import UtteranceSettings
 from edgellm_ros.ros.messaging import SERVICE_DEPTH
-from edgellm_ros.ros.node.overlay import OverlayCamera
+from edgellm_ros.ros.node.camera import CameraParameters
+from edgellm_ros.ros.node.image_size import MAX_PIXELS
+from edgellm_ros.ros.node.limits import Limits
+from edgellm_ros.ros.node.markers import MarkerSettings
 from edgellm_ros.ros.parameter_table import Spec
+from edgellm_ros.runtime.prompt.tool_calls import TOOL_CALL_FORMATS
 from edgellm_ros.runtime.request import (
     MAX_DENOISE_STEPS,
     MAX_PENALTY,
@@ -28,7 +32,13 @@ from edgellm_ros.runtime.request import (
 
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
 OFF = "off"  # value of `chunking`
-GROUPS = {"camera": OverlayCamera, "audio_data": PcmFormat, "utterance": UtteranceSettings}
+GROUPS = {
+    "camera": CameraParameters,
+    "markers": MarkerSettings,
+    "audio_data": PcmFormat,
+    "utterance": UtteranceSettings,
+    "limits": Limits,
+}
 
 
 SPECS: dict[str, Spec] = {
@@ -221,6 +231,22 @@ SPECS: dict[str, Spec] = {
     "repetition_penalty": Spec(
         1.0, "Repetition penalty of answers to commands; 1 = off.", MIN_PENALTY, MAX_PENALTY
     ),
+    "json_schema": Spec(
+        "",
+        "JSON schema of answers to commands, as text; empty = off. At most one of json_schema, regex and "
+        "choices is set.",
+    ),
+    "regex": Spec("", "Regular expression that the whole answer to a command matches; empty = off."),
+    "choices": Spec(
+        [""], "Texts of which the answer to a command is one; empty texts do not count, [''] = off."
+    ),
+    "tool_call_format": Spec(
+        "auto",
+        "How the model writes tool calls, for goals with tools. auto = as its chat template writes those of "
+        "earlier messages, none = answers are not searched for them.",
+        choices=TOOL_CALL_FORMATS,
+        fixed=True,
+    ),
     "utterance.threshold": Spec(
         0.35,
         "Voice activity threshold (probability); lower values detect quieter speech and more noise.",
@@ -241,6 +267,48 @@ SPECS: dict[str, Spec] = {
         1.0,
         60.0,
     ),
+    "camera.source": Spec(
+        "auto",
+        "Where the camera of ~/overlay comes from. auto: ~/camera_info and /tf_static, and the parameters "
+        "camera.* in place of the one that is missing; parameters: the parameters only.",
+        choices=("auto", "parameters"),
+    ),
+    "camera.rectified": Spec(
+        False, "Whether the frames on ~/image are rectified: then p of ~/camera_info describes them, not k."
+    ),
+    "limits.message_bytes": Spec(
+        2**28,
+        "Most bytes of images and sound in one message: a goal, a camera frame, an audio chunk.",
+        1,
+        2**31 - 1,
+    ),
+    "limits.image_pixels": Spec(
+        MAX_PIXELS, "Most pixels of an image; a larger one is not decoded.", 1, 2**30
+    ),
+    "limits.images": Spec(256, "Most images of a goal, with those of its earlier messages.", 0, 100_000),
+    "limits.messages": Spec(1000, "Most earlier messages of a goal.", 0, 1_000_000),
+    "limits.text_length": Spec(
+        1_000_000,
+        "Most characters of text for the model in one message: prompt, system prompt and earlier messages of "
+        "a goal, a command, a system prompt to save.",
+        1,
+        100_000_000,
+    ),
+    "limits.grammar_length": Spec(
+        200_000,
+        "Most characters of a goal's JSON schema, regular expression, choices together, or stop strings "
+        "together.",
+        1,
+        100_000_000,
+    ),
+    "limits.choices": Spec(10_000, "Most choices of a goal, and most stop strings.", 1, 1_000_000),
+    "limits.goals": Spec(
+        10_000,
+        "Most goals that the node stores: waiting, running, and ended ones until result_timeout. A further "
+        "goal is rejected.",
+        1,
+        1_000_000,
+    ),
     "camera.fx": Spec(160.0, "Horizontal focal length of the camera in pixels, for ~/overlay.", 1.0, 1e6),
     "camera.fy": Spec(160.0, "Vertical focal length of the camera in pixels, for ~/overlay.", 1.0, 1e6),
     "camera.cx": Spec(160.0, "Principal point in pixels from the left, for ~/overlay.", -1e6, 1e6),
@@ -251,6 +319,15 @@ SPECS: dict[str, Spec] = {
     ),
     "camera.pitch": Spec(
         0.349, "Downward tilt of the camera in radians, for ~/overlay.", -math.pi / 2, math.pi / 2
+    ),
+    "markers.lifetime": Spec(
+        10.0,
+        "Time in seconds after which a viewer removes the markers of a plan; 0 = with the next plan.",
+        0.0,
+        86_400.0,
+    ),
+    "markers.sample_index": Spec(
+        0, "Sample whose path is drawn strongest in ~/markers: the one that is followed.", 0, 65_535
     ),
 }
 
@@ -299,9 +376,15 @@ class Parameters:
     top_k: int
     min_p: float
     repetition_penalty: float
-    camera: OverlayCamera
+    json_schema: str
+    regex: str
+    choices: list[str]
+    tool_call_format: str
+    camera: CameraParameters
+    markers: MarkerSettings
     audio_data: PcmFormat
     utterance: UtteranceSettings
+    limits: Limits
 
     @classmethod
     def read(cls, node: Node) -> Parameters:

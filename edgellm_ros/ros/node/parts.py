@@ -6,6 +6,7 @@ from __future__ import annotations
 from rclpy.lifecycle import LifecycleNode
 
 from edgellm_ros.multimodal.voice_activity import VoiceActivity
+from edgellm_ros.ros.node.camera_source import CameraSource
 from edgellm_ros.ros.node.chunking import Chunking
 from edgellm_ros.ros.node.command_trigger import CommandTrigger
 from edgellm_ros.ros.node.frame_history import FrameHistory
@@ -53,7 +54,8 @@ class Parts:
             node, parameters, runtime, self.odometry, self.trigger, self.frames, self.chunking
         )
         self.worker = PlanWorker(self.planner.plan, parameters.current.queue_size)
-        self.outputs = Outputs(node, self.metrics)
+        self.camera = CameraSource(node, parameters)
+        self.outputs = Outputs(node, parameters, self.camera, self.metrics)
         self.jobs = JobFactory(
             node, parameters, self.worker, self.outputs, self.metrics, self.frames, self.chunking
         )
@@ -90,6 +92,7 @@ class Parts:
     def activate(self) -> None:
         """Open the subscriptions and accept goals."""
         self.chunking.clear()
+        self.camera.open()
         self.inputs.open()
         self.plan_server.accepts = True
 
@@ -100,7 +103,10 @@ class Parts:
         """
         self.plan_server.accepts = False
         self.inputs.close()
-        return self.worker.stop_all(PREEMPTED, message, timeout_s)
+        ended = self.worker.stop_all(PREEMPTED, message, timeout_s)
+        self.camera.close()
+        self.outputs.clear_markers()
+        return ended
 
     def destroy(self) -> None:
         """End the planning thread and remove topics, services and the action.

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from rclpy.action import ActionServer, CancelResponse
+from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.lifecycle import LifecycleNode
 from rclpy.qos import QoSProfile
@@ -21,13 +21,15 @@ from edgellm_ros.ros.node.worker import CANCELLED, COMPLETED, ERROR, Job, Outcom
 
 # In stored results: about 30 MB as Python messages of 40 steps.
 MAX_KEPT_TRAJECTORIES = 1000
+LOG_THROTTLE_S = 1.0
 
 
 class PlanServer:
     """Plans goals while `accepts` is true and the worker's queue has room.
 
     Goals wait for their results without blocking the executor. A goal that cannot be planned is accepted and
-    aborted at once: a rejected goal would have no result to say why.
+    aborted at once: a rejected goal would have no result to say why. Only if too many goals are stored is a
+    goal rejected, as its result would be stored too.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class PlanServer:
     ) -> None:
         self.accepts = False
         self._node = node
+        self._parameters = parameters
         self._worker = worker
         self._job_factory = jobs
         self._metrics = metrics
@@ -51,6 +54,7 @@ class PlanServer:
             PlanAction,
             "~/plan",
             execute_callback=self._execute,
+            goal_callback=self._on_goal,
             cancel_callback=self._on_cancel,
             feedback_pub_qos_profile=QoSProfile(depth=depth),
             result_timeout=parameters.current.result_timeout,
@@ -66,12 +70,29 @@ class PlanServer:
         """Remove the action."""
         self._server.destroy()
 
-    def _refusal(self) -> Outcome | None:
-        """Return the reason why goals are refused now; None if goals are accepted."""
+    def _on_goal(self, goal: PlanAction.Goal) -> GoalResponse:
+        """Reject a goal if too many goals are stored."""
+        stored, most = len(self._server._goal_handles), self._parameters.current.limits.goals
+        if stored < most:
+            return GoalResponse.ACCEPT
+        self._node.get_logger().error(
+            f"goal rejected: {stored} goals and results are stored, at most {most} (parameters limits.goals, "
+            "result_timeout)",
+            throttle_duration_sec=LOG_THROTTLE_S,
+        )
+        self._metrics.count("goals_rejected")
+        return GoalResponse.REJECT
+
+    def _refusal(self, goal: PlanAction.Goal) -> Outcome | None:
+        """Return the reason why a goal is refused now; None if it is accepted."""
         if not self.accepts:
             return Outcome(ERROR, "the node is not active")
         if self._worker.is_full:
             return Outcome(ERROR, f"{self._worker.waiting} goals wait already (parameter queue_size)")
+        try:
+            self._parameters.current.limits.check_goal(goal)
+        except ValueError as error:
+            return Outcome(ERROR, str(error))
         return None
 
     def _on_cancel(self, handle: ServerGoalHandle) -> CancelResponse:
@@ -84,10 +105,12 @@ class PlanServer:
         goal_id = bytes(handle.goal_id.uuid)
         if handle.is_cancel_requested:
             return self._finish(handle, Outcome(CANCELLED, "cancelled by the client"))
-        refusal = self._refusal()
+        refusal = self._refusal(handle.request)
         if refusal is not None:
             self._metrics.plan_done(refusal)
-            self._node.get_logger().warning(f"goal refused: {refusal.message}")
+            self._node.get_logger().warning(
+                f"goal refused: {refusal.message}", throttle_duration_sec=LOG_THROTTLE_S
+            )
             return self._finish(handle, refusal)
         future = Future()
 
@@ -111,8 +134,10 @@ class PlanServer:
             del self._jobs[goal_id]
 
     def _finish(self, handle: ServerGoalHandle, outcome: Outcome) -> PlanAction.Result:
-        """End the goal and return its result, which rclpy stores for `result_timeout`."""
-        handle.request.images, handle.request.audio, handle.request.earlier_messages = [], [], []
+        """End the goal and return its result, which rclpy stores for `result_timeout` with the goal."""
+        request, empty = handle.request, PlanAction.Goal()
+        for name in request.get_fields_and_field_types():
+            setattr(request, name, getattr(empty, name))
         if outcome.reason == COMPLETED:
             handle.succeed()
         elif outcome.reason == CANCELLED and handle.is_cancel_requested:

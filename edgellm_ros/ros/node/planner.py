@@ -71,6 +71,7 @@ class PlanRequest:
     instruction: Hashable = None  # equal for requests with the same instruction
     # the chunk that the plan continues, or none; None = as the parameter `chunking` says
     previous_chunk: Callable[[ActionSpaceConfig], ChunkCondition | None] | None = None
+    tools: Callable[[], tuple[dict[str, Any], ...]] | None = None  # None = no tools
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +79,7 @@ class Plan:
     """A finished plan as messages, with the paths and the frame of the overlay."""
 
     generation: Generation
+    base: Header  # stamp of the input, and the robot's base frame
     action_chunks: list[ActionChunk]
     paths: list[Path]
     states: np.ndarray | None  # [samples, T+1, 4]
@@ -132,7 +134,7 @@ class Planner:
         sampling = request.sampling()
         sounds = self._sounds(request)
         frames = self._frames(request)
-        images = tuple(decode_image(frame.message) for frame in frames)
+        images = tuple(self._decode(frame) for frame in frames)
         video = self._video(request, frames, images)
         header = self._input_header(frames)
         history, speed = self._history(frames)
@@ -150,6 +152,7 @@ class Planner:
                 action_samples=samples,
                 noise_seed=request.noise_seed,
                 denoise_steps=request.denoise_steps,
+                tools=request.tools() if request.tools is not None else None,
                 on_progress=job.report,
                 cancel=job.cancel,
                 previous_chunk=self._previous_chunk(request, motion) if samples else None,
@@ -209,7 +212,7 @@ class Planner:
         found = []
         for frame in earlier:
             try:
-                found.append((frame.time, decode_image(frame.message)))
+                found.append((frame.time, self._decode(frame)))
             except ValueError as error:
                 self._logger.warning(f"an earlier camera frame is left out: {error}")
         found = [(time, pixels) for time, pixels in found if pixels.shape == images[0].shape]
@@ -218,6 +221,9 @@ class Planner:
         found.append((frames[0].time, images[0]))
         start = found[0][0]
         return Video([pixels for _, pixels in found], [(time - start) / NANOSECONDS for time, _ in found])
+
+    def _decode(self, frame: Frame) -> np.ndarray:
+        return decode_image(frame.message, self._parameters.current.limits.image_pixels)
 
     def _frames(self, request: PlanRequest) -> tuple[Frame, ...]:
         """Return the camera frames to plan on.
@@ -290,9 +296,9 @@ class Planner:
             response, header, request.request_id, job.started - job.arrival, now - job.arrival
         )
         action = self._runtime.config.action
-        if action is None or response.actions is None or response.paths is None:
-            return Plan(generation, [], [], None, frame, motion)
         base = Header(stamp=header.stamp, frame_id=self._parameters.current.frame_id)
+        if action is None or response.actions is None or response.paths is None:
+            return Plan(generation, base, [], [], None, frame, motion)
         chunks = to_action_chunks(response, action.action_space, base, request.request_id)
         paths = [to_path(states, action.action_space.dt, base) for states in response.paths]
-        return Plan(generation, chunks, paths, response.paths, frame, motion)
+        return Plan(generation, base, chunks, paths, response.paths, frame, motion)

@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 
 from edgellm_ros.echo import quoted
-from edgellm_ros.ros.node.image_size import check_size
+from edgellm_ros.ros.node.image_size import MAX_PIXELS, check_size
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ ENCODINGS: dict[str, Encoding] = {
 }
 
 
-def decode_raw(message: Any) -> np.ndarray:
+def decode_raw(message: Any, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Return the pixels of a message, RGB uint8 [H, W, 3].
 
     `message`: of rclpy or of the bag library. ValueError for a message that cannot be decoded, with the field
@@ -76,7 +76,7 @@ def decode_raw(message: Any) -> np.ndarray:
     height, width, step = message.height, message.width, message.step
     if height == 0 or width == 0 or len(message.data) == 0:
         raise ValueError(f"image is empty: {width} x {height} pixels, {len(message.data)} bytes of data")
-    check_size("image", width, height)
+    check_size("image", width, height, max_pixels)
     _check_shape(message.encoding, encoding, width, height)
     row = width * encoding.channels * encoding.bits // 8
     if step < row:

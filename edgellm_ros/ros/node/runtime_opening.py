@@ -40,6 +40,7 @@ def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceR
         drafting=drafting,
         decode=parameters.decode,
         allow_plan_code=parameters.allow_plan_code,
+        tool_call_format=parameters.tool_call_format,
     )
     path = parameters.prefix_cache_file
     try:

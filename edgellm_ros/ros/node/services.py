@@ -134,6 +134,11 @@ class Services:
         if self._worker.is_full:
             response.message = f"{self._worker.waiting} goals wait already (parameter queue_size)"
             return response
+        try:
+            self._parameters.current.limits.check_text("the system prompt", [request.system_prompt])
+        except ValueError as error:
+            response.message = str(error)
+            return response
         future = Future()
 
         def on_done(outcome: Outcome) -> None:  # on any thread

@@ -82,7 +82,9 @@ class SpeechInput:
             if self._stream is None:
                 raise ValueError("this engine has no audio encoder: sound is ignored")
             self._stream.settings = self._parameters.current.utterance
-            return self._commands(self._stream.add(*self._read(message)))
+            encoding, sample_rate, channels, data, stamp = self._read(message)
+            self._check_size(data)
+            return self._commands(self._stream.add(encoding, sample_rate, channels, data, stamp))
         except ValueError as error:
             self._refuse("audio_refused", str(error))
             return []
@@ -98,6 +100,13 @@ class SpeechInput:
         if self._stream is not None:
             self._stream.drop()
         self._problem.clear()
+
+    def _check_size(self, data: Any) -> None:
+        try:
+            self._parameters.current.limits.check_data("the chunk", [data])
+        except ValueError:
+            self._stream.drop()  # half a sentence may mean something else
+            raise
 
     def _read(self, message: Any) -> tuple[str, int, int, Any, int]:
         """Return encoding, rate, channels, data and stamp (ns) of a message of any type."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import DraftTree, Kernels, SamplingState, StopState, TreeKernels
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.batch.step_result import StepResult
-from edgellm_ros.runtime.grammar import ALL_BITS, word_count
+from edgellm_ros.runtime.grammar import ALL_BITS, GrammarMatcher, tree_matchers, word_count, write_masks
 from edgellm_ros.runtime.request import MAX_LOGPROBS
 
 NO_LOGIT = -1
@@ -66,9 +66,8 @@ class SamplingRows:
         )
         device.upload(self._stop.stop_ids, np.array([*stop_token_ids] or [NO_TOKEN], np.int64))
         self._last_tokens = device.zeros((max_batch_size,), np.int64)
-        self._host_masks = np.full((max_batch_size, word_count(logits)), ALL_BITS)
-        self._masks = device.zeros(self._host_masks.shape, np.uint32)
         self._max_batch_size = max_batch_size
+        self._allocate_masks(max_batch_size)
         self.resize(tokens_per_step=1)
 
     def resize(self, tokens_per_step: int) -> None:
@@ -86,6 +85,11 @@ class SamplingRows:
         top = tokens * (MAX_LOGPROBS + 1)
         self._top_ids, self._top_values = device.zeros((top,), np.int64), device.zeros((top,), np.float32)
         self._step = (0, tokens_per_step)  # B and N of the step that is being queued
+
+    def _allocate_masks(self, rows: int) -> None:
+        shape = rows, word_count(len(self._token_of_logit))
+        self._host_masks = np.empty(shape, np.uint32)
+        self._masks = self._device.zeros(shape, np.uint32)
 
     def open(self, row: int, sequence: GenerationSequence) -> None:
         """Upload a request's sampling parameters, and mark its prompt's tokens as seen."""
@@ -140,22 +144,39 @@ class SamplingRows:
         """Return the token ids [batch,width] of the last step."""
         return self._output.view(batch, width)
 
-    def mask(self, logits: Tensor, sequences: Sequence[GenerationSequence]) -> None:
-        """Exclude the tokens that the grammars of sequences [B] do not allow next from logits [B,1,V].
+    def mask(
+        self,
+        logits: Tensor,
+        sequences: Sequence[GenerationSequence],
+        trees: Callable[[], tuple[np.ndarray, np.ndarray]] | None = None,
+    ) -> None:
+        """Exclude the tokens that the grammars of sequences [B] do not allow next from logits [B,N,V].
 
-        The host computes the masks while the device computes the logits. Nothing is queued without a grammar.
+        Without `trees`, N is 1. `trees` waits for the tokens and parents [B,N] of drafted trees, which are
+        needed only with a grammar; the logits are those of their nodes. The host computes the masks while the
+        device computes the logits. Nothing is queued without a grammar.
         """
         if all(sequence.grammar is None for sequence in sequences):
             return
-        masks = self._host_masks[: len(sequences)]
-        for mask, sequence in zip(masks, sequences, strict=True):
+        batch, nodes, _ = logits.shape
+        if len(self._host_masks) < batch * nodes:
+            self._allocate_masks(self._max_batch_size * nodes)
+        masks = self._host_masks[: batch * nodes]
+        masks[...] = ALL_BITS  # also where no path of the sampler comes
+        matchers: dict[int, GrammarMatcher] = {}  # by row of `masks`
+        tokens, parents = trees() if trees is not None else (None, None)
+        for row, sequence in enumerate(sequences):
             if sequence.grammar is None:
-                mask[...] = ALL_BITS
-            else:
-                sequence.grammar.write_mask(mask)
-        uploaded = self._masks.rows(0, len(sequences))
+                continue
+            found = {0: sequence.grammar}
+            if tokens is not None and parents is not None and not sequence.request.disable_spec_decode:
+                found = tree_matchers(sequence.grammar, tokens[row].tolist(), parents[row].tolist())
+            matchers.update((row * nodes + node, matcher) for node, matcher in found.items())
+        is_asynchronous = self._device.max_queued_steps > 0
+        write_masks([*matchers.values()], [masks[row] for row in matchers], in_parallel=is_asynchronous)
+        uploaded = self._masks.rows(0, len(masks))
         self._device.upload(uploaded, masks)
-        self._kernels.mask_logits(logits, uploaded)
+        self._kernels.mask_logits(logits, uploaded.view(batch, nodes, uploaded.shape[1]))
 
     def sample(self, logits: Tensor, rows: range | None = None) -> None:
         """Queue the sampling of a step's tokens.

@@ -8,10 +8,12 @@ recorded as a graph and launched with one call.
 
 With a grammar in the batch, a step reads masks that the host computes from the tokens before:
 
-  device   ... -> engine -> logits |          mask -> tokens -> counts -> commit
-  host     queue            masks  | upload
+  device   ... -> engine -> logits |   mask -> tokens -> counts -> commit | ... -> engine -> logits |
+  host     queue            masks, upload   queue the next logits           deliver, masks, upload
 
-Then only the part up to the logits is recorded, when it first runs.
+Then only the part up to the logits is recorded, when it first runs. It needs nothing from the host, so the
+device computes the next logits while the host reads the token. Where the sequence ends with this token, they
+are for nothing, as a step that was queued ahead is.
 """
 
 from __future__ import annotations
@@ -52,6 +54,9 @@ class VanillaDecoding:
         self._logits = logits
         self._logprobs = 0
         self._has_grammar = False
+        # the logits of a recurrent model change its states, so they are computed once for each step
+        self._computes_ahead = device.max_queued_steps > 0 and runner.recurrent is None
+        self._has_logits = False  # whether the next step's logits have been queued
         self.recorded: RecordedSteps[VanillaStep] = RecordedSteps(device, batch.max_size)
         self.recorded_logits: RecordedSteps[LogitsStep] = RecordedSteps(
             device, batch.max_size, "decode steps up to the logits"
@@ -61,6 +66,7 @@ class VanillaDecoding:
         """Select the step for these sequences, recorded or not."""
         self._logprobs = max(sequence.request.logprobs for sequence in batch.sequences)
         self._sequences = list(batch.sequences)
+        self._has_logits = False
         adapters = [sequence.adapter for sequence in batch.sequences]
         self._has_grammar = any(sequence.grammar is not None for sequence in batch.sequences)
         if self._has_grammar:
@@ -73,9 +79,19 @@ class VanillaDecoding:
         """Do nothing: the tokens are on the device."""
 
     def queue(self, room: int) -> StepResult:
-        """Queue one step; see `DecodeMethod`."""
-        if self._has_grammar:
+        """Queue one step, and with a grammar the next one's logits; see `DecodeMethod`."""
+        result = self.step()
+        if self._has_grammar and self._computes_ahead and room > 1 and not self._ends_now():
             self.recorded_logits.queue()
+            self._has_logits = True
+        return result
+
+    def step(self) -> StepResult:
+        """Queue one step."""
+        if self._has_grammar:
+            if not self._has_logits:
+                self.recorded_logits.queue()
+            self._has_logits = False
             self._sampling.mask(self._step.logits, self._sequences)
             self._step.sample()
         else:
@@ -101,6 +117,13 @@ class VanillaDecoding:
         """Drop the graphs of a removed adapter."""
         self.recorded.drop(adapter)
         self.recorded_logits.drop(adapter)
+
+    def _ends_now(self) -> bool:
+        """Return whether the token of the queued step is known to be the last one of a sequence."""
+        return any(
+            sequence.tokens_left < 2 or (sequence.grammar is not None and sequence.grammar.is_at_end)
+            for sequence in self._sequences
+        )
 
     def _make_step(self, adapters: Sequence[LoraAdapter]) -> VanillaStep:
         logits = self._logits.rows(0, len(adapters))

@@ -33,6 +33,7 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         special = {token_id: token.content for token_id, token in added.items() if token.special}
         self._special = set(special)
+        self._special_texts = [*special.values()]
         self._guards = [letter for letter in _NONCHARACTERS if letter not in "".join(special.values())]
         self._pieces: dict[int, str] = {}
 
@@ -88,12 +89,17 @@ class Tokenizer:
             text = self._pieces[token_id] = self.decode([token_id])
         return text
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Convert ids to text without special tokens.
+    @property
+    def special_texts(self) -> list[str]:
+        """The texts of the special tokens."""
+        return self._special_texts
+
+    def decode(self, token_ids: Sequence[int], special_tokens: bool = False) -> str:
+        """Convert ids to text, without special tokens by default.
 
         Bytes that are not valid UTF-8 become U+FFFD.
         """
-        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return self._tokenizer.decode(token_ids, skip_special_tokens=not special_tokens)
 
     def _run(self, text: str, special_tokens: bool) -> tokenizers.Encoding:
         self._tokenizer.encode_special_tokens = not special_tokens  # the library's name for "as plain text"

@@ -11,10 +11,11 @@ have. So the answer is the same for every tree, and a bad draft costs time only.
 
 A round takes no input from the host, so rounds can be queued one after another (the first ones of an answer
 are not), and a round of the largest tree can be recorded as a graph and launched with one call
-(tree_round.py). Vanilla steps take the place of rounds where the KV cache has no room for a tree, where all
-requests turn drafting off, where drafting is slower (fallback.py), where a request has a grammar, whose masks
-the host computes from the tokens before, and for good after the drafter has failed. A row whose request turns
-drafting off takes one token of a round (`SamplingState.path_limit`).
+(tree_round.py). With a grammar in the batch, the host computes a mask for each node of its trees before the
+path is sampled, so rounds are queued one at a time. Vanilla steps take the place of rounds where the KV cache
+has no room for a tree, where all requests turn drafting off, where drafting is slower (fallback.py), and for
+good after the drafter has failed. A row whose request turns drafting off takes one token of a round
+(`SamplingState.path_limit`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ from edgellm_ros.runtime.decoding.recorded_steps import RecordedSteps
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.decoding.speculative.fallback import Fallback
 from edgellm_ros.runtime.decoding.speculative.guarded_drafter import DraftingError, GuardedDrafter
-from edgellm_ros.runtime.decoding.speculative.tree_round import TreeRound, TreeRounds
+from edgellm_ros.runtime.decoding.speculative.tree_round import (
+    DraftPart,
+    TreeRound,
+    TreeRounds,
+    VerificationPart,
+)
 from edgellm_ros.runtime.decoding.vanilla import VanillaDecoding
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 from edgellm_ros.runtime.lora import LoraAdapter
@@ -70,7 +76,10 @@ class TreeDecoding:
         metrics: SpecDecodeGenerationMetrics,
     ) -> None:
         self.tokens_per_step = config.tokens_per_round
-        self._fallback = Fallback() if config.falls_back else None
+        # batches without and with a grammar, whose rounds and steps take longer
+        self._fallbacks = [Fallback(), Fallback()] if config.falls_back else [None, None]
+        self._fallback: Fallback | None = None  # of these sequences
+        self._has_grammar = False  # whether one of these sequences has a grammar
         self._wanted = True  # whether these sequences may have rounds
         self._drafts = True  # whether the last step was a round, or the first one may be
         self._sampling = sampling
@@ -83,6 +92,10 @@ class TreeDecoding:
             device, kernels, config.tree_size, self.tokens_per_step, *parts, only_chains=config.is_chain
         )
         self.recorded: RecordedSteps[TreeRound] = RecordedSteps(device, batch.max_size, "rounds of drafting")
+        self.recorded_drafts: RecordedSteps[DraftPart] = RecordedSteps(device, batch.max_size, "drafts")
+        self.recorded_verifications: RecordedSteps[VerificationPart] = RecordedSteps(
+            device, batch.max_size, "verifications"
+        )
         self._root = device.zeros((batch.max_size, 1), np.int64)  # the path of a vanilla step
 
     def prefilled(self, rows: range) -> None:
@@ -94,14 +107,17 @@ class TreeDecoding:
         """Prepare for steps of these sequences."""
         self._adapters = [sequence.adapter for sequence in batch.sequences]
         self._logprobs = max(sequence.request.logprobs for sequence in batch.sequences)
+        self._sequences = list(batch.sequences)
         self._has_grammar = any(sequence.grammar is not None for sequence in batch.sequences)
-        self._wanted = not self._has_grammar and not all(
-            sequence.request.disable_spec_decode for sequence in batch.sequences
-        )
+        self._wanted = not all(sequence.request.disable_spec_decode for sequence in batch.sequences)
         self._drafts = self._wanted and not self._drafter.failed
         self._vanilla.begin(batch)
-        if self._wanted and not self._drafter.failed:
+        if self._drafts and self._has_grammar:
+            self.recorded_drafts.select(self._adapters, self._make_draft)
+            self.recorded_verifications.select(self._adapters, self._make_verification)
+        elif self._drafts:
             self._largest = self.recorded.select(self._adapters, self._make_round)
+        self._fallback = self._fallbacks[self._has_grammar]
         if self._fallback is not None:
             self._fallback.begin(len(batch))
 
@@ -115,11 +131,14 @@ class TreeDecoding:
             except DraftingError:
                 pass
         self._drafts = False
-        return self._vanilla_step(room)
+        return self._vanilla_step()
 
     def queues_ahead(self, sequences: Sequence[GenerationSequence]) -> bool:
-        """Return whether the sequences have had more than a few steps, or the last step was a vanilla one."""
-        if not (self._wanted and self._drafts):
+        """Return whether the sequences have had more than a few steps, or the last step was a vanilla one.
+
+        False with a grammar, whose masks need the tokens before.
+        """
+        if self._has_grammar or not (self._wanted and self._drafts):
             return self._vanilla.queues_ahead(sequences)
         return all(sequence.steps >= STEPS_ALONE for sequence in sequences)
 
@@ -133,7 +152,7 @@ class TreeDecoding:
             self._metrics.generated_tokens += sum(counts)
         else:
             self._metrics.vanilla_runs += 1
-        if self._fallback is not None and served and not self._has_grammar:
+        if self._fallback is not None and served:
             self._fallback.delivered(drafted, sum(count for _, count in served) / len(served))
 
     def capture(self, adapters: Sequence[LoraAdapter]) -> bool:
@@ -141,20 +160,31 @@ class TreeDecoding:
         steps = self._vanilla.capture(adapters)
         if self._drafter.failed:
             return steps
-        return self.recorded.capture(adapters, self._make_round) and steps
+        rounds = self.recorded.capture(adapters, self._make_round)
+        self.recorded_drafts.record_lazily = self.recorded_verifications.record_lazily = rounds
+        return rounds and steps
 
     def drop(self, adapter: LoraAdapter) -> None:
         """Drop the graphs of a removed adapter."""
         self._vanilla.drop(adapter)
-        self.recorded.drop(adapter)
+        for recorded in (self.recorded, self.recorded_drafts, self.recorded_verifications):
+            recorded.drop(adapter)
 
     def _make_round(self, adapters: Sequence[LoraAdapter]) -> TreeRound:
         return TreeRound(self._rounds, adapters, self._sizes[0])
 
+    def _make_draft(self, adapters: Sequence[LoraAdapter]) -> DraftPart:
+        return DraftPart(self._make_round(adapters))
+
+    def _make_verification(self, adapters: Sequence[LoraAdapter]) -> VerificationPart:
+        return VerificationPart(self._make_round(adapters))
+
     def _round(self, size: int) -> StepResult:
         """Queue a round with trees of this size. DraftingError if there is no draft."""
         self._drafter.resume(len(self._adapters))
-        if size == self._sizes[0]:
+        if self._has_grammar:
+            step = self._round_with_grammar(size)
+        elif size == self._sizes[0]:
             step = self._largest
             self.recorded.queue()
         else:
@@ -163,8 +193,25 @@ class TreeDecoding:
         self._drafter.drafted()
         return step.copy_to_host(self._logprobs)
 
-    def _vanilla_step(self, room: int) -> StepResult:
-        result = self._vanilla.queue(room)
+    def _round_with_grammar(self, size: int) -> TreeRound:
+        """Queue the parts of a round, with a mask for each node before its path is sampled."""
+        step = TreeRound(self._rounds, self._adapters, size)
+        is_largest = size == self._sizes[0]
+        if is_largest:
+            self.recorded_drafts.queue()
+        else:
+            step.draft()
+        tree = step.copy_tree()
+        if is_largest:
+            self.recorded_verifications.queue()
+        else:
+            step.verify()
+        step.mask(self._sequences, tree)
+        step.accept()
+        return step
+
+    def _vanilla_step(self) -> StepResult:
+        result = self._vanilla.step()
         batch = len(self._adapters)
         tokens, counts = self._sampling.tokens(batch, 1), self._sampling.counts(batch)
         self._drafter.accepted(tokens, self._root.rows(0, batch), counts)

@@ -3,6 +3,13 @@
 
 Everything that a round reads is on the device, at fixed addresses. So a round can be recorded as one graph:
 the draft, the verification, the sampling of a path, and the commit.
+
+With a grammar in the batch, a round reads masks that the host computes from the drafted tokens:
+
+  device   draft | verify ->  logits |          masks -> path -> counts -> commit
+  host           | copy of the tree, masks  | upload
+
+Then the draft and the verification are recorded each for itself, when they first run.
 """
 
 from __future__ import annotations
@@ -10,16 +17,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
-from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.device import Device, HostCopy
 from edgellm_ros.engine.executor import BoundRun
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import DraftTree, TreeKernels
 from edgellm_ros.runtime.batch.batch import Batch
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
+from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.batch.step_result import StepResult
 from edgellm_ros.runtime.decoding.recorded_steps import Step
 from edgellm_ros.runtime.decoding.speculative.guarded_drafter import GuardedDrafter
@@ -49,6 +58,7 @@ class TreeRounds:
         metrics: SpecDecodeGenerationMetrics,
         only_chains: bool = False,
     ) -> None:
+        self.device = device
         self.kernels = kernels
         self.only_chains = only_chains
         self.batch = batch
@@ -97,14 +107,32 @@ class TreeRound(Step):
 
     def run(self) -> None:
         """Queue the round. DraftingError if there is no draft: then nothing has been committed."""
+        self.draft()
+        self.verify()
+        self.accept()
+
+    def draft(self) -> None:
+        """Queue the first part of the round."""
+        with self._rounds.timed("draft_seconds"):
+            self._rounds.drafter.propose(self._tree)
+
+    def verify(self) -> None:
+        """Queue the second part of the round, up to the logits."""
         rounds, tree = self._rounds, self._tree
-        with rounds.timed("draft_seconds"):
-            rounds.drafter.propose(tree)
         with rounds.timed("verify_seconds"):
             embeds = rounds.embedder.embed_tokens(tree.tokens)
             rounds.runner.execute_tree_decoding_step(
                 embeds, tree, rounds.kernels, self._logits, self._adapters
             )
+
+    def mask(self, sequences: Sequence[GenerationSequence], tree: TreeCopy) -> None:
+        """Exclude the tokens that grammars do not allow at the nodes of the tree, between the last parts."""
+        with self._rounds.timed("accept_seconds"):
+            self._rounds.sampling.mask(self._logits, sequences, tree.wait)
+
+    def accept(self) -> None:
+        """Queue the last part of the round."""
+        rounds, tree = self._rounds, self._tree
         with rounds.timed("accept_seconds"):
             rounds.sampling.sample_path(rounds.kernels, self._logits, tree, self._path, self._offered)
             counts = rounds.sampling.count(offered=self._offered)
@@ -116,13 +144,67 @@ class TreeRound(Step):
 
     def bind(self) -> list[BoundRun]:
         """Bind the engines to this round's tensors."""
+        return [*self.bind_draft(), *self.bind_verification()]
+
+    def bind_draft(self) -> list[BoundRun]:
+        """Bind the engines of the first part."""
+        return self._rounds.drafter.bind(len(self._adapters))
+
+    def bind_verification(self) -> list[BoundRun]:
+        """Bind the engines of the second part."""
         rounds = self._rounds
         embeds = rounds.embedder.token_embeds(*self._tree.tokens.shape)
-        verification = rounds.runner.bind_tree_decoding_step(embeds, self._logits, self._adapters)
-        return [*rounds.drafter.bind(len(self._adapters)), *verification]
+        return rounds.runner.bind_tree_decoding_step(embeds, self._logits, self._adapters)
+
+    def copy_tree(self) -> TreeCopy:
+        """Queue a copy of the tree to the host."""
+        device, tree = self._rounds.device, self._tree
+        return TreeCopy(device.copy_to_host(tree.tokens), device.copy_to_host(tree.parents))
 
     def copy_to_host(self, logprobs: int) -> StepResult:
         """Queue a copy of the tokens that the round has yielded."""
         if logprobs:
             self._rounds.kernels.take_rows(self._logits, self._path, self._path_logits)
         return self._rounds.sampling.copy_to_host(self._path_logits, logprobs)
+
+
+@dataclass(frozen=True)
+class TreeCopy:
+    """Tokens and parents of trees [B,M], while they are copied to the host."""
+
+    tokens: HostCopy
+    parents: HostCopy
+
+    def wait(self) -> tuple[np.ndarray, np.ndarray]:
+        """Wait for the copies; may be called once."""
+        return self.tokens.wait(), self.parents.wait()
+
+
+class DraftPart(Step):
+    """The first part of a round."""
+
+    def __init__(self, step: TreeRound) -> None:
+        self._step = step
+
+    def run(self) -> None:
+        """Queue the draft."""
+        self._step.draft()
+
+    def bind(self) -> list[BoundRun]:
+        """Bind the engines to the draft's tensors."""
+        return self._step.bind_draft()
+
+
+class VerificationPart(Step):
+    """The second part of a round."""
+
+    def __init__(self, step: TreeRound) -> None:
+        self._step = step
+
+    def run(self) -> None:
+        """Queue the verification."""
+        self._step.verify()
+
+    def bind(self) -> list[BoundRun]:
+        """Bind the engines to the verification's tensors."""
+        return self._step.bind_verification()
