@@ -78,7 +78,8 @@ $(STAMPS)/command: setup.py $(STAMPS)/packages
 	$(BIN)/pip install $(PIP_OPTIONS) --no-build-isolation --no-deps --editable .
 	@touch $@
 
-$(STAMPS)/parity: requirements-parity.txt requirements-templates.txt $(STAMPS)/packages
+$(STAMPS)/parity: requirements-parity.txt requirements-templates.txt requirements-lerobot.txt $(STAMPS)/packages
 	$(BIN)/pip install $(PIP_OPTIONS) -r requirements.txt -r $<
 	$(BIN)/pip install $(PIP_OPTIONS) --upgrade --no-deps --target $(VENV)/published_templates -r requirements-templates.txt
+	$(BIN)/pip install $(PIP_OPTIONS) --upgrade --no-deps --target $(VENV)/lerobot -r requirements-lerobot.txt
 	@touch $@

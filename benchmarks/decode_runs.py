@@ -79,9 +79,9 @@ def prompt_ids(checkpoint: Path, config: EngineConfig, request: LLMGenerationReq
         processor = make_image_processor(config.vision)
         rows = [int(np.prod(processor.token_grid(*image.shape[:2]))) for image in request.images]
     history = []
-    if config.action is not None:
-        points = check_history(request.history, config.action.trajectory_history)
-        history = history_tokens(points, config.action.trajectory_history)
+    if config.expert is not None:
+        points = check_history(request.history, config.expert.trajectory_history)
+        history = history_tokens(points, config.expert.trajectory_history)
     return builder.build(request, rows, [], history)
 
 

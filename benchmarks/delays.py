@@ -9,6 +9,7 @@ takes over from another, beside those within plans, for each mode and delay:
     wait                      the robot brakes to a standstill for each frame, and stands until its plan comes
     naive                     the old chunk runs on; the new one takes over at the row of its age
     guided, frozen, trained   as naive, with the node's parameter `chunking`
+    guided:24                 the same with its parameter chunking_horizon
 
 Target: with 0.8 s, the best form of chunking has at most 2 of 100 successes less than without delay, and at
 most a third of the mean jerk at changes of the naive mode.
@@ -24,7 +25,7 @@ latency. Each worker has a node and an arena in a ROS domain of its own, on one 
 Examples
 --------
     python -m benchmarks.delays
-    python -m benchmarks.delays --delays 0.8 --modes naive,guided --episodes 20 --workers 4
+    python -m benchmarks.delays --delays 0.8 --modes naive,guided,guided:24 --episodes 20 --workers 4
 
 A JSON line for each mode and delay, then a table; last JSON line: all of them in `results`.
 
@@ -41,6 +42,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -70,7 +72,13 @@ class Case:
     """One mode with one delay."""
 
     mode: str
+    horizon: int  # the node's parameter chunking_horizon
     delay: float  # s
+
+    @property
+    def name(self) -> str:
+        """The mode as it is given on the command line."""
+        return f"{self.mode}:{self.horizon}" if self.horizon else self.mode
 
     def options(self, engine: Path, seed: int) -> DemoOptions:
         """Return the options of a demo that drives in this way."""
@@ -96,7 +104,6 @@ class Work:
     options: DemoOptions
     first: int
     episodes: int
-    horizon: int
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -106,29 +113,29 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     )
     parser.add_argument(
         "--modes",
-        default=",".join(MODES[:2]),
-        help=f"of {', '.join(MODES)}, separated by commas (default: %(default)s)",
+        default="wait,naive,guided,frozen",
+        help=f"of {', '.join(MODES)}, separated by commas; guided:24 sets the node's parameter "
+        "chunking_horizon (default: %(default)s)",
     )
     parser.add_argument("--episodes", type=int, default=100, help="for each case (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=SEED, help="seed of the episodes (default: %(default)s)")
     parser.add_argument(
         "--workers", type=int, default=1, help="pairs of node and arena at a time (default: %(default)s)"
     )
-    parser.add_argument(
-        "--chunking-horizon",
-        type=int,
-        default=0,
-        help="the node's parameter chunking_horizon, in all modes (default: %(default)s)",
-    )
     parser.add_argument("--device", default="cpu", help="device of the engines (default: %(default)s)")
     parser.add_argument("--save", type=Path, help="file that gets a JSON line for each episode")
     args = parser.parse_args(arguments)
-    modes = args.modes.split(",")
-    if not set(modes) <= set(MODES):
-        parser.error(f"--modes: expected some of {', '.join(MODES)}, got {args.modes}")
-    cases = [Case(mode, float(delay)) for delay in args.delays.split(",") for mode in modes]
+    cases = []
+    for delay in args.delays.split(","):
+        for word in args.modes.split(","):
+            mode, _, horizon = word.partition(":")
+            if mode not in MODES or not (horizon or "0").isdecimal():
+                parser.error(f"--modes: expected some of {', '.join(MODES)}, with :HORIZON, got {word!r}")
+            cases.append(Case(mode, int(horizon or 0), float(delay)))
     results = play_cases(cases, args)
     print(table(results), file=sys.stderr)
+    if any(result["episodes"] < args.episodes for result in results):
+        raise SystemExit("some episodes did not end; see above")
     return common.finish("delays", episodes=args.episodes, seed=args.seed, results=results)
 
 
@@ -137,40 +144,39 @@ def play_cases(cases: list[Case], args: argparse.Namespace) -> list[dict[str, An
     engine = common.engine(args)
     size = -(-args.episodes // args.workers)
     outcomes: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
-    results = []
+    results: dict[Case, dict[str, Any]] = {}
     context = multiprocessing.get_context("spawn")
     cores = context.Queue()
     for number in range(args.workers):
         cores.put(number)
     start = time.monotonic()
     with ProcessPoolExecutor(args.workers, context, take_core, (cores,)) as pool:
-        futures = {}
+        futures, pieces = {}, Counter[Case]()
         for case in cases:
             options = dataclasses.replace(case.options(engine, args.seed), device=args.device)
             for first in range(0, args.episodes, size):
-                episodes = min(size, args.episodes - first)
-                work = Work(case, options, first, episodes, args.chunking_horizon)
+                work = Work(case, options, first, min(size, args.episodes - first))
                 futures[pool.submit(play, work)] = work
+                pieces[case] += 1
         for future in as_completed(futures):
-            work, played = futures[future], future.result()
-            outcomes[work.case] += played
-            done = len(outcomes[work.case])
-            print(
-                f"{time.monotonic() - start:4.0f} s: {work.case.mode} {work.case.delay:g} s, {done} episodes",
-                file=sys.stderr,
-                flush=True,
-            )
+            case = futures[future].case
+            try:
+                played = future.result()
+            except DemoError as error:
+                print(f"{case.name} {case.delay:g} s: {error}", file=sys.stderr, flush=True)
+                played = []
+            outcomes[case] += played
+            pieces[case] -= 1
+            progress = f"{case.name} {case.delay:g} s, {len(outcomes[case])} episodes"
+            print(f"{time.monotonic() - start:4.0f} s: {progress}", file=sys.stderr, flush=True)
             if args.save is not None:
                 with args.save.open("a") as file:
-                    file.writelines(
-                        json.dumps({"mode": work.case.mode, "delay": work.case.delay, **outcome}) + "\n"
-                        for outcome in played
-                    )
-            if done == args.episodes:
-                results.append(result_of(work.case, outcomes[work.case]))
-                print(json.dumps(results[-1]), flush=True)
-    order = {case: place for place, case in enumerate(cases)}
-    return sorted(results, key=lambda result: order[Case(result["mode"], result["delay"])])
+                    for outcome in played:
+                        file.write(json.dumps({"mode": case.name, "delay": case.delay, **outcome}) + "\n")
+            if not pieces[case] and outcomes[case]:
+                results[case] = result_of(case, outcomes[case])
+                print(json.dumps(results[case]), flush=True)
+    return [results[case] for case in cases if case in results]
 
 
 def take_core(cores: Any) -> None:
@@ -207,8 +213,8 @@ def play_once(work: Work) -> list[dict[str, Any]]:
         environment = ros_environment(stack.enter_context(own_domain()))
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         node_words = node_arguments(work.options)
-        if work.horizon:
-            node_words += ["-p", f"chunking_horizon:={work.horizon}"]
+        if work.case.horizon:
+            node_words += ["-p", f"chunking_horizon:={work.case.horizon}"]
         node = Child("edgellm node", node_words, logs / "node.log", environment)
         stack.callback(node.stop)
         arguments = ["-m", ARENA_MODULE, *ros_arguments(parameters)]
@@ -223,7 +229,7 @@ def result_of(case: Case, outcomes: list[dict[str, Any]]) -> dict[str, Any]:
     times = [outcome["time"] for outcome in outcomes if outcome["outcome"] == "success"]
     names = ("episodes", "successes", "collisions", "timeouts", "plans", "changes", "mean_speed", *JUMPS)
     return {
-        "mode": case.mode,
+        "mode": case.name,
         "delay": case.delay,
         "time_to_target": statistics.fmean(times) if times else None,
         **{name: summary[name] for name in names},

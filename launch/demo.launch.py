@@ -61,6 +61,7 @@ def generate_launch_description() -> LaunchDescription:
             "engine_dir": LaunchConfiguration("engine_dir"),
             "lora": LaunchConfiguration("lora"),
             "device": LaunchConfiguration("device"),
+            "chunking": LaunchConfiguration("chunking"),
             "namespace": LaunchConfiguration("namespace"),
             "enclave": "",
             "autostart": LaunchConfiguration("autostart"),
@@ -135,6 +136,12 @@ def generate_launch_description() -> LaunchDescription:
                 default_value="",
                 choices=["", "cpu", "cuda", "tensorrt"],
                 description="Device that runs the engines; empty = as in params_file.",
+            ),
+            DeclareLaunchArgument(
+                "chunking",
+                default_value="",
+                choices=["", "off", "guided", "frozen", "trained"],
+                description="How a plan continues the last chunk of actions; empty = as in params_file.",
             ),
             DeclareLaunchArgument(
                 "out",

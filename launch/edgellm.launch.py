@@ -46,6 +46,12 @@ def generate_launch_description() -> LaunchDescription:
                 choices=["", "cpu", "cuda", "tensorrt"],
                 description="Device that runs the engines; empty = as in params_file.",
             ),
+            DeclareLaunchArgument(
+                "chunking",
+                default_value="",
+                choices=["", "off", "guided", "frozen", "trained"],
+                description="How a plan continues the last chunk of actions; empty = as in params_file.",
+            ),
             DeclareLaunchArgument("namespace", default_value="", description="Namespace of the node."),
             DeclareLaunchArgument(
                 "enclave",
@@ -98,7 +104,7 @@ def _start_node(context: LaunchContext) -> list[LifecycleNode]:
         return LaunchConfiguration(name).perform(context)
 
     overrides = {"autostart": value("autostart") == "true", "use_sim_time": value("use_sim_time") == "true"}
-    for name in ("engine_dir", "lora", "device"):
+    for name in ("engine_dir", "lora", "device", "chunking"):
         if value(name):
             overrides[name] = ParameterValue(value(name), value_type=str)  # a name may look like a number
     enclave = ["--enclave", value("enclave")] if value("enclave") else []

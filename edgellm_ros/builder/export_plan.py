@@ -30,6 +30,7 @@ from edgellm_ros.builder.graph import DTYPES, GraphBuilder
 from edgellm_ros.builder.int8_products import multiply_in_int8
 from edgellm_ros.builder.lm_head import LMHead
 from edgellm_ros.builder.model import LLMOptions, Model
+from edgellm_ros.builder.policies import Policy, PolicySources, find_policy
 from edgellm_ros.builder.quantization.layouts import find_layout
 from edgellm_ros.builder.quantization.rounding import RoundedLayout, decoder_layers
 from edgellm_ros.builder.quantization.search import GroupScales
@@ -38,6 +39,7 @@ from edgellm_ros.builder.strips import strips
 from edgellm_ros.builder.tensorrt_operators import check_operators
 from edgellm_ros.builder.visible_rows import attend_to_visible_rows
 from edgellm_ros.builder.vocabulary import (
+    TOKENIZER_FILE,
     VOCAB_MAP,
     generation_defaults,
     read_generation_config,
@@ -46,7 +48,13 @@ from edgellm_ros.builder.vocabulary import (
 )
 from edgellm_ros.engine_directory import binding_names
 from edgellm_ros.engine_directory.adapter_folder import find_adapters
-from edgellm_ros.engine_directory.config import FORMAT_VERSION, BuilderConfig, EngineConfig
+from edgellm_ros.engine_directory.config import (
+    FORMAT_VERSION,
+    BuilderConfig,
+    EngineConfig,
+    GenerationDefaults,
+    SpecialTokens,
+)
 from edgellm_ros.engine_directory.files import (
     CHAIN,
     D2T_FILE,
@@ -68,6 +76,12 @@ EXPERT_FOLDER = "action_expert"
 TOKEN_OF_DRAFT_LOGIT = "token_of_draft_logit"  # the tensor of D2T_FILE
 DRAFT_FOLDER = "draft"  # of a checkpoint: its draft head
 VISION = "visual"  # the part of the engine
+# Options of an export that a policy does not have.
+LANGUAGE_MODEL_OPTIONS = (
+    "max_lora_rank", "hidden_state_layers", "lm_head_input", "vocab_map", "draft", "quantize", "scales",
+    "cpu_int8", "kv_cache",
+)  # fmt: skip
+NO_TOKENS = SpecialTokens(0, None, None, None, None, None, None)
 
 
 @dataclass(frozen=True)
@@ -91,6 +105,8 @@ class ExportOptions:
     scales: tuple[GroupScales, ...] = ()  # of the inputs of the language model's layers, see `find_scales`
     cpu_int8: bool = False  # whether graphs for a CPU multiply in 8 bits
     kv_cache: str | None = None  # "fp8": the type of the KV cache; None = the precision
+    vlm: str | Path | None = None  # of a policy: folder of its vision language model; None = find it
+    dataset: str | Path | None = None  # of a policy: the folder `meta` of its data set
 
     def limits(self) -> BuilderConfig:
         """Check the options and return those that `config.json` of the engine has."""
@@ -135,6 +151,12 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
 
     # 2. Parts of the checkpoint.
     section = read_section(checkpoint / "config.json")
+    policy = find_policy(section)
+    if policy is not None:
+        return _plan_policy(policy, checkpoint, section, options)
+    for name in ("vlm", "dataset"):
+        if getattr(options, name) is not None:
+            raise ValueError(f"{section.where}: --{name} is for policies such as SmolVLA")
     family, weights, model = read_model(checkpoint, section)
     for each in options.scales:
         each.group.fold(weights, each.scales)
@@ -272,6 +294,58 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         adapter_folders=folders,
         adapters=adapters,
     )
+
+
+def _plan_policy(
+    policy: Policy, checkpoint: Path, section: ConfigSection, options: ExportOptions
+) -> ExportPlan:
+    """Prepare the export of a policy, which has no language model that answers."""
+    _check_policy_options(section, options)
+    weights = Weights(checkpoint)
+    folders = (None if each is None else Path(each) for each in (options.vlm, options.dataset))
+    model = policy.read(checkpoint, section, weights, PolicySources(*folders))
+    rows = model.config.max_prefix_rows
+    limits = BuilderConfig(options.max_batch_size, max_input_len=rows, max_kv_cache_capacity=rows + 1)
+    config = section.make(
+        EngineConfig,
+        format_version=FORMAT_VERSION,
+        model_type=policy.name,
+        precision=options.precision,
+        llm=model.llm,
+        builder=limits,
+        vision=None,
+        audio=None,
+        action=model.config,
+        draft=None,
+        special_tokens=NO_TOKENS,
+        stop_token_ids=(),
+        generation=GenerationDefaults(),
+        files=(),
+    )
+    graphs: dict[str, GraphBuilder] = {}
+    for part, build in model.parts.items():
+        graphs[graph_path(part)] = build(options.precision)
+    for path, graph in graphs.items():
+        check_operators(graph.graph, path)
+    return ExportPlan(
+        family=policy.name,
+        parameters=weights.parameters,
+        config=config,
+        texts={TOKENIZER_FILE: model.tokenizer.read_bytes()},
+        tensors={},
+        graphs=graphs,
+        adapter_folders={},
+        adapters={},
+    )
+
+
+def _check_policy_options(section: ConfigSection, options: ExportOptions) -> None:
+    """Refuse options that are for language models."""
+    options.limits()
+    defaults = ExportOptions()
+    for name in LANGUAGE_MODEL_OPTIONS:
+        if (getattr(options, name) or None) != (getattr(defaults, name) or None):
+            raise section.fail("type", f"a policy, but {name} is for language models")
 
 
 def _for_a_cpu(part: str, graph: GraphBuilder, options: ExportOptions) -> bool:

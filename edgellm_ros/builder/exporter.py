@@ -48,6 +48,8 @@ def export(
     cpu_int8: bool = False,
     scales: Sequence[GroupScales] = (),
     kv_cache: str | None = None,
+    vlm: str | Path | None = None,
+    dataset: str | Path | None = None,
 ) -> EngineConfig:
     """Write the engine directory of a checkpoint in Hugging Face format.
 
@@ -83,6 +85,12 @@ def export(
     kv_cache: "fp8" stores keys and values as FP8 (E4M3) without scales: values beyond 448 become 448. None =
     in `precision`. TensorRT and draft heads do not support FP8 (docs/engine_directory.md).
 
+    A policy of LeRobot (`type` in `config.json`, see `builder/policies`) becomes an engine that answers with
+    actions only. Lengths and options of language models do not apply. vlm: folder with configuration and
+    tokenizer of its vision language model; None = the checkpoint's folder `vlm`, or the folder that its
+    configuration names. dataset: the folder `meta` of a LeRobot data set, for names, rate and statistics;
+    None = the statistics that the checkpoint has.
+
     All checks come before the first file is written. `config.json` is removed first and written last, so that
     an interrupted export leaves no directory that looks complete. FileNotFoundError or ValueError, naming
     file, key and value, for a checkpoint that is incomplete or not supported.
@@ -105,6 +113,8 @@ def export(
         tuple(scales),
         cpu_int8,
         kv_cache,
+        vlm,
+        dataset,
     )
     return _write(plan_export(Path(checkpoint_dir), options), Path(engine_dir))
 

@@ -24,7 +24,7 @@ from edgellm_ros.engine.plan_file import TITLES, PlanFile, listed, read_plans
 from edgellm_ros.engine_directory.adapter_folder import find_adapters
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.draft_config import DraftConfig
-from edgellm_ros.engine_directory.files import DRAFT, VERIFY, graph_path
+from edgellm_ros.engine_directory.files import DRAFT, PREFIX, VERIFY, graph_path
 from edgellm_ros.engine_directory.lora_inputs import lora_inputs
 from edgellm_ros.engine_directory.peft_adapter import PeftAdapter
 from edgellm_ros.multimodal.video_config import AS_TEXT
@@ -34,7 +34,7 @@ from edgellm_ros.multimodal.vision_config import QwenVisionTower, VisionConfig
 EXAMPLE_SIZE = 640, 480  # width and height of a camera's frame in pixels
 TIMESTAMP_TOKENS = 9  # of "<12.5 seconds>", vision_start and vision_end with the tokenizer of Qwen3-VL
 _FIRST_NUMBER = re.compile(r"(\D*)(\d*)(.*)")
-PARTS = ("llm", VERIFY, "visual", "audio", "action", DRAFT)
+PARTS = ("llm", VERIFY, "visual", "audio", PREFIX, "action", DRAFT)
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,18 @@ def model_rows(config: EngineConfig, adapters: Sequence[AdapterReport]) -> list[
         )
     if config.action is not None:
         space = config.action.action_space
-        names = ", ".join(f"{name} [{unit}]" for name, unit in zip(space.names, space.units, strict=True))
-        rows.append(("action", f"{names}: {space.horizon} steps of {space.dt} s"))
+        units = (f" [{unit}]" if unit else "" for unit in space.units)
+        names = ", ".join(f"{name}{unit}" for name, unit in zip(space.names, units, strict=True))
+        rows.append(("action", f"{names}: {space.horizon} steps of {space.dt:g} s"))
+    if config.policy is not None:
+        policy, cameras = config.policy, config.policy.cameras
+        size, tokens = cameras.image_size, cameras.tokens
+        rows += [
+            ("state", ", ".join(policy.state.names)),
+            ("cameras", f"{', '.join(cameras.names)}: {tokens} rows each, from {size}x{size} px"),
+            ("prefix", f"{policy.max_prefix_rows} rows, {policy.max_prompt_tokens} of them for the task"),
+        ]
+        return rows
     if config.draft is not None:
         rows.append(("draft head", _draft_head(config.draft)))
     if builder.max_lora_rank:

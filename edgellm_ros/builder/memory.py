@@ -35,6 +35,8 @@ def memory_report(config: EngineConfig, parts: Sequence[PartReport]) -> MemoryRe
     llm, builder = config.llm, config.builder
     itemsize = np.dtype(DTYPES[config.precision].numpy()).itemsize
     weights = sum(part.weight_bytes for part in parts)
+    if config.policy is not None:  # the graph of the prefix has the embedding table
+        return MemoryReport(weights, 0, 0, 0, 0, 0, 0, 0, 0, 0, weights)
     embedding = llm.vocab_size * llm.hidden_size * itemsize
     values = 2 * llm.num_attention_layers * llm.num_key_value_heads * llm.head_dim
     per_token = values * np.dtype(KV_CACHE_DTYPES[config.kv_cache_type].numpy()).itemsize
@@ -76,6 +78,8 @@ def memory_rows(
     """Make the rows of a table about memory."""
     rows = [(f"weights of {part.name}", part.weight_bytes) for part in parts]
     rows += [(f"adapter {adapter.name}", adapter.bytes) for adapter in adapters]
+    if not memory.kv_cache:  # a policy
+        return size_rows([*rows, ("weights", memory.total)])
     rows += [
         ("embedding table", memory.embedding),
         ("KV cache of a token", memory.kv_cache_per_token),

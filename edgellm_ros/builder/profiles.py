@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from edgellm_ros.diffusion.policy_config import PolicyConfig
 from edgellm_ros.engine.optimization_profile import Profile, Range
 from edgellm_ros.engine_directory.config import MIN_PREFILL, EngineConfig
 from edgellm_ros.engine_directory.files import DRAFT, VERIFY
@@ -32,9 +33,11 @@ def make_profiles(
     (tuned for one sequence), verification of up to `verification_tokens` drafted tokens; `llm/verify` has
     those, with the engine's own limit of verified tokens, with recurrent layers at most CHAIN_TOKENS. A draft
     head has two: prefill, and levels of a tree, which also serve accepted tokens. ValueError if
-    `verification_tokens` exceed the KV cache.
+    `verification_tokens` exceed the KV cache. A policy's graphs have one profile each.
     """
     builder = config.builder
+    if config.policy is not None:
+        return _policy_profiles(config.policy, builder.max_action_samples)
     if not 1 <= verification_tokens <= builder.max_kv_cache_capacity:
         raise ValueError(
             f"verification of {verification_tokens} tokens: expected 1 to the KV cache's "
@@ -87,6 +90,22 @@ def make_profiles(
         samples, rows = Range(1, 1, builder.max_action_samples), up_to(builder.max_kv_cache_capacity)
         profiles["action"] = [Profile("trajectories", {"n": samples, "P": rows})]
     return profiles
+
+
+def _policy_profiles(policy: PolicyConfig, max_samples: int) -> dict[str, list[Profile]]:
+    """Make the profiles of a policy's graphs."""
+    cameras, tokens = len(policy.cameras.names), policy.cameras.tokens
+    samples = Range(1, 1, max_samples)
+    return {
+        "visual": [Profile("images", {"N": up_to(cameras)})],
+        "prefix": [
+            Profile(
+                "prefix", {"I": up_to(cameras * tokens, tokens), "L": up_to(policy.max_prompt_tokens)},
+                lengths_vary=True,
+            )
+        ],
+        "action": [Profile("actions", {"n": samples, "S": up_to(policy.max_prefix_rows, tokens)})],
+    }  # fmt: skip
 
 
 def windows(vision: Qwen2_5VisionConfig, tokens: int) -> Range:

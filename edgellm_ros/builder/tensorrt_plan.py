@@ -82,7 +82,8 @@ def build_plans(
             f"{engine}: TensorRT writes to a KV cache of fp32, fp16 or bf16, this engine's has "
             f"{config.kv_cache_type}; export without --kv-cache"
         )
-    _check_alignment(config)
+    if config.policy is None:  # which has no KV cache
+        _check_alignment(config)
     profiles = make_profiles(config, options.verification_tokens)
     library, gpus = _choose_library(options, open_device)
     timing_cache = None

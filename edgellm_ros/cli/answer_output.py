@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
+    from edgellm_ros.diffusion.policy_config import AffineSpaceConfig
     from edgellm_ros.runtime.request import LLMGenerationResponse, Progress
 
 
@@ -61,9 +62,27 @@ def to_json(response: LLMGenerationResponse, with_logprobs: bool) -> dict[str, A
     return result
 
 
+def action_table(response: LLMGenerationResponse, space: AffineSpaceConfig) -> str:
+    """Write a policy's actions as lines of text: one per action, below the names of its values."""
+    units = (f" [{unit}]" if unit else "" for unit in space.units)
+    names = [f"{name}{unit}" for name, unit in zip(space.names, units, strict=True)]
+    lines = ["\t".join(["sample", "time [s]", *names])]
+    for sample, actions in enumerate(() if response.actions is None else response.actions):
+        for step, action in enumerate(actions):
+            values = (f"{value:.6g}" for value in action)
+            lines.append("\t".join([str(sample), f"{step * space.dt:.6g}", *values]))
+    return "\n".join(lines)
+
+
 def describe(response: LLMGenerationResponse) -> str:
     """Describe tokens, times and trajectories for people, one line each."""
     metrics = response.metrics
+    if not response.token_ids and response.paths is None and response.actions is not None:  # a policy
+        samples, horizon, _ = response.actions.shape
+        return (
+            f"[{response.prompt_tokens} rows of the prefix, {samples} x {horizon} actions, "
+            f"total {metrics['total_s'] * 1e3:.0f} ms]"
+        )
     cut = " before the grammar is complete" if response.grammar_complete is False else ""
     lines = [
         f"[{response.prompt_tokens} prompt tokens, {len(response.token_ids)} new, finish: "

@@ -150,6 +150,19 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         action="store_true",
         help="with --quantize, --cpu-int8 or --kv-cache: skip the report",
     )
+    policies = parser.add_argument_group("policies", "checkpoints of LeRobot, such as SmolVLA")
+    policies.add_argument(
+        "--vlm",
+        metavar="DIR",
+        help="config.json and tokenizer.json of the policy's vision language model (default: CHECKPOINT/vlm, "
+        "or the folder that the policy names)",
+    )
+    policies.add_argument(
+        "--dataset",
+        metavar="DIR",
+        help="the folder meta of the LeRobot data set that the policy was trained with: names of the values "
+        "of state and action, rate, statistics (default: the checkpoint's statistics, 30 actions per second)",
+    )
     arguments.add_json(parser)
     parser.set_defaults(run=run)
 
@@ -170,6 +183,8 @@ def run(args: argparse.Namespace) -> int:
         "hidden_state_layers": args.hidden_states,
         "lm_head_input": args.lm_head_input,
         "vocab_map": args.vocab_map,
+        "vlm": args.vlm,
+        "dataset": args.dataset,
         "draft": args.draft,
         "with_draft": not args.no_draft,
         "max_draft_tree_size": args.max_draft_tree_size,

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edgellm_ros.cli import arguments
-from edgellm_ros.cli.answer_output import Streamer, describe, to_json
-from edgellm_ros.cli.inputs import read_history, read_image
+from edgellm_ros.cli.answer_output import Streamer, action_table, describe, to_json
+from edgellm_ros.cli.inputs import read_history, read_image, read_state
 from edgellm_ros.cli.request_batches import answer_file
 from edgellm_ros.cli.request_files import read_conversation
 from edgellm_ros.cli.request_options import (
@@ -85,6 +85,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="how the model writes tool calls; auto: as its chat template does (default: %(default)s)",
     )
     _add_action(parser)
+    _add_policy(parser)
     parser.add_argument(
         "--logprobs",
         type=arguments.integer(0),
@@ -121,6 +122,20 @@ def _add_action(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_policy(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("policies", "engines that answer with actions only, such as SmolVLA")
+    group.add_argument(
+        "--state",
+        metavar="FILE|V,V,...",
+        help="the robot's state in physical units: numbers, or a .json or .npy file with them",
+    )
+    group.add_argument(
+        "--cameras",
+        metavar="NAME[,NAME...]",
+        help="the camera of each --image (default: all cameras of the policy, in their order)",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Read the inputs, run the request, print the answer."""
     _check_inputs(args)
@@ -152,8 +167,10 @@ def run(args: argparse.Namespace) -> int:
             answer["tokens_per_verification"] = drafted.tokens_per_verification
         arguments.print_json(answer)
     else:
-        if streamer is None:
+        if streamer is None and config.policy is None:
             print(response.text)
+        if config.policy is not None:
+            print(action_table(response, config.policy.action_space))
         print(describe(response), file=sys.stderr)
         if drafted.strategy:
             print(
@@ -175,7 +192,7 @@ def _check_inputs(args: argparse.Namespace) -> None:
     if (args.requests is None) != (args.out is None):
         raise ValueError("--requests and --out are given together")
     if args.requests is not None:
-        for name in ("history", "speed", "stream"):
+        for name in ("history", "speed", "stream", "state", "cameras"):
             if getattr(args, name) not in (None, False):
                 raise ValueError(f"--{name} is for one request, not for --requests")
     if not {"--requests", "--messages", "--prompt", "--audio"} & set(given) and args.prompt is None:
@@ -192,6 +209,8 @@ def make_request(
     from edgellm_ros.runtime.request import LLMGenerationRequest
 
     inputs = {
+        "state": None if args.state is None else read_state(args.state),
+        "cameras": () if args.cameras is None else tuple(args.cameras.split(",")),
         "history": None if args.history is None else read_history(args.history),
         "speed": args.speed,
         "sampling": sampling_params(args, config),

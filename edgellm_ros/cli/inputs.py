@@ -63,6 +63,29 @@ def read_history(path: str | Path) -> np.ndarray:
     return poses
 
 
+def read_state(given: str) -> np.ndarray:
+    """Read a robot's state from numbers separated by commas, or from a .json or .npy file with a list.
+
+    Returns float32 [D]. ValueError or OSError.
+    """
+    import numpy as np
+
+    suffix = Path(given).suffix.lower()
+    try:
+        if suffix == ".json":
+            values = np.asarray(json.loads(read_bytes(given)), np.float32)
+        elif suffix == ".npy":
+            read_bytes(given)
+            values = np.asarray(np.load(given, allow_pickle=False), np.float32)
+        else:
+            values = np.asarray([float(part) for part in given.split(",")], np.float32)
+        if values.ndim != 1:
+            raise ValueError(f"expected a list of numbers, got shape {list(values.shape)}")
+    except (ValueError, TypeError, EOFError) as error:
+        raise ValueError(f"--state {given}: {error}") from None
+    return values
+
+
 @contextlib.contextmanager
 def silenced_stderr() -> Iterator[None]:
     """Discard what image codecs write to file descriptor 2.

@@ -42,7 +42,10 @@ SAMPLING_KEYS = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "stop", "seed",
     "json_schema", "regex", "choices",
 )  # fmt: skip
-OTHER_KEYS = ("lora", "logprobs", "history", "speed", "action_samples", "noise_seed", "denoise_steps")
+OTHER_KEYS = (
+    "lora", "logprobs", "history", "speed", "action_samples", "noise_seed", "denoise_steps",
+    "state", "cameras",
+)  # fmt: skip
 REQUEST_KEYS = (*CONVERSATION_KEYS, *SHORT_KEYS, "images", "audio", *SAMPLING_KEYS, *OTHER_KEYS)
 
 ReadSound = Callable[[Path], "Sound"]

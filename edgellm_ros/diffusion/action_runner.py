@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ActionRunner: samples trajectories with a flow-matching head over the KV cache."""
+"""ActionRunner: samples trajectories with a flow-matching head of any kind."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from edgellm_ros.diffusion.action_space import UnicycleActionSpace
+from edgellm_ros.diffusion.action_head import ActionHead
 from edgellm_ros.diffusion.chunking import ChunkCondition, ConditionedRun, conditioned_run
-from edgellm_ros.diffusion.config import ActionConfig
 from edgellm_ros.diffusion.fused_actions import FusedActions
 from edgellm_ros.engine.device import Device, DeviceGraph, on_device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.graph_recorder import GraphRecorder
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels import ConditionedStep, Kernels, RopeTable, SequenceCache
+from edgellm_ros.kernels import ConditionedStep, Kernels
 from edgellm_ros.kernels.random import normal_noise
 
 logger = logging.getLogger(__name__)
@@ -28,15 +27,14 @@ logger = logging.getLogger(__name__)
 STEPS_PER_GRAPH = 20  # most Euler steps of one graph; its memory grows with them
 KEPT_GRAPHS = 16
 KEPT_NOISE = 64  # of requests whose trajectories have not been sampled
-ROWS_STEP = 64  # sizes of the part of the cache that a run reads: few sizes, so that few graphs are recorded
 
 
 class ActionRunner:
     """Samples the trajectories of one sequence at a time, all samples in one run.
 
     So the result of a request cannot depend on the other requests of the batch: products of two activations
-    may round differently in another shape (see OnnxRuntimeBackend). The engine reads the filled rows of the
-    KV cache in place; their number is rounded up to a multiple of ROWS_STEP.
+    may round differently in another shape (see OnnxRuntimeBackend). All samples have one context, which the
+    head binds to the engine.
 
     All Euler steps are one graph, if the device supports graphs: it is recorded after their first run with
     the same tensors, and launched with one call from then on. Runs that continue a chunk have graphs of their
@@ -48,58 +46,50 @@ class ActionRunner:
     def __init__(
         self,
         executor: EngineExecutor,
-        config: ActionConfig,
+        head: ActionHead,
         device: Device,
         kernels: Kernels,
-        rope_table: RopeTable,
         max_samples: int,
         fused: FusedActions | None = None,
     ) -> None:
         self.max_samples = max_samples
-        self.default_steps = config.num_denoise_steps
-        self.action_space = UnicycleActionSpace(config.action_space)
+        self.default_steps = head.config.num_denoise_steps
+        self.action_space = head.space
         self.uses_fused = fused is not None
         self._fused = fused
         self._executor = executor
-        self._config = config
+        self._head = head
         self._device = device
         self._kernels = kernels
-        self._rope_table = rope_table
-        space = config.action_space
-        self._trajectory = device.empty((max_samples, space.horizon, space.dim), np.float32)
-        self._velocity = device.empty((max_samples, space.horizon, space.dim), np.float32)
-        capacity = executor.bindings[f"key_cache_{config.kv_caches[0]}"].shape[2]
-        self._row_numbers = on_device(device, np.arange(int(capacity)))
-        self._time = device.empty(executor.bindings["time"].shape, np.float32)
-        self._previous = device.empty((space.horizon, space.dim), np.float32)
-        self._factors = device.empty((STEPS_PER_GRAPH, 3, space.horizon), np.float32)
+        self._trajectory = device.empty((max_samples, *head.shape), np.float32)
+        self._velocity = device.empty((max_samples, *head.shape), np.float32)
+        times = tuple(int(size) for size in executor.bindings["time"].shape)
+        self._time = device.empty(times, np.float32)
+        self._noise_time = on_device(device, np.full(times, head.flow.noise, np.float32))
+        self._previous = device.empty(head.shape, np.float32)
+        self._factors = device.empty((STEPS_PER_GRAPH, 3, head.shape[0]), np.float32)
         self._clean = device.empty((1,), np.int64)
         self._recorder = GraphRecorder()
         # by tensors, whether a chunk is continued, steps of the request, first step of the graph; latest last
         self._graphs: OrderedDict[tuple[Hashable, bool, int, int], tuple[DeviceGraph, Any]] = OrderedDict()
         self._times: OrderedDict[int, Tensor] = OrderedDict()  # embeddings, by steps of the request
         self._noise: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()  # by seed and samples
-        rope_shape = (1, space.horizon, rope_table.cos.shape[1])
-        self._rope_cos, self._rope_sin = (
-            device.empty(rope_shape, np.float32),
-            device.empty(rope_shape, np.float32),
-        )
 
     def prepare(self, samples: int, seed: int) -> None:
         """Compute the noise of a later `execute`, on the host, if it has not been computed."""
         if (seed, samples) not in self._noise:
-            space = self._config.action_space
-            self._noise[seed, samples] = normal_noise(seed, samples, space.horizon * space.dim)
+            actions, values = self._head.shape
+            self._noise[seed, samples] = normal_noise(seed, samples, actions * values)
             if len(self._noise) > KEPT_NOISE:
                 self._noise.popitem(last=False)
 
     def check(self, condition: ChunkCondition) -> None:
         """Check a condition against the action head. ValueError."""
-        condition.check(self._config)
+        condition.check(self._head.config)
 
     def execute(
         self,
-        cache: SequenceCache,
+        context: Any,
         samples: int,
         steps: int,
         seed: int,
@@ -108,9 +98,9 @@ class ActionRunner:
     ) -> np.ndarray | None:
         """Sample normalised actions, float32 [samples, T, A]; with `condition`, they continue a chunk.
 
-        `report(step)` is called before every Euler step is queued; if it returns False, sampling ends and the
-        result is None. The cache must hold the KV rows up to and including the future-start token. Equal
-        caches, seeds and steps give equal bits. EngineError if the result is not finite.
+        context: what the kind of head takes. `report(step)` is called before every Euler step is queued; if
+        it returns False, sampling ends and the result is None. Equal contexts, seeds and steps give equal
+        bits. EngineError if the result is not finite.
         """
         device = self._device
         trajectory, velocity = self._trajectory.rows(0, samples), self._velocity.rows(0, samples)
@@ -123,22 +113,8 @@ class ActionRunner:
             start[:, : run.kept] = run.previous[: run.kept]
             device.upload(self._previous, run.previous)
         device.upload(trajectory, start)
-        self._kernels.rope_rows(
-            self._rope_table, cache.length, cache.rope_delta, self._rope_cos, self._rope_sin
-        )
-        keys, values = cache.keys, cache.values
-        rows = min(-(-cache.host_length // ROWS_STEP) * ROWS_STEP, self._row_numbers.shape[0])
-        tensors = {
-            "trajectory": trajectory,
-            "time": self._time,
-            "rope_cos": self._rope_cos,
-            "rope_sin": self._rope_sin,
-            "kv_length": cache.length,
-            "cache_rows": self._row_numbers.rows(0, rows),
-            "velocity": velocity,
-            **{f"key_cache_{i}": keys[i] for i in self._config.kv_caches},
-            **{f"value_cache_{i}": values[i] for i in self._config.kv_caches},
-        }
+        bound, flow = self._head.bind(context), self._head.flow
+        tensors = {"trajectory": trajectory, "time": self._time, "velocity": velocity, **bound.tensors}
         if self.uses_fused:
             key: Hashable = tuple(tensor.pointer for tensor in tensors.values()), samples
             kept: Any = self._time_rows(steps)
@@ -146,17 +122,18 @@ class ActionRunner:
             if run is not None:
                 device.upload(self._clean, np.array([run.clean], np.int64))
         else:
-            self._executor.prepare(0, {"n": samples, "P": rows}, tensors, device.stream)
+            self._executor.prepare(0, {"n": samples, **bound.dims}, tensors, device.stream)
             if run is None:
-                device.fill_zero(self._time)
+                device.copy(self._time, self._noise_time)
             else:
-                device.upload(self._time, run.times(0)[: self._time.size])
+                device.upload(self._time, flow.at(run.times(0)[: self._time.size]))
             key = kept = self._executor.bound_run
             step = partial(self._engine_step, steps, trajectory, velocity, run is not None)
         for first in range(0, steps, STEPS_PER_GRAPH):
             chunk = range(first, min(first + STEPS_PER_GRAPH, steps))
             if run is not None:
-                device.upload(self._factors.rows(0, len(chunk)), run.factors(chunk.start, chunk.stop))
+                factors = flow.factors(run.factors(chunk.start, chunk.stop))
+                device.upload(self._factors.rows(0, len(chunk)), factors)
             if not self._run(chunk, (key, run is not None, steps, first), step, kept, report):
                 return None
         result = device.download(trajectory)
@@ -210,7 +187,9 @@ class ActionRunner:
             previous, factors = self._previous, self._step_factors(number)
             self._kernels.conditioned_step(trajectory, velocity, previous, factors, 1.0 / steps, self._time)
         else:
-            self._kernels.euler_step(trajectory, velocity, 1.0 / steps, self._time, (number + 1) / steps)
+            flow = self._head.flow
+            next_time = flow.at((number + 1) / steps)
+            self._kernels.euler_step(trajectory, velocity, flow.direction / steps, self._time, next_time)
 
     def _fused_step(
         self,

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgellm_ros.diffusion.config import ActionConfig
+from edgellm_ros.diffusion.action_head import HeadConfig
 from edgellm_ros.echo import quoted
 
 GUIDED, FROZEN, TRAINED = FORMS = ("guided", "frozen", "trained")
@@ -98,7 +98,7 @@ class ChunkCondition:
         count = 0 if self.form == GUIDED else self.delay
         return self.actions[self.executed : self.executed + count]
 
-    def check(self, config: ActionConfig) -> None:
+    def check(self, config: HeadConfig) -> None:
         """Check the condition against an engine's action head. ValueError."""
         space = config.action_space
         if self.actions.shape != (space.horizon, space.dim):

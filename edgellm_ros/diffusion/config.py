@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
+
+from edgellm_ros.diffusion.policy_config import SmolVLAConfig
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class ActionConfig:
     KV cache.
     """
 
+    kind: Literal["flow_expert"] = field(default="flow_expert", kw_only=True)
     num_hidden_layers: int
     kv_caches: tuple[int, ...]  # which of the language model's caches each layer reads, from 0
     num_attention_heads: int
@@ -121,3 +125,7 @@ class ActionConfig:
         for name in ("future_start_token_id", "history_token_id"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+
+
+# Of all kinds of action heads; in `config.json` the key `kind` chooses one.
+ActionHeadConfig = ActionConfig | SmolVLAConfig

@@ -40,6 +40,9 @@ INPUT_FEATURES = "input_features"
 TOKEN_INDEX = "token_index"
 POSITION_INDEX = "position_index"
 AUDIO_EMBEDS = "audio_embeds"
+# prefix/model.onnx of a policy, which has IMAGE_EMBEDS too
+TOKEN_IDS = "token_ids"
+STATE = "state"
 # action/model.onnx
 TRAJECTORY = "trajectory"
 TIME = "time"
@@ -65,6 +68,16 @@ def present_key(layer: int) -> str:
 def present_value(layer: int) -> str:
     """Return the name of the output bound to the memory of `value_cache(layer)`."""
     return f"present_value_{layer}"
+
+
+def context_key(layer: int) -> str:
+    """Return the name of a policy's keys of the prefix: an output of `prefix`, an input of `action`."""
+    return f"context_key_{layer}"
+
+
+def context_value(layer: int) -> str:
+    """Return the name of a policy's values of the prefix."""
+    return f"context_value_{layer}"
 
 
 def conv_state(layer: int) -> str:

@@ -7,7 +7,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgellm_ros.diffusion.config import ActionConfig
+from edgellm_ros.diffusion.config import ActionConfig, ActionHeadConfig
+from edgellm_ros.diffusion.policy_config import PolicyConfig
 from edgellm_ros.engine_directory.draft_config import DraftConfig
 from edgellm_ros.engine_directory.files import FileEntry, check_files
 from edgellm_ros.engine_directory.recurrent_config import (
@@ -22,7 +23,7 @@ from edgellm_ros.multimodal.audio_config import AudioConfig
 from edgellm_ros.multimodal.video_config import AS_TEXT, VideoConfig
 from edgellm_ros.multimodal.vision_config import QwenVisionTower, VisionConfig
 
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 CONFIG_FILE = "config.json"
 PRECISIONS = ("fp32", "fp16", "bf16")
 FP8 = "fp8"  # E4M3
@@ -188,7 +189,7 @@ class EngineConfig:
     builder: BuilderConfig
     vision: VisionConfig | None  # None if the checkpoint has no such part; also below
     audio: AudioConfig | None
-    action: ActionConfig | None
+    action: ActionHeadConfig | None
     draft: DraftConfig | None  # the draft head of speculative decoding
     special_tokens: SpecialTokens
     stop_token_ids: tuple[int, ...]
@@ -225,15 +226,25 @@ class EngineConfig:
     video_token_id = property(lambda self: None if self.video is None else self.video.token_id)
     use_context_dependent_rope = property(lambda self: bool(self.llm.rope.mrope_section))
 
+    @property
+    def expert(self) -> ActionConfig | None:
+        """Return the action head beside a language model that answers; None without one."""
+        return self.action if isinstance(self.action, ActionConfig) else None
+
+    @property
+    def policy(self) -> PolicyConfig | None:
+        """Return the policy, which answers with actions only; None if the engine answers with text."""
+        return self.action if isinstance(self.action, PolicyConfig) else None
+
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}")
-        if not self.stop_token_ids:
+        if not self.stop_token_ids and self.policy is None:
             raise ValueError("stop_token_ids must not be empty")
         self._check_parts_fit()
 
     def _check_parts_fit(self) -> None:
-        llm, vision, audio, action = self.llm, self.vision, self.audio, self.action
+        llm, vision, audio, action = self.llm, self.vision, self.audio, self.expert
         if max(self.builder.hidden_state_layers, default=0) > llm.num_hidden_layers:
             raise ValueError(
                 f"hidden_state_layers {list(self.builder.hidden_state_layers)}: "
@@ -289,6 +300,21 @@ class EngineConfig:
                     f"stop_token_ids must have future_start_token_id {action.future_start_token_id}"
                 )
         self._check_draft()
+        self._check_policy()
+
+    def _check_policy(self) -> None:
+        policy = self.policy
+        if policy is None:
+            return
+        others = ("vision", "audio", "draft")
+        present = [name for name in others if getattr(self, name) is not None]
+        if present:
+            raise ValueError(f"{present[0]} must be null: action {policy.kind} is a policy")
+        if policy.max_prefix_rows > self.builder.max_input_len:
+            raise ValueError(
+                f"max_input_len {self.builder.max_input_len} is less than the {policy.max_prefix_rows} rows "
+                "of the policy's prefix"
+            )
 
     def _check_draft(self) -> None:
         llm, draft, capacity = self.llm, self.draft, self.builder.max_kv_cache_capacity

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"  # variables of the chat template: bos_token, eos_token, ...
 
+PREFIX = "prefix"  # the graph of a policy's context
 VERIFY, DRAFT = "llm/verify", "draft"  # graphs for drafting: hybrids have the first, draft heads both
 CHAIN = "chain"  # form of their graphs for CUDA: `llm/verify.chain.cuda.onnx`
 D2T_FILE = "draft/d2t.safetensors"

@@ -34,7 +34,7 @@ def execute(
     """Execute the items that the file lacks, and write their outcomes.
 
     task: makes the task for a number of workers. describe: a word for an outcome, which the progress counts.
-    ValueError or WorkerError if workers cannot begin.
+    ValueError or WorkerError if workers cannot begin, ImportError for a cluster without Ray.
     """
     left = [item for item in items if item not in file.finished]
     if not left:

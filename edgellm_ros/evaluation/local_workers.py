@@ -19,6 +19,7 @@ from edgellm_ros.ros.processes import end_with_parent
 
 READY = "ready"
 STOP_S = 10.0  # for a worker that was asked to end
+SIGNALS = {number.value: number.name for number in signal.Signals}
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +102,7 @@ def work(task: Task, connection: Connection, parent: int) -> None:
 
 def _describe(code: int | None) -> str:
     if code is not None and code < 0:
-        return f"killed by {signal.Signals(-code).name}"
+        return f"killed by {SIGNALS.get(-code, f'signal {-code}')}"
     return f"exit code {code}"
 
 

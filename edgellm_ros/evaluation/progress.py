@@ -19,11 +19,11 @@ class Progress:
         self, file: TextIO, total: int, finished: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`finished`: items that an earlier evaluation has finished."""
-        self._file, self._total, self._finished, self._before = file, total, finished, finished
+        self._file, self._total, self._finished = file, total, finished
         self._clock = clock
-        self._start = self._shown = clock()
+        self._shown = clock()
+        self._first: tuple[float, int] | None = None  # when the first item was finished, and which it was
         self._terminal = file.isatty()
-        self._last = ""
 
     def status(self, text: str) -> None:
         """Show what happens before the first item."""
@@ -37,13 +37,14 @@ class Progress:
         """Count one more item, and describe all of them."""
         self._finished += 1
         now = self._clock()
-        self._last = f"{self._finished} of {self._total}, {text}{self._left(now)}"
+        self._first = self._first or (now, self._finished)
+        line = f"{self._finished} of {self._total}, {text}{self._left(now)}"
         if self._terminal:
             filled = WIDTH * self._finished // self._total
-            self._replace(f"[{'#' * filled}{'-' * (WIDTH - filled)}] {self._last}")
+            self._replace(f"[{'#' * filled}{'-' * (WIDTH - filled)}] {line}")
         elif now - self._shown >= EVERY_S or self._finished == self._total:
             self._shown = now
-            self._file.write(self._last + "\n")
+            self._file.write(line + "\n")
             self._file.flush()
 
     def close(self) -> None:
@@ -53,9 +54,12 @@ class Progress:
             self._file.flush()
 
     def _left(self, now: float) -> str:
-        seconds = (now - self._start) / (self._finished - self._before) * (self._total - self._finished)
-        if seconds <= 0:
+        """Estimate the rest by the items after the first one, which includes the start of the workers."""
+        assert self._first is not None
+        start, first = self._first
+        if self._finished in (first, self._total):
             return ""
+        seconds = (now - start) / (self._finished - first) * (self._total - self._finished)
         minutes, rest = divmod(round(seconds), 60)
         return f", {minutes} min {rest} s left" if minutes else f", {rest} s left"
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import socket
+from collections.abc import Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -17,6 +19,8 @@ from edgellm_ros.evaluation.task import Outcome, Task, WorkerError, open_task
 
 MISSING = "--ray needs Ray, which is not installed: pip install 'edgellm[ray]'"
 CONNECT_S = 10.0
+STARTS = 3
+AGENT_MS = 120_000  # for Ray's agents, each a process that imports many modules
 LAST_PORT = 65535
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -28,7 +32,8 @@ class RayCluster:
         """Connect to a cluster.
 
         address: of its head; "" for the one that RAY_ADDRESS names or that runs on this computer, or else a
-        new one. ImportError without Ray, ValueError if no cluster answers.
+        new one. ImportError without Ray, ValueError if no cluster answers, WorkerError if Ray cannot be
+        started.
         """
         try:
             import ray
@@ -38,12 +43,17 @@ class RayCluster:
         address = address or os.environ.get("RAY_ADDRESS", "")
         _check_answers(address)
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        handler = signal.getsignal(signal.SIGTERM)  # Ray replaces it
         try:
             ray.init(address=address or "auto", **options)
         except ConnectionError as error:
             if address:
-                raise ValueError(f"no Ray cluster at {printable(address)}: {error}") from None
-            ray.init(address="local", include_dashboard=False, **options)
+                raise ValueError(
+                    f"no Ray cluster at {printable(address)}: {error} (a cluster that asks for tokens needs "
+                    "RAY_AUTH_MODE=token)"
+                ) from None
+            self._start(options)
+        signal.signal(signal.SIGTERM, handler)
 
     def __enter__(self) -> RayCluster:
         return self
@@ -52,6 +62,18 @@ class RayCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ray.shutdown()
+
+    def _start(self, options: Mapping[str, Any]) -> None:
+        """Start Ray on this computer; several attempts, as Ray's limits of time are short for a busy one."""
+        os.environ.setdefault("RAY_agent_register_timeout_ms", str(AGENT_MS))
+        for attempt in range(STARTS):
+            try:
+                self._ray.init(address="local", include_dashboard=False, **options)
+                return
+            except Exception as error:  # Ray raises no class of its own
+                self._ray.shutdown()
+                if attempt == STARTS - 1:
+                    raise WorkerError(f"Ray cannot be started: {_describe(error)}") from None
 
     def room_for(self, task: Task) -> int:
         """Return the number of workers that the whole cluster has cores and GPUs for.

@@ -25,7 +25,7 @@ from edgellm_ros.runtime.decoding.speculative.drafting_config import (
     check_drafting,
     drafting_config,
 )
-from edgellm_ros.runtime.fused.loading import AUTO
+from edgellm_ros.runtime.fused.loading import AUTO, FUSED
 from edgellm_ros.runtime.metrics import (
     ActionMetrics,
     LLMGenerationMetrics,
@@ -36,6 +36,7 @@ from edgellm_ros.runtime.metrics import (
     StageClock,
 )
 from edgellm_ros.runtime.pipeline import Pipeline
+from edgellm_ros.runtime.policy_pipeline import PolicyPipeline
 from edgellm_ros.runtime.prefix.prefix_file import engine_fingerprint, load_prefix_cache, save_prefix_cache
 from edgellm_ros.runtime.prompt import tool_calls
 from edgellm_ros.runtime.prompt.tool_calls import ParsedAnswer
@@ -92,7 +93,15 @@ class LLMInferenceRuntime:
         self._metrics = RuntimeMetrics()
         self._lock = threading.Lock()
         self._noise_seed = 0
-        self._loaded: Pipeline | None = Pipeline(
+        self._loaded: Pipeline | None = None
+        self._policy: PolicyPipeline | None = None
+        if self.config.policy is not None:
+            if drafting is not None or lora_dirs or decode_backend or decode == FUSED:
+                raise ValueError("a policy has no language model: no adapters, drafting or decode backend")
+            policy = self.config.policy
+            self._policy = PolicyPipeline(root, self.config, policy, self._metrics, device, threads)
+            return
+        self._loaded = Pipeline(
             root,
             self.config,
             self._metrics,
@@ -132,6 +141,9 @@ class LLMInferenceRuntime:
         """
         requests = [request] if isinstance(request, LLMGenerationRequest) else list(request)
         with self._lock:
+            if self._policy is not None:
+                answers = self._policy.answer(requests, self._noise_seed)  # actions, no text
+                return answers[0] if isinstance(request, LLMGenerationRequest) else answers
             pipeline = self.pipeline
             clock = StageClock(pipeline.device.mark)
             sequences = pipeline.prepare(requests, self._noise_seed)  # requests -> prompts with placeholders
@@ -350,18 +362,20 @@ class LLMInferenceRuntime:
         Later calls raise EngineError.
         """
         with self._lock:
-            self._loaded = None
+            self._loaded = self._policy = None
 
     @property
     def closed(self) -> bool:
-        return self._loaded is None
+        return self._loaded is None and self._policy is None
 
     @property
     def pipeline(self) -> Pipeline:
         """The stages with their engines and buffers; not a stable interface.
 
-        For tests and benchmarks. EngineError if the runtime is closed.
+        For tests and benchmarks. EngineError if the runtime is closed, or the engine is a policy.
         """
+        if self._policy is not None:
+            raise EngineError(f"the engine is a policy ({self.config.model_type}): it has no language model")
         pipeline = self._loaded  # read once: another thread may close the runtime
         if pipeline is None:
             raise EngineError("the runtime is closed")

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from edgellm_ros.diffusion.action_runner import ActionRunner
+from edgellm_ros.diffusion.heads.flow_expert import FlowExpertHead
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
@@ -105,7 +106,7 @@ class Pipeline:
             return EngineExecutor.open(path, self.device, threads, backend, forms, shared)
 
         builder = config.builder
-        horizon = config.action.action_space.horizon if config.action else 0
+        horizon = config.expert.action_space.horizon if config.expert else 0
         llm = base_graph(drafting, config)
         fused = load_fused(root, config, self.device, decode, decode_backend, drafting)
         kernels = load_kernels(self.device, early=fused is not None)
@@ -130,16 +131,16 @@ class Pipeline:
             )
         if config.audio is not None:
             self.audio = AudioRunner(engine("audio"), config.audio, self.device, builder.max_input_len)
-        if config.action is not None:
-            table, samples = self.runner.rope_table, builder.max_action_samples
+        if config.expert is not None:
             actions = load_fused_actions(root, config, self.device, decode)
             self.action = ActionRunner(
                 engine("action", shared=actions.shared if actions else None),
-                config.action,
+                FlowExpertHead(
+                    config.expert, builder.max_kv_cache_capacity, self.device, kernels, self.runner.rope_table
+                ),
                 self.device,
                 kernels,
-                table,
-                samples,
+                builder.max_action_samples,
                 actions,
             )
 
@@ -223,9 +224,9 @@ class Pipeline:
             if drafting is not None:
                 verification = Verification(tree_kernels, drafting.tree_size)
             choose_by_time(self.device, self.runner, self.embedder, self.logits, verification)
-        if self.action is not None and self.action.uses_fused and decode == AUTO and config.action:
+        if self.action is not None and self.action.uses_fused and decode == AUTO and config.expert:
             row = cache.sequence(0)
-            choose_actions_by_time(self.device, self.action, row, config.action.kv_caches)
+            choose_actions_by_time(self.device, self.action, row, config.expert.kv_caches)
             self.device.fill_zero(row.length)
             cache.clear_row(0)
 

@@ -142,6 +142,9 @@ class LLMGenerationRequest:
     videos: tuple[Video, ...] = ()  # of the short form; placed after the images in the prompt
     disable_spec_decode: bool = False  # no drafted tokens: one token per step
     previous_chunk: ChunkCondition | None = None  # actions that the trajectories continue; None = none
+    # of a policy: the robot's state [D] in physical units; its values in the order of the policy's names
+    state: np.ndarray | None = None
+    cameras: tuple[str, ...] = ()  # of a policy: the cameras of `images`; empty = all cameras in their order
 
     def __post_init__(self) -> None:
         for name in ("prompt", "system_prompt", "lora"):
@@ -167,10 +170,21 @@ class LLMGenerationRequest:
             _check_integer("denoise_steps", self.denoise_steps, 1, MAX_DENOISE_STEPS)
         if self.speed is not None:
             check_speed("speed", self.speed)
+        self._check_cameras()
         if self.previous_chunk is not None and not isinstance(self.previous_chunk, ChunkCondition):
             raise ValueError(
                 f"previous_chunk must be a ChunkCondition, got {type(self.previous_chunk).__name__}"
             )
+
+    def _check_cameras(self) -> None:
+        cameras = self.cameras
+        if isinstance(cameras, str) or not all(isinstance(name, str) and name for name in cameras):
+            raise ValueError(f"cameras must be a sequence of names, got {quoted(cameras)}")
+        object.__setattr__(self, "cameras", tuple(cameras))
+        if self.cameras and len(self.cameras) != len(self.images):
+            raise ValueError(f"cameras must name all {len(self.images)} images, got {quoted(self.cameras)}")
+        if len(set(self.cameras)) != len(self.cameras):
+            raise ValueError(f"cameras must be different, got {quoted(self.cameras)}")
 
     @property
     def prompt_images(self) -> tuple[np.ndarray, ...]:

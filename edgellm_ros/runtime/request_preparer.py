@@ -104,7 +104,7 @@ class RequestPreparer:
 
     def _prepare(self, request: LLMGenerationRequest, first_row: int, noise_seed: int) -> GenerationSequence:
         self._check_against_engine(request)
-        action = self._config.action
+        action = self._config.expert
         speed, history = request.speed or 0.0, []
         if action is not None:
             points = check_history(request.history, action.trajectory_history)
@@ -136,7 +136,7 @@ class RequestPreparer:
         audio_tokens: list[int],
         first_row: int,
     ) -> GenerationSequence:
-        config, action, tokens = self._config, self._config.action, self._config.special_tokens
+        config, action, tokens = self._config, self._config.expert, self._config.special_tokens
         if not token_ids:
             raise ValueError("the prompt has 0 tokens: the chat template rendered an empty text")
         if len(token_ids) > config.builder.max_input_len:
@@ -198,6 +198,9 @@ class RequestPreparer:
                 f"logprobs {request.logprobs} exceeds the vocabulary of "
                 f"{self._config.llm.output_vocab_size} tokens"
             )
+        if request.state is not None or request.cameras:
+            field = "cameras" if request.state is None else "a state"
+            raise ValueError(f"this engine is no policy, the request has {field}")
         if self._action is None:
             if request.action_samples or request.history is not None:
                 raise ValueError("this engine has no action head, the request has action_samples or history")

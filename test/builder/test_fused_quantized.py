@@ -6,13 +6,17 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from doubles.quantized_weights import unpacked
 from edgellm_ros.builder import export
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import read_section
+from edgellm_ros.builder.graph import GraphBuilder
 from edgellm_ros.builder.quantization.layouts import find_layout
+from edgellm_ros.builder.quantization.matrix import FLOAT8, QuantizedMatrix
+from edgellm_ros.builder.quantization.product import quantized_product
 from edgellm_ros.engine_directory.fused_model import FUSED_FILE, FusedModel
 from fixtures import quantized_checkpoint
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
@@ -104,6 +108,22 @@ def test_a_form_without_kernels_is_a_problem_of_the_description(tmp_path):
     model = FusedModel.load(tmp_path / FUSED_FILE)
     assert model.problem == f"the layers of {LAYER}.self_attn.qkv_proj are stored in different ways"
     assert model.layers == ()
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_onnxruntimes_product_with_fp8_is_that_with_the_weights(tmp_path, groups):
+    random = np.random.default_rng(0)
+    values = random.standard_normal((96, 40)).astype(ml_dtypes.float8_e4m3fn)
+    scales = random.uniform(0.5, 1.5, (groups, 40)).astype(np.float32)
+    order = random.permutation(96)
+    matrix = QuantizedMatrix(96, 40, FLOAT8, 96 // groups, lambda: values, lambda: scales, order=order)
+    graph = GraphBuilder("product", "fp32")
+    x = random.standard_normal((5, 96)).astype(np.float32)
+    y = quantized_product(graph, "w", graph.input("x", graph.dtype, [5, 96]), matrix, zero_points=True)
+    graph.output(y, "y", graph.dtype, [5, 40])
+    graph.save(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ matrix.dequantized(), rtol=1e-4, atol=1e-4)
 
 
 def plain(name: str, *shape: int) -> dict[str, np.ndarray | None]:

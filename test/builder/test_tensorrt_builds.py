@@ -43,6 +43,7 @@ from fixtures.qwen2_5_vl_checkpoint import write_qwen2_5_vl_checkpoint
 from fixtures.qwen3_vl_checkpoint import write_qwen3_vl_checkpoint
 from fixtures.random_head import base_config, write_random_head
 from fixtures.seed_oss_family import SEED_OSS, write_seed_oss_checkpoint
+from fixtures.smolvla_checkpoint import write_smolvla
 
 pytestmark = pytest.mark.tensorrt_build
 TURING = "sm_75"
@@ -199,6 +200,20 @@ def test_the_builder_makes_plans_of_a_draft_head_and_of_its_base(tmp_path, libra
         plan = serialize_plan(model, profiles, PlanOptions(), library, gpus)
         weights = [path.stat().st_size for path in model.parent.glob("*.data")]
         assert plan.nbytes > sum(weights)  # of both files for the base
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_parser_takes_the_graphs_of_a_policy(tmp_path, library, precision):
+    config = export(write_smolvla(tmp_path / "checkpoint"), tmp_path / "engine", precision=precision)
+    found = {}
+    for part in make_profiles(config):
+        model = tmp_path / "engine" / graph_path(part)
+        network, parser = parse(model, library, start(library, library.Builder))
+        kinds = Counter(str(network.get_layer(i).type).rpartition(".")[2] for i in range(network.num_layers))
+        found[part] = kinds["ATTENTION_OUTPUT"], kinds["ROTARY_EMBEDDING"]
+        del network, parser
+    # one block; 3 layers, of the last one the keys alone; 3 layers, one of them without keys of its own
+    assert found == {"visual": (1, 0), "prefix": (2, 5), "action": (3, 5)}
 
 
 def native_layers(config: EngineConfig, part: str) -> dict[str, int]:

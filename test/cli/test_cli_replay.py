@@ -87,7 +87,12 @@ def test_an_engine_that_is_not_there(assert_refused, tmp_path):
     assert_refused("not an engine directory", ARENA, "--engine", tmp_path / "e")
 
 
-@pytest.mark.parametrize("command, option", [(("replay", ARENA), "--engine"), (("demo",), "--checkpoint")])
+@pytest.mark.parametrize("command, option", [
+        (("replay", ARENA), "--engine"),
+        (("demo",), "--checkpoint"),
+        (("evaluate", "arena"), "--engine"),
+    ],
+)
 def test_outside_of_a_clone_the_error_asks_for_an_engine(edgellm, tmp_path, monkeypatch, command, option):
     from edgellm_ros.builder import export_cache
 

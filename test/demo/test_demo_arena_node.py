@@ -17,9 +17,18 @@ pytest.importorskip("edgellm_ros.msg")
 
 from edgellm_ros.msg import ActionChunk
 
+from edgellm_ros.cli.demo import CHUNKING, EXECUTIONS
 from edgellm_ros.ros.arena.arena_link import LinkError, to_actions, to_image
-from edgellm_ros.ros.arena.demo import ARENA_MODULE, NODE_MODULE
+from edgellm_ros.ros.arena.arena_node import EXECUTIONS as NODE_EXECUTIONS
+from edgellm_ros.ros.arena.demo import (
+    ARENA_MODULE,
+    NODE_MODULE,
+    DemoOptions,
+    arena_arguments,
+    node_arguments,
+)
 from edgellm_ros.ros.messaging import to_nanoseconds, to_time
+from edgellm_ros.ros.node.parameters import SPECS
 from edgellm_ros.ros.processes import Child, own_domain, ros_environment
 
 
@@ -106,6 +115,38 @@ def test_a_parameter_out_of_range_is_refused(start):
     arena = start(ARENA_MODULE, replan_steps=0)
     assert arena.process.wait(20) != 0
     assert "replan_steps" in arena.log_tail(40)
+
+
+@pytest.mark.real_time
+def test_a_delay_that_the_node_would_not_see_is_refused(start):
+    arena = start(ARENA_MODULE, execution="lock_step", inference_delay=0.5)
+    assert arena.process.wait(20) == 1
+    assert "inference_delay needs execution async or wait, not lock_step" in arena.log_tail()
+
+
+class TestArguments:
+    def words(self, **fields) -> tuple[list[str], list[str]]:
+        options = DemoOptions(1, 1, Path("out"), Path("engine"), Path("checkpoint"), "cpu", 1, **fields)
+        return node_arguments(options), arena_arguments(options)
+
+    def test_the_node_takes_frames_that_are_as_late_as_the_delay(self):
+        node, arena = self.words(inference_delay=2.5)
+        assert "max_input_age:=3.5" in node
+        assert "inference_delay:=2.5" in arena
+
+    def test_chunks_are_continued_in_a_drive_with_late_plans(self):
+        node, arena = self.words(chunking="frozen")
+        assert 'chunking:="frozen"' in node
+        assert 'execution:="async"' in arena
+
+    def test_the_follower_keeps_its_own_execution_with_chunking(self):
+        node, arena = self.words(chunking="frozen", follower=True)
+        assert 'chunking:="frozen"' in node
+        assert 'execution:="auto"' in arena
+
+    def test_the_command_has_the_forms_and_executions_that_the_nodes_have(self):
+        assert SPECS["chunking"].choices == CHUNKING
+        assert EXECUTIONS == NODE_EXECUTIONS
 
 
 class TestMessages:

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from edgellm_ros.diffusion.action_head import NOISE_AT_1
 from edgellm_ros.diffusion.action_runner import STEPS_PER_GRAPH, ActionRunner
 from edgellm_ros.diffusion.action_space import UnicycleActionSpace
 from edgellm_ros.diffusion.chunking import ChunkCondition
+from edgellm_ros.diffusion.heads.flow_expert import FlowExpertHead
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.config import EngineConfig
@@ -54,7 +56,9 @@ def make_runner(device, kernels, config):
         positions = config.builder.max_kv_cache_capacity + 6
         table = make_rope_table(config.llm.rope, positions, device)
         executor = EngineExecutor.open(path, device)
-        return ActionRunner(executor, config.action, device, kernels, table, 8)
+        capacity = config.builder.max_kv_cache_capacity
+        head = FlowExpertHead(config.action, capacity, device, kernels, table)
+        return ActionRunner(executor, head, device, kernels, 8)
 
     return make
 
@@ -161,6 +165,54 @@ def test_a_cancelled_run_stops_at_its_euler_step(runner, cache):
     assert asked == [0, 1, 2, 3]
 
 
+class Reversed:
+    """The tiny engine's head with a time from 1 (noise) to 0 (actions)."""
+
+    flow = NOISE_AT_1
+
+    def __init__(self, head) -> None:
+        self.config, self.space, self.shape, self.bind = head.config, head.space, head.shape, head.bind
+
+
+class TestReversedTime:
+    """A head whose time falls, against the same flow with a time that rises."""
+
+    NODES = (
+        helper.make_node("Mul", ["trajectory", "time"], ["product"]),  # dx/dt = x * t
+        helper.make_node("Identity", ["product"], ["velocity"]),
+    )
+
+    @pytest.fixture
+    def reversed_runner(self, known_velocity, device, kernels) -> ActionRunner:
+        runner = known_velocity(list(self.NODES))
+        return ActionRunner(runner._executor, Reversed(runner._head), device, kernels, 8)
+
+    def test_steps_go_down_from_time_1(self, reversed_runner, cache):
+        result = reversed_runner.execute(cache.sequence(0), samples=3, steps=4, seed=11, report=always)
+        x = normal_noise(11, 3, 12).reshape(3, 6, 2)
+        for step in range(4):
+            x = x - np.float32(0.25) * (x * np.float32(1 - step / 4))
+        np.testing.assert_allclose(result, x, rtol=1e-5)
+
+    @pytest.mark.parametrize("form", ["guided", "frozen"])
+    def test_a_chunk_is_continued_as_with_the_time_that_rises(self, reversed_runner, cache, config, form):
+        chunk = ChunkCondition(TestChunks.CHUNK, executed=1, delay=2, form=form, max_guidance_weight=3.0)
+        found = reversed_runner.execute(cache.sequence(0), 3, 5, 11, always, chunk)
+        space = config.action.action_space
+        previous = (TestChunks.CHUNK.astype(np.float64) - space.mean) / space.std
+        previous = np.concatenate([previous[1:], np.zeros((1, 2))])
+        noise = normal_noise(11, 3, 12).reshape(3, 6, 2).astype(np.float64)
+
+        def velocity(x: np.ndarray, times: np.ndarray) -> np.ndarray:
+            return -x * (1 - times[:, None])  # by the time that rises
+
+        if form == "guided":
+            expected = continue_guided(velocity, noise, previous, 2, 5, "linear", 3.0, 5)
+        else:
+            expected = continue_frozen(velocity, noise, previous, 2, 5, 5)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 class TestChunks:
     """Chunks that continue the one before, against the literal formulas in float64."""
 
@@ -174,8 +226,8 @@ class TestChunks:
             nodes = [
                 helper.make_node("Unsqueeze", ["time", "axis"], ["times"]),
                 helper.make_node("Mul", ["trajectory", "times"], ["product"]),
-                helper.make_node("ReduceMean", ["trajectory", "axis"], ["mean"], keepdims=1),
-                helper.make_node("Sub", ["product", "mean"], ["velocity"]),
+                helper.make_node("ReduceMean", ["product", "axis"], ["mean"], keepdims=1),
+                helper.make_node("Sub", ["trajectory", "mean"], ["velocity"]),
             ]
             return known_velocity(nodes, times, {"axis": np.array([1])})
 
@@ -183,7 +235,7 @@ class TestChunks:
 
     @staticmethod
     def velocity(x: np.ndarray, times: np.ndarray) -> np.ndarray:
-        return x * times[:, None] - x.mean(axis=1, keepdims=True)
+        return x - (x * times[:, None]).mean(axis=1, keepdims=True)
 
     def previous(self, config, executed: int) -> np.ndarray:
         """Return the previous chunk in the head's values, shifted and padded."""

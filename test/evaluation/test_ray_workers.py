@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
@@ -46,6 +47,10 @@ def test_killed_actors_change_no_result(cluster, tmp_path):
 def test_a_task_that_cannot_be_opened_is_bad_input(cluster, tmp_path):
     with pytest.raises(ValueError, match="no such engine"):
         run(cluster, Squares(tmp_path, unusable=True), 1)
+
+
+def test_sigterm_keeps_its_handler(cluster):
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_the_cluster_has_room_for_as_many_workers_as_it_has_cores(cluster, tmp_path):

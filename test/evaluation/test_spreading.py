@@ -56,7 +56,9 @@ def test_an_item_of_a_worker_that_ended_is_done_by_another():
 
 
 def test_an_item_with_which_three_workers_end_fails_and_the_others_are_done():
-    done = dict(run(ScriptedWorkers({"b": 9}), "abc", 2))
+    workers = ScriptedWorkers({"b": 9})
+    done = dict(run(workers, "abc", 2))
+    assert workers.given.count("b") == 3
     assert done["b"] == {"failed": "3 workers ended with this item, the last one: killed"}
     assert (done["a"], done["c"]) == ({"result": "a"}, {"result": "c"})
 

@@ -106,6 +106,18 @@ def test_a_histogram_has_all_values(draw):
     assert heights[-1] == pytest.approx(3 * heights[0], rel=0.05)
 
 
+def test_histograms_of_one_panel_have_one_axis():
+    canvas = drawing.Canvas(900, 500)
+    panel = drawing.Panel(canvas, drawing.Frame(0, 0, 900, 500), "")
+    series = [("a", drawing.TEAL, [1.0]), ("b", drawing.BLUE, [10.0])]
+    drawing.draw_histogram(panel, series, "seconds", "s", bins=20)
+    area = np.array(canvas.image)[panel.top : panel.bottom - 2]
+    columns = [np.flatnonzero((area == color).all(axis=2).any(axis=0)) for _, color, _ in series]
+    teal, blue = ((found.mean() - panel.left) / (panel.right - panel.left) for found in columns)
+    assert 0.05 < teal < 0.15
+    assert blue > 0.7
+
+
 @pytest.mark.parametrize("outcomes", [[], [episode(0, "timeout")]])
 def test_without_successes_or_episodes_there_is_a_picture_and_a_table(draw, outcomes):
     results, items = arena_results(outcomes)

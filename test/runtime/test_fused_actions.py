@@ -19,6 +19,7 @@ from doubles.fused_expert import HostFusedExpert
 from edgellm_ros.builder import export
 from edgellm_ros.diffusion.action_runner import STEPS_PER_GRAPH, ActionRunner
 from edgellm_ros.diffusion.chunking import FORMS, ChunkCondition
+from edgellm_ros.diffusion.heads.flow_expert import FlowExpertHead
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import float8
@@ -90,7 +91,8 @@ class Actions:
         self.fused = fused_actions.load_fused_actions(engine, config, device, loading.FUSED)
         executor = EngineExecutor.open(engine / "action" / "model.onnx", device, shared=self.fused.shared)
         table = make_rope_table(llm.rope, builder.max_kv_cache_capacity + 6, device)
-        self.runner = ActionRunner(executor, config.action, device, kernels, table, 8, self.fused)
+        head = FlowExpertHead(config.action, builder.max_kv_cache_capacity, device, kernels, table)
+        self.runner = ActionRunner(executor, head, device, kernels, 8, self.fused)
 
     def sample(self, fused: bool, row: int, samples: int, steps: int, condition=None) -> np.ndarray:
         self.runner.uses_fused = fused

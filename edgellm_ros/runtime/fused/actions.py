@@ -86,7 +86,7 @@ def expert_shape(config: EngineConfig, model: FusedExpertModel) -> ExpertShape:
     """Return the shape of an engine's action head."""
     from edgellm_ros.kernels.cuda.fused.expert_shape import ExpertShape
 
-    action = config.action
+    action = config.expert
     assert action is not None
     return ExpertShape(
         dtype=config.precision,

@@ -43,8 +43,8 @@ class PromptBuilder:
             self._image_boundaries = [start], [end]
         self._video_token = NO_TOKEN if config.video is None else config.video.token_id
         self._audio_token = _or_no_token(config.special_tokens.audio_token_id)
-        self._history_token = config.action.history_token_id if config.action else NO_TOKEN
-        self._text_only = config.vision is None and config.audio is None and config.action is None
+        self._history_token = config.expert.history_token_id if config.expert else NO_TOKEN
+        self._text_only = config.vision is None and config.audio is None and config.expert is None
 
     def system_prefix(self, system_prompt: str) -> list[int]:
         """Return the ids of the prefix that all prompts of a system prompt share.

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies: each folder here reads the checkpoints of one type of policy that LeRobot saves.
+
+A policy answers with actions only. It also builds the graphs. To add a policy, add a folder whose
+`__init__.py` has a `POLICY`; no other code names a policy.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.diffusion.policy_config import PolicyConfig
+from edgellm_ros.engine_directory.config import LanguageModelConfig
+
+
+@dataclass(frozen=True)
+class PolicySources:
+    """Folders beside the checkpoint that the user has named."""
+
+    vlm: Path | None  # configuration and tokenizer of the vision language model
+    dataset: Path | None  # `meta` of a LeRobot data set
+
+
+@dataclass(frozen=True)
+class PolicyModel:
+    """One checkpoint, read by its policy."""
+
+    config: PolicyConfig
+    llm: LanguageModelConfig  # the layers of the prefix
+    tokenizer: Path
+    parts: Mapping[str, Callable[[str], ModelBuilder]]
+    # ^ folder in the engine directory ("visual", "prefix", "action") -> function of the precision
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A type of policy."""
+
+    name: str  # value of `type` in config.json
+    # Reads a checkpoint (directory, `config.json`, weights, further folders). ValueError or
+    # FileNotFoundError, which names file, key and value, for one that the graphs would compute differently.
+    read: Callable[[Path, ConfigSection, Weights, PolicySources], PolicyModel]
+
+
+def policies() -> list[Policy]:
+    """List the policies: one per folder here."""
+    folders = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
+    return [importlib.import_module(f"{__name__}.{name}").POLICY for name in folders]
+
+
+def find_policy(config: ConfigSection) -> Policy | None:
+    """Find the policy of a checkpoint by `type`; None if `config.json` is not that of a policy.
+
+    LeRobot writes `type` and the features of inputs and outputs, transformers `model_type`. ValueError for a
+    type that is not supported.
+    """
+    if config.has("model_type") or not (config.has("type") and config.has("output_features")):
+        return None
+    known = {policy.name: policy for policy in policies()}
+    return known[config.one_of("type", sorted(known))]

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SmolVLA as LeRobot saves it: SmolVLM's vision tower and first layers, and an action expert."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.checkpoint_config import ConfigSection, read_section
+from edgellm_ros.builder.policies import Policy, PolicyModel, PolicySources
+from edgellm_ros.builder.policies.smolvla.config import find_vlm, read_architecture, read_policy
+from edgellm_ros.builder.policies.smolvla.expert import build_expert
+from edgellm_ros.builder.policies.smolvla.prefix import build_prefix
+from edgellm_ros.builder.policies.smolvla.vision import build_vision
+from edgellm_ros.builder.policies.tokenizer import tokens_around
+from edgellm_ros.builder.vocabulary import TOKENIZER_FILE
+from edgellm_ros.engine_directory.files import PREFIX
+
+
+def read(checkpoint: Path, config: ConfigSection, weights: Weights, sources: PolicySources) -> PolicyModel:
+    """Read a checkpoint; see `Policy`."""
+    folder = find_vlm(checkpoint, config, sources.vlm)
+    architecture = read_architecture(config, read_section(folder / "config.json"), weights)
+    tokenizer = folder / TOKENIZER_FILE
+    around = tokens_around(tokenizer)
+    policy = read_policy(checkpoint, config, architecture, weights, around, sources.dataset)
+    return PolicyModel(
+        policy,
+        architecture.llm,
+        tokenizer,
+        {
+            "visual": partial(build_vision, architecture, weights),
+            PREFIX: partial(build_prefix, architecture, weights),
+            "action": partial(build_expert, architecture, weights),
+        },
+    )
+
+
+POLICY = Policy("smolvla", read)

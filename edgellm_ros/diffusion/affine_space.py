@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The action space of a policy: names, units and statistics of each value, no path."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgellm_ros.diffusion.policy_config import AffineSpaceConfig, StateConfig
+
+
+class AffineActionSpace:
+    """Actions `value * scale + offset` of the first values that the model computes."""
+
+    def __init__(self, config: AffineSpaceConfig) -> None:
+        self.config = config
+        self._offset, self._scale = np.array(config.offset, np.float32), np.array(config.scale, np.float32)
+
+    def denormalise(self, values: np.ndarray) -> np.ndarray:
+        """Convert the model's values [..., model_dim] to physical actions [..., A] in float32."""
+        return values[..., : self.config.dim].astype(np.float32) * self._scale + self._offset
+
+    def normalise(self, actions: np.ndarray) -> np.ndarray:
+        """Convert physical actions [..., A] to the model's values, filled up with zeros."""
+        values = np.zeros((*actions.shape[:-1], self.config.model_dim), np.float32)
+        scale = np.where(self._scale == 0, np.float32(1), self._scale)  # a value that never changes
+        values[..., : self.config.dim] = (actions.astype(np.float32) - self._offset) / scale
+        return values
+
+    def clip(self, actions: np.ndarray) -> np.ndarray:
+        """Return physical actions in float32: they have no limits."""
+        return actions.astype(np.float32)
+
+    def integrate(self, actions: np.ndarray, speed: float) -> None:
+        """Return None: the actions move no base, so that they have no path."""
+
+
+def model_state(state: np.ndarray | None, config: StateConfig) -> np.ndarray:
+    """Check a state and convert it to the values [1, model_dim] float32 that the model takes.
+
+    state [D]: in physical units. ValueError for None, another shape, or values that are not finite.
+    """
+    if state is None:
+        raise ValueError(f"a policy needs the state [{config.dim}]: {', '.join(config.names)}")
+    try:
+        values = np.asarray(state, np.float32)
+    except (TypeError, ValueError):
+        raise ValueError(f"state must be numbers [{config.dim}], got {type(state).__name__}") from None
+    if values.shape != (config.dim,):
+        raise ValueError(
+            f"state must have shape [{config.dim}] ({', '.join(config.names)}), got {list(values.shape)}"
+        )
+    if not np.isfinite(values).all():
+        wrong = config.names[int(np.flatnonzero(~np.isfinite(values))[0])]
+        raise ValueError(f"state has a value that is not finite: {wrong}")
+    result = np.zeros((1, config.model_dim), np.float32)
+    offset, scale = np.array(config.offset, np.float32), np.array(config.scale, np.float32)
+    result[0, : config.dim] = (values - offset) / scale
+    return result

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of the heads of policies, and the choice of one for a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from edgellm_ros.diffusion.action_head import ActionHead
+from edgellm_ros.diffusion.heads.smolvla import SmolVLAHead
+from edgellm_ros.diffusion.policy_config import PolicyConfig, SmolVLAConfig
+
+
+class PolicyHead(ActionHead, Protocol):
+    """The head of a policy, whose context is a `PrefixContext`."""
+
+    def prompt(self, task: str, state: np.ndarray) -> str:
+        """Write the text of a request that is tokenized; state [1, model_dim]: normalised."""
+        ...
+
+    def prefix_rows(self, images: int, tokens: int) -> int:
+        """Return the rows of the prefix of a request with so many images and tokens."""
+        ...
+
+    def prefix_inputs(self, state: np.ndarray) -> Mapping[str, np.ndarray]:
+        """Return the inputs of the prefix engine besides images and tokens, by name."""
+        ...
+
+
+def make_policy_head(config: PolicyConfig) -> PolicyHead:
+    """Make the head of a policy."""
+    if isinstance(config, SmolVLAConfig):
+        return SmolVLAHead(config)
+    raise ValueError(f"unknown policy {config.kind!r}")

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The head of SmolVLA: actions attend to keys and values of a prefix of images, task and state.
+
+Source of the model: LeRobot 0.4.4, policies/smolvla.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from edgellm_ros.diffusion.action_head import NOISE_AT_1, BoundContext, PrefixContext
+from edgellm_ros.diffusion.affine_space import AffineActionSpace
+from edgellm_ros.diffusion.policy_config import SmolVLAConfig
+
+
+class SmolVLAHead:
+    """SmolVLA with one configuration; see `PolicyHead`."""
+
+    flow = NOISE_AT_1
+
+    def __init__(self, config: SmolVLAConfig) -> None:
+        self.config = config
+        self.space = AffineActionSpace(config.action_space)
+        self.shape = config.action_space.horizon, config.action_space.model_dim
+
+    def bind(self, context: PrefixContext) -> BoundContext:
+        return BoundContext(dict(context.tensors), {"S": context.rows})
+
+    def prompt(self, task: str, state: np.ndarray) -> str:
+        return task if task.endswith("\n") else f"{task}\n"
+
+    def prefix_rows(self, images: int, tokens: int) -> int:
+        return images * self.config.cameras.tokens + tokens + 1
+
+    def prefix_inputs(self, state: np.ndarray) -> Mapping[str, np.ndarray]:
+        return {"state": state}

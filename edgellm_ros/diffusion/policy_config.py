@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configurations of policies: models that answer a request with actions only.
+
+A policy has a prefix engine, which computes a context of camera images, a task in words and the robot's
+state, and an action engine, which computes velocities from noise to actions and reads the context. To add a
+policy, add a class here and its head in `diffusion/heads`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+
+@dataclass(frozen=True)
+class FeatureConfig:
+    """Names, units and statistics of the values of a vector.
+
+    A physical value is `normalised * scale + offset`. All tuples have one entry per value.
+    """
+
+    names: tuple[str, ...]
+    units: tuple[str, ...]  # "" = unknown
+    offset: tuple[float, ...]
+    scale: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.names or len(set(self.names)) != len(self.names):
+            raise ValueError(f"names must be different and at least one, got {self.names}")
+        for name in ("units", "offset", "scale"):
+            if len(getattr(self, name)) != len(self.names):
+                raise ValueError(f"{name} must have {len(self.names)} values, got {getattr(self, name)}")
+        if not all(map(math.isfinite, (*self.offset, *self.scale))):
+            raise ValueError(f"offset and scale must be finite, got {self.offset} and {self.scale}")
+
+    @property
+    def dim(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class StateConfig(FeatureConfig):
+    """The robot's state, which the model takes as `(value - offset) / scale`, filled up with zeros."""
+
+    model_dim: int  # values that the model takes
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.scale) <= 0:
+            raise ValueError(f"scale must be positive, got {self.scale}")
+        _check_model_dim(self.model_dim, self.dim)
+
+
+@dataclass(frozen=True)
+class AffineSpaceConfig(FeatureConfig):
+    """Physical actions, which are the first values of the model's actions."""
+
+    dt: float  # seconds per action
+    horizon: int  # actions of a chunk
+    model_dim: int  # values of an action of the model
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.dt < math.inf or self.horizon < 1:
+            raise ValueError(
+                f"dt must be positive and horizon at least 1, got dt={self.dt}, horizon={self.horizon}"
+            )
+        _check_model_dim(self.model_dim, self.dim)
+
+
+@dataclass(frozen=True)
+class CameraConfig:
+    """The cameras of a policy. An image is resized to a square, its aspect ratio kept, and filled up."""
+
+    names: tuple[str, ...]  # in the order of the prefix
+    image_size: int  # pixels of the square's side
+    tokens: int  # rows of an image in the prefix
+
+    def __post_init__(self) -> None:
+        if not self.names or len(set(self.names)) != len(self.names):
+            raise ValueError(f"names must be different and at least one, got {self.names}")
+        if self.image_size < 1 or self.tokens < 1:
+            given = f"{self.image_size}, {self.tokens}"
+            raise ValueError(f"image_size and tokens must be at least 1, got {given}")
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """What all policies have."""
+
+    rtc_max_delay: ClassVar[int] = 0  # LeRobot 0.4.4 trains no policy to continue chunks of actions
+
+    cameras: CameraConfig
+    state: StateConfig
+    action_space: AffineSpaceConfig
+    max_prompt_tokens: int
+    prompt_before: tuple[int, ...]  # tokens that the tokenizer puts before a text, and behind it
+    prompt_after: tuple[int, ...]
+    num_denoise_steps: int  # default number of Euler steps
+
+    def __post_init__(self) -> None:
+        for name in ("max_prompt_tokens", "num_denoise_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    kind: str = field(default="", kw_only=True)  # a Literal in each policy
+
+    @property
+    def max_prefix_rows(self) -> int:
+        """Return the most rows of a prefix: images, and the task in words."""
+        return len(self.cameras.names) * self.cameras.tokens + self.max_prompt_tokens
+
+
+@dataclass(frozen=True)
+class SmolVLAConfig(PolicyConfig):
+    """SmolVLA: images, task and state are the prefix; actions attend to its keys and values by layer."""
+
+    kind: Literal["smolvla"] = field(default="smolvla", kw_only=True)
+
+    @property
+    def max_prefix_rows(self) -> int:
+        """Return the most rows of a prefix: images, task and one row for the state."""
+        return super().max_prefix_rows + 1
+
+
+def _check_model_dim(model_dim: int, dim: int) -> None:
+    if model_dim < dim:
+        raise ValueError(f"model_dim {model_dim} is less than the {dim} names")

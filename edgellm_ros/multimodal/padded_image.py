@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resizes camera images for policies: bilinear, aspect ratio kept, filled up to a square.
+
+Reference: LeRobot 0.4.4, modeling_smolvla.py, resize_with_pad and SmolVLAPolicy.prepare_images.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgellm_ros.multimodal.image_pixels import check_image
+
+
+def padded_image(image: np.ndarray, size: int) -> np.ndarray:
+    """Resize an image [H, W, 3] uint8 to fit into a square: [3, size, size] float32 from -1 to 1.
+
+    The image is at the right and bottom edge; the rest is -1, black. Neighbouring pixels are weighted in
+    fp32, without a filter when the image shrinks. ValueError for another shape or type.
+    """
+    check_image(image)
+    height, width = image.shape[:2]
+    ratio = max(width / size, height / size)
+    rows, columns = max(int(height / ratio), 1), max(int(width / ratio), 1)
+    result = np.full((3, size, size), -1, np.float32)
+    pixels = _resized(image, rows, columns) * np.float32(2 / 255) - np.float32(1)
+    result[:, size - rows :, size - columns :] = np.moveaxis(pixels, 2, 0)
+    return result
+
+
+def _resized(image: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Resize an image to [rows, columns, 3] float32 from 0 to 255."""
+    height, width = image.shape[:2]
+    pixels = image.astype(np.float32)
+    if rows != height:
+        above, below, share = _neighbours(height, rows)
+        first = pixels[above]
+        pixels = (pixels[below] - first) * share[:, None, None] + first
+    if columns != width:
+        left, right, share = _neighbours(width, columns)
+        whole = pixels.view("V12")[:, :, 0]  # a pixel is one item, which is copied faster than three
+        first, second = (
+            np.take(whole, side, axis=1).view(np.float32).reshape(rows, columns, 3) for side in (left, right)
+        )
+        pixels = (second - first) * share[:, None] + first
+    return pixels
+
+
+def _neighbours(before: int, after: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Find two neighbours of each pixel of a resized line, and the share of the second, as PyTorch does."""
+    scale = np.float32(before) / np.float32(after)
+    places = scale * (np.arange(after, dtype=np.float32) + np.float32(0.5)) - np.float32(0.5)
+    places = np.maximum(places, np.float32(0))
+    first = np.minimum(places.astype(np.int64), before - 1)
+    return first, np.minimum(first + 1, before - 1), places - first.astype(np.float32)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports LeRobot's policies, which are installed apart from this package and without their dependencies.
+
+The modules in UNRELATED load recordings, train, or drive a gymnasium: no line of theirs runs when a policy
+computes actions. They are replaced by empty modules, whose names are empty classes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+INSTALLED = Path(sys.prefix) / "lerobot"
+UNRELATED = (
+    "datasets",
+    "imageio",
+    "lerobot.configs.train",
+    "lerobot.datasets",
+    "lerobot.processor.gym_action_processor",
+    "lerobot.processor.hil_processor",
+)
+
+
+class _Empty(types.ModuleType):
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        setattr(self, name, type(name, (), {}))
+        return self.__dict__[name]
+
+
+class _EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        if any(name == module or name.startswith(f"{module}.") for module in UNRELATED):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        return _Empty(spec.name)
+
+    def exec_module(self, module):
+        module.__path__ = []
+
+
+@contextmanager
+def _importable() -> Iterator[None]:
+    finder = _EmptyModules()
+    sys.meta_path.insert(0, finder)
+    sys.path.insert(0, str(INSTALLED))
+    try:
+        lerobot = importlib.import_module("lerobot")
+        # lerobot.policies imports the policies of all models, and what they need
+        policies = types.ModuleType("lerobot.policies")
+        policies.__path__ = [str(Path(lerobot.__path__[0]) / "policies")]
+        sys.modules["lerobot.policies"] = policies
+        yield
+    finally:
+        sys.path.remove(str(INSTALLED))
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("datasets", "imageio")]:
+            del sys.modules[name]  # others ask whether these packages are there
+
+
+def smolvla() -> tuple[types.ModuleType, types.ModuleType, types.ModuleType]:
+    """Import the modules `modeling_smolvla`, `smolvlm_with_expert` and `processor_smolvla` of LeRobot."""
+    if not INSTALLED.is_dir():
+        pytest.skip(f"{INSTALLED} has no LeRobot: make parity installs it")
+    names = ("modeling_smolvla", "smolvlm_with_expert", "processor_smolvla")
+    folder = "lerobot.policies.smolvla"
+    if f"{folder}.{names[-1]}" not in sys.modules:
+        with _importable():
+            return tuple(importlib.import_module(f"{folder}.{name}") for name in names)
+    return tuple(sys.modules[f"{folder}.{name}"] for name in names)
