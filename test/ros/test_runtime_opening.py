@@ -92,5 +92,6 @@ def parameters_of(engine, **changes) -> SimpleNamespace:
         "noise_seed": 0,
         "frames_per_plan": 1,
         "chunking": "off",
+        "tool_call_format": "auto",
     }
     return SimpleNamespace(**{**values, **changes})
