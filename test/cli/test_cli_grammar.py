@@ -67,3 +67,16 @@ def test_requests_in_a_file_have_grammars_of_their_own(edgellm, tiny_engine, tmp
     assert re.fullmatch("[0-9]{3}", first)
     assert second == "stop"
     assert set(json.loads(third)) == {"go"}
+
+
+def test_tool_calls_are_printed_and_in_the_json(edgellm, tiny_engine, tmp_path):
+    call = '<tool_call>{"name": "find", "arguments": {"what": "box"}}</tool_call>'
+    conversation = {"messages": [{"role": "user", "content": "go"}], "tools": [{"type": "function"}]}
+    (tmp_path / "messages.json").write_text(json.dumps(conversation))
+    options = ["--messages", tmp_path / "messages.json", "--regex", re.escape(f"I go. {call}")]
+    options += ["--max-tokens", 200, "--tool-call-format", "hermes"]
+    answer = edgellm("generate", tiny_engine, *options, "--json").json
+    assert (answer["text"], answer["content"]) == (f"I go. {call}", "I go.")
+    assert answer["tool_calls"] == [{"name": "find", "arguments": {"what": "box"}}]
+    assert answer["tool_call_errors"] == []
+    assert '[calls find({"what": "box"})]' in edgellm("generate", tiny_engine, *options).err

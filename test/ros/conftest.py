@@ -102,7 +102,7 @@ def node(start_node, peer, arena_engine):
     """The node, active, with the demo's engines, and limits for a busy computer."""
     child = start_node(
         engine_dir=arena_engine, autostart="true", max_input_age=3.0, plan_timeout=30.0,
-        input_reliability="reliable",
+        input_reliability="reliable", tool_call_format="hermes",
     )  # fmt: skip
     peer.connect()
     return child

@@ -6,12 +6,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from builtin_interfaces.msg import Time
-from edgellm_ros.msg import ActionChunk, PreviousChunk
+from edgellm_ros.msg import ActionChunk, ChatMessage, PreviousChunk, ToolCall
 from std_msgs.msg import Header
 
 from edgellm_ros.diffusion.config import ActionSpaceConfig
 from edgellm_ros.ros.messaging import to_nanoseconds, to_time
-from edgellm_ros.ros.node.messages import chunk_condition_from_message
+from edgellm_ros.ros.node.messages import chunk_condition_from_message, earlier_messages_from_goal
 from edgellm_ros.ros.path_message import to_path
 
 LAST_TIME = 2**31 * 10**9 - 1  # the seconds of a ROS time are int32
@@ -85,3 +85,12 @@ class TestPreviousChunk:
     def test_bad_values_are_errors_that_name_them(self, fields, reason):
         with pytest.raises(ValueError, match=f"^previous_chunk: {reason}"):
             self.convert(**fields)
+
+
+def test_tool_calls_of_earlier_answers_reach_the_chat_template():
+    call = ToolCall(name="find", arguments='{"what": "box"}')
+    said = ChatMessage(role="assistant", text="I look.", tool_calls=[call])
+    answer, result = earlier_messages_from_goal([said, ChatMessage(role="tool", text="ok")])
+    function = {"name": "find", "arguments": {"what": "box"}}
+    assert answer.fields == {"tool_calls": [{"type": "function", "function": function}]}
+    assert (answer.content, result.role, result.fields) == ("I look.", "tool", {})

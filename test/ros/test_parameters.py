@@ -69,6 +69,8 @@ def test_values_just_outside_of_a_range_are_refused(name):
         ("top_p", 1e-31, "top_p must be from 1e-30 to 1.0, got 1e-31"),
         ("min_p", math.nan, "min_p must be from 0.0 to 1.0, got nan"),
         ("repetition_penalty", 1e-7, "repetition_penalty must be from 1e-06 to 1000000.0, got 1e-07"),
+        ("regex", "(", "regex '(' cannot be used: unclosed group"),
+        ("json_schema", "x", "json_schema 'x' is not JSON: Expecting value: line 1 column 1 (char 0)"),
     ],
 )
 def test_sampling_that_fails_in_every_command_is_refused(name, value, reason):
@@ -91,6 +93,21 @@ def test_values_set_together_are_checked_together():
     assert not check_parameters(changes, read(), configured=True).successful
     changes[1] = Parameter("temperature", value=1e-6)
     assert check_parameters(changes, read(), configured=True).successful
+
+
+def test_a_grammar_of_commands_is_one_of_three_parameters():
+    assert sampling_from_parameters(read()).grammar is None
+    assert sampling_from_parameters(read(choices=["left", "", "right"])).choices == ("left", "right")
+    assert sampling_from_parameters(read(json_schema='{"type": "object"}')).grammar.kind == "json_schema"
+    changes = [Parameter("choices", value=["left"])]
+    refused = check_parameters(changes, read(regex="left|right"), configured=True)
+    assert refused.reason == "an answer has regex or choices, not both"
+    changes.append(Parameter("regex", value=""))
+    assert check_parameters(changes, read(regex="left|right"), configured=True).successful
+
+
+def test_the_grammar_of_commands_is_not_that_of_goals():
+    assert sampling_from_goal(Plan.Goal(), read(regex="left|right")).grammar is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from action_msgs.msg import GoalStatus
 from builtin_interfaces.msg import Time
 from edgellm_ros.action import Plan
-from edgellm_ros.msg import AudioChunk, ChatMessage, SamplingParams
+from edgellm_ros.msg import AudioChunk, ChatMessage, SamplingParams, ToolCall
 from sensor_msgs.msg import Image
 
 from edgellm_ros.ros.processes import ros_environment
@@ -133,6 +133,21 @@ class TestResult:
         result = peer.plan(goal)
         assert result.termination_reason == R.ERROR
         assert "Invalid type: text" in result.message
+
+    def test_has_the_tool_calls_of_the_answer(self, peer, goal):
+        """The form is the node's parameter, because the demo's chat template writes no calls."""
+        goal.action_samples, goal.sampling.max_tokens = 0, 200
+        call = '<tool_call>{"name": "find", "arguments": {"what": "box"}}</tool_call>'
+        goal.sampling.choices = [f"I go. {call}"]
+        goal.tools = ['{"type": "function", "function": {"name": "find"}}']
+        generation = peer.plan(goal).generation
+        assert (generation.text, generation.content) == (goal.sampling.choices[0], "I go.")
+        (found,) = generation.tool_calls
+        assert (found.name, found.arguments) == ("find", '{"what": "box"}')
+        goal.sampling.choices = ['<tool_call>{"name": 7}</tool_call>']
+        generation = peer.plan(goal).generation
+        assert (generation.content, generation.tool_calls) == (generation.text, [])
+        assert generation.tool_call_errors == ["a tool call is not read: the name must be a string, got 7"]
 
     def test_follows_the_noise_seed(self, peer, goal):
         def values(seed):
@@ -307,6 +322,16 @@ BAD_GOALS = {
         bad_goal(earlier_messages=[ChatMessage(role="user"), ChatMessage(role="robot")]),
         "earlier_messages[1]: role must be one of user, assistant, tool, got 'robot'",
     ),
+    "tool calls of a user": (
+        bad_goal(earlier_messages=[ChatMessage(role="user", tool_calls=[ToolCall(name="a")])]),
+        "earlier_messages[0] (user): only an assistant has tool_calls",
+    ),
+    "arguments that are no object": (
+        bad_goal(earlier_messages=[ChatMessage(role="assistant", tool_calls=[ToolCall(name="a")])]),
+        "earlier_messages[0]: the arguments of 'a' must be JSON text, got ''",
+    ),
+    "a tool that is no JSON": (bad_goal(tools=["{}", "{find}"]), "tools[1] must be JSON text, got '{find}'"),
+    "a tool that is no object": (bad_goal(tools=["[]"]), "tools[0] must be a JSON object, got '[]'"),
     "empty earlier image": (
         bad_goal(earlier_messages=[ChatMessage(role="user", images=[Image(encoding="rgb8")])]),
         "earlier_messages[0] (user): image is empty: 0 x 0 pixels",

@@ -19,7 +19,7 @@ import pytest
 import rclpy
 import soundfile
 from edgellm_ros.action import Plan
-from edgellm_ros.msg import ActionChunk, AudioChunk, ChatMessage, Generation
+from edgellm_ros.msg import ActionChunk, AudioChunk, ChatMessage, Generation, ToolCall
 from rclpy.action import ActionServer, GoalResponse
 from rclpy.executors import SingleThreadedExecutor
 from sensor_msgs.msg import CompressedImage
@@ -406,6 +406,23 @@ class TestGoal:
         assert goal.sampling.json_schema == '{"type": "object"}'
         assert make_goal("go", json_schema='{"a": 1}').sampling.json_schema == '{"a": 1}'
         assert make_goal("go", choices=["left", "right"]).sampling.choices == ["left", "right"]
+
+    def test_tools_may_be_mappings_or_text(self):
+        assert make_goal("go", tools=[{"type": "function"}, "{}"]).tools == ['{"type": "function"}', "{}"]
+        assert make_goal("go", tools={"a": 1}).tools == ['{"a": 1}']
+        with pytest.raises(TypeError, match=r"^tools\[1\] is not JSON: Object of type set"):
+            make_goal("go", tools=[{}, {"a": {1}}])
+
+    def test_the_reply_to_a_plan_may_be_an_earlier_message(self):
+        call = ToolCall(name="find", arguments='{"what": "box"}')
+        said = Generation(text="I look. <tool_call>...", content="I look.", tool_calls=[call])
+        reply = Plan.Result(generation=said)
+        (said, result) = make_goal("", earlier_messages=[reply, ("tool", "on the left")]).earlier_messages
+        assert (said.role, said.text, said.tool_calls) == ("assistant", "I look.", [call])
+        assert (result.role, result.text) == ("tool", "on the left")
+        found = PlanResult.from_reply(reply)
+        assert [(call.name, call.arguments) for call in found.tool_calls] == [("find", {"what": "box"})]
+        assert found.content == "I look."
 
     def test_images_may_be_arrays_files_and_messages(self, tmp_path):
         pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tool calls of answers; chat templates, and prompts that transformers made, say how models write them."""
 
+import functools
 import json
 import logging
 
@@ -46,15 +47,17 @@ MOVE = {
 }
 
 
-@pytest.fixture
-def template(tmp_path):
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
     """A function that loads a template by its file's name, or `mistral`."""
-    (tmp_path / "special_tokens_map.json").write_text(json.dumps(SPECIAL_TOKENS))
+    directory = tmp_path_factory.mktemp("templates")
+    (directory / "special_tokens_map.json").write_text(json.dumps(SPECIAL_TOKENS))
 
+    @functools.cache
     def load(name: str) -> ChatTemplate:
         text = MISTRAL if name == "mistral" else (TEMPLATES / f"{name}.jinja").read_text()
-        (tmp_path / f"{name}.jinja").write_text(text)
-        return ChatTemplate(tmp_path / f"{name}.jinja")
+        (directory / f"{name}.jinja").write_text(text)
+        return ChatTemplate(directory / f"{name}.jinja")
 
     return load
 
@@ -64,9 +67,9 @@ def written(template: ChatTemplate, calls: list[ToolCall], content: str) -> str:
     user, tools = {"role": "user", "content": "go"}, {"tools": [MOVE]}
     functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
     made = [{"id": "call00001", "type": "function", "function": function} for function in functions]
-    before = template.render([user], tools)
+    other = template.render([user, {"role": "assistant", "content": "\u2603"}], tools)
     text = template.render([user, {"role": "assistant", "content": content, "tool_calls": made}], tools)
-    start = next((i for i, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), len(before))
+    start = next(index for index, pair in enumerate(zip(other, text, strict=False)) if pair[0] != pair[1])
     ends = ("<|im_end|>", "<|eot_id|>", "\n<SPECIAL_12>")
     text = text[start : min(at for end in ends if (at := text.find(end, start)) >= 0)]
     return text.removeprefix("<think>\n\n</think>\n\n")

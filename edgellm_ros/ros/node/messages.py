@@ -87,9 +87,9 @@ def earlier_messages_from_goal(
         except ValueError as error:
             raise ValueError(f"earlier_messages[{index}] ({message.role}): {error}") from None
         content = (*images, TextPart(message.text)) if images else message.text
-        calls = [_to_template(call, index) for call in message.tool_calls]
-        if calls and message.role != ChatMessage.ASSISTANT:
+        if message.tool_calls and message.role != ChatMessage.ASSISTANT:
             raise ValueError(f"earlier_messages[{index}] ({message.role}): only an assistant has tool_calls")
+        calls = [_to_template(call, index) for call in message.tool_calls]
         messages.append(Message(message.role, content, {"tool_calls": calls} if calls else {}))
     return tuple(messages)
 

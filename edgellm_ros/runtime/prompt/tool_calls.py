@@ -77,18 +77,19 @@ class ToolCallFormat:
         """
         calls: list[ToolCall] = []
         errors: list[str] = []
-        content, kept, position = "", 0, _after_thinking(text, begins_thinking)
-        while (begin := self.begin.search(text, position)) is not None:
+        start = _after_thinking(text, begins_thinking)
+        content, answer, kept, position = text[:start], text[start:], 0, 0
+        while (begin := self.begin.search(answer, position)) is not None:
             try:
-                found, position = self.read(text, begin, tools)
+                found, position = self.read(answer, begin, tools)
             except (ValueError, RecursionError) as error:
                 errors.append(f"a tool call is not read: {printable(str(error))}")
-                position = begin.end()
+                position = max(begin.end(), begin.start() + 1)
                 continue
             calls += found
-            content = _join(content, text[kept : begin.start()])
+            content = _join(content, answer[kept : begin.start()])
             kept = position
-        return ParsedAnswer(_join(content, text[kept:]) if calls else text, tuple(calls), tuple(errors))
+        return ParsedAnswer(_join(content, answer[kept:]) if calls else text, tuple(calls), tuple(errors))
 
 
 def find_format(template: ChatTemplate) -> ToolCallFormat:
