@@ -229,15 +229,13 @@ def write_masks(
     """
     if not matchers:
         return
-    from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
-
     bits = np.zeros((len(matchers), matchers[0].words), np.int32)
     work = [(matcher.matcher, row) for row, matcher in enumerate(matchers) if not matcher.failed]
     if in_parallel and len(work) > 1:
-        fill_next_token_bitmask_par(_executor(), work, bits)
+        _functions().fill_next_token_bitmask_par(_executor(), work, bits)
     else:
         for allowed, row in work:
-            fill_next_token_bitmask(allowed, bits, row)
+            _functions().fill_next_token_bitmask(allowed, bits, row)
     for matcher, found, mask in zip(matchers, bits.view(np.uint32), masks, strict=True):
         matcher.to_mask(found, mask)
 
@@ -295,6 +293,14 @@ def _library(kind: str) -> Any:
     except ImportError:
         raise ValueError(f"{kind} {MISSING}") from None
     return llguidance
+
+
+@cache
+def _functions() -> Any:
+    """Return the library's functions that write masks."""
+    import llguidance.numpy
+
+    return llguidance.numpy
 
 
 @cache

@@ -38,12 +38,6 @@ def test_answers_that_end_by_themselves_are_valid(runtime, seed):
     answers_are_valid(runtime, seed, 10)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 110))
-def test_many_answers_that_end_by_themselves_are_valid(runtime, seed):
-    answers_are_valid(runtime, seed, 50)
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_a_choice_may_begin_with_another_one(runtime, seed):
     choices = ("left", "left turn", 'a "b"\n\\', "größer")
