@@ -9,8 +9,8 @@ Measures
   time to the first token. `step_ms`: from the tokens of one step to those of the next, in one more run.
 - host time: from the end of the wait for the tokens of a step to the begin of the next wait, which is the
   host's own work per step: tokens to text, and queueing a step (`queue_us_per_step`: the launch of its
-  graph, an event). The device has a step to run meanwhile. Median over the steps of that run. null on the
-  CPU, where the host does all the work.
+  graph, the copy of its tokens, an event). The device has a step to run meanwhile. Median over the steps of
+  that run. null on the CPU, where the host does all the work.
 - bytes per step: all weights of the language model once (with the last matrix; without the embedding table
   unless it is that matrix), the average KV rows of every sequence, and its recurrent state twice. Share of
   the copy bandwidth: these bytes per second of the median step, divided by bytes read and written per second

@@ -100,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
     from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
     config = EngineConfig.load(args.engine_dir)
+    config.check_answers_with_text("edgellm bench")
     frame = read_image(args.image) if args.image else synthetic_frame()
     request = LLMGenerationRequest(
         prompt=args.prompt,

@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
     config = EngineConfig.load(args.engine_dir)
+    config.check_answers_with_text("a chat")
     sampling_params(args, config)  # wrong options are refused before the engines load
     adapters = lora_dirs(args.lora, args.engine_dir)
     with LLMInferenceRuntime(

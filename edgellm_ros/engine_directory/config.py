@@ -351,6 +351,14 @@ class EngineConfig:
         if video.timestamps == AS_TEXT and self.special_tokens.vision_end_token_id is None:
             raise ValueError("special_tokens needs vision_end_token_id for videos with timestamps as text")
 
+    def check_answers_with_text(self, what: str) -> None:
+        """Raise ValueError for a policy, which writes no text; what: what needs one, such as "a chat"."""
+        if self.policy is not None:
+            raise ValueError(
+                f"{what} needs an engine that answers with text; this one is a policy ({self.policy.kind}): "
+                "see docs/action_heads.md"
+            )
+
     def save(self, engine_dir: str | Path) -> Path:
         """Write `config.json` into the directory and return its path."""
         path = Path(engine_dir) / CONFIG_FILE

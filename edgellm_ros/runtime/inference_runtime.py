@@ -47,7 +47,8 @@ class LLMInferenceRuntime:
     """An engine directory, loaded on a device.
 
     Executes one batch at a time; other threads wait for their turn. Runtimes that share a Device must be
-    called from one thread.
+    called from one thread. A policy answers with actions only (docs/action_heads.md): methods that need a
+    language model raise EngineError then.
 
     - device: "cpu", "cuda", "tensorrt" or a Device
     - threads: of the CPU; 0 = one per core
@@ -99,7 +100,9 @@ class LLMInferenceRuntime:
             if drafting is not None or lora_dirs or decode_backend or decode == FUSED:
                 raise ValueError("a policy has no language model: no adapters, drafting or decode backend")
             policy = self.config.policy
-            self._policy = PolicyPipeline(root, self.config, policy, self._metrics, device, threads)
+            self._policy = PolicyPipeline(
+                root, self.config, policy, self._metrics, device, threads, allow_plan_code
+            )
             return
         self._loaded = Pipeline(
             root,

@@ -39,8 +39,9 @@ class PolicyPipeline:
         metrics: RuntimeMetrics,
         device: str | Device,
         threads: int,
+        allow_plan_code: bool = False,
     ) -> None:
-        self.device = open_device(device) if isinstance(device, str) else device
+        self.device = open_device(device, allow_plan_code) if isinstance(device, str) else device
         self._metrics = metrics
         self._policy = policy
 

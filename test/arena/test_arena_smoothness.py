@@ -70,8 +70,8 @@ def test_a_takeover_after_the_last_step_has_no_excess():
 
 
 def test_a_robot_that_stands_makes_no_jumps():
-    states = track([0.1, 0.0, 0.0, 0.0], np.zeros(4))
-    changes, within = jumps(states, [0, 1, 2])
+    states = track([0.1, 0.0, 0.0, 0.0, 0.0], np.zeros(5))
+    changes, within = jumps(states, [0, 1, 2, 2])
     assert changes.jerk == pytest.approx([10.0])  # as it comes to rest, and not the change after it
     assert within.jerk.size == 0
     assert excess_jumps(states, {1: (0.0, 0.5)}).jerk.size == 0

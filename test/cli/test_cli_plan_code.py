@@ -13,7 +13,10 @@ from edgellm_ros import cli
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.runtime import pipeline
 
-pytestmark = pytest.mark.only_on("cpu", reason="the option changes nothing on other devices")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.only_on("cpu", reason="the option changes nothing on other devices"),
+]
 
 
 @pytest.fixture

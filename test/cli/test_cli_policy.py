@@ -81,6 +81,12 @@ def test_a_state_that_is_no_list_of_numbers_is_refused(tmp_path, given, message)
         read_state(given)
 
 
+@pytest.mark.parametrize("command", ["chat", "bench"])
+def test_commands_that_need_text_refuse_a_policy(folder, command, capsys):
+    assert main([command, str(folder / "engine")]) == 2
+    assert "needs an engine that answers with text; this one is a policy (smolvla)" in capsys.readouterr().err
+
+
 def test_requests_of_a_file_have_state_and_cameras(folder, tmp_path, expected):
     images = [str(folder / f"{name}.png") for name in ("wrist", "top")]
     request = {

@@ -19,7 +19,10 @@ from edgellm_ros.ros.processes import own_domain
 from edgellm_ros.ros.security.access import ARENA_REMAPPINGS
 from edgellm_ros.ros.security.policy import CALL, EXECUTE, PUBLISH, REPLY, REQUEST, SUBSCRIBE, make_enclaves
 
-pytestmark = pytest.mark.only_on("cpu", reason="names do not depend on the device")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.only_on("cpu", reason="names do not depend on the device"),
+]
 NAMESPACE = "/robot"
 NODES = ("edgellm", "edgellm_follower", "arena", "plan_client")
 # Parameters with which the node opens every topic that it has.

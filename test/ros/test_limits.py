@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 from edgellm_ros.action import Plan
-from edgellm_ros.msg import AudioChunk, ChatMessage, SamplingParams
+from edgellm_ros.msg import ActionChunk, AudioChunk, ChatMessage, PreviousChunk, SamplingParams, ToolCall
 from sensor_msgs.msg import CompressedImage, Image
 
 from edgellm_ros.ros.node.images import decode_image
@@ -40,7 +40,13 @@ CASES = {
         7,
         Plan.Goal(images=[image(3)], audio=[AudioChunk(data=bytes(2))] * 2),
         Plan.Goal(images=[image(4)], audio=[AudioChunk(data=bytes(2))] * 2),
-        "the goal has 8 bytes of images and sound, at most 7 are taken",
+        "the goal has 8 bytes of data, at most 7 are taken",
+    ),
+    "message_bytes of trajectories": (
+        4000,
+        Plan.Goal(previous_chunk=[PreviousChunk(chunk=ActionChunk(values=[0.0] * 1000))]),
+        Plan.Goal(previous_chunk=[PreviousChunk(chunk=ActionChunk(values=[0.0] * 1001))]),
+        "the goal has 4004 bytes of data, at most 4000 are taken",
     ),
     "text_length": (
         6,
@@ -66,14 +72,15 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_goal_at_a_limit_is_taken(name):
     value, taken, _, _ = CASES[name]
-    limits(**{name: value}).check_goal(taken)
+    limits(**{name.split()[0]: value}).check_goal(taken)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_goal_beyond_a_limit_is_refused_with_value_and_parameter(name):
     value, _, refused, message = CASES[name]
-    with pytest.raises(ValueError, match=rf"^{message} \(parameter limits\.{name}\)$"):
-        limits(**{name: value}).check_goal(refused)
+    limit = name.split()[0]
+    with pytest.raises(ValueError, match=rf"^{message} \(parameter limits\.{limit}\)$"):
+        limits(**{limit: value}).check_goal(refused)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +94,19 @@ def test_a_goal_beyond_a_limit_is_refused_with_value_and_parameter(name):
 def test_every_field_of_a_grammar_has_the_limit_of_its_length(sampling, message):
     with pytest.raises(ValueError, match=f"{message}, at most 4 are taken"):
         limits(grammar_length=4).check_goal(Plan.Goal(sampling=sampling))
+
+
+def test_tools_have_the_limits_of_grammars():
+    with pytest.raises(ValueError, match="tools has 5 characters, at most 4 are taken"):
+        limits(grammar_length=4).check_goal(Plan.Goal(tools=["abc", "de"]))
+    with pytest.raises(ValueError, match="tools has 3 texts, at most 2 are taken"):
+        limits(choices=2).check_goal(Plan.Goal(tools=["a", "b", "c"]))
+
+
+def test_calls_in_earlier_messages_are_text():
+    call = ToolCall(name="stop", arguments="{}")
+    with pytest.raises(ValueError, match="the goal has 6 characters, at most 5 are taken"):
+        limits(text_length=5).check_goal(Plan.Goal(earlier_messages=[ChatMessage(tool_calls=[call])]))
 
 
 def test_too_many_stop_strings_are_refused():

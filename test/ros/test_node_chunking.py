@@ -62,7 +62,7 @@ def test_the_last_chunk_is_continued_from_the_row_at_the_new_stamp():
     node = Node()
     node.publish()
     condition = node.next(0.5)
-    assert (condition.form, condition.executed, condition.delay, condition.horizon) == ("guided", 5, 3, None)
+    assert (condition.form, condition.executed, condition.delay) == ("guided", 5, 3)
     np.testing.assert_array_equal(condition.actions, ROWS)
     assert node.metrics.values()["chunks_continued"] == 1
 
@@ -88,7 +88,7 @@ def test_the_delay_is_the_longest_of_the_recent_latencies_in_rows():
 
 
 def test_the_horizon_is_that_of_the_parameter_within_what_is_left():
-    for horizon, expected in ((1, 3), (10, 10), (100, 35)):  # the delay is 3 rows, 35 are left
+    for horizon, expected in ((0, 6), (1, 3), (10, 10), (100, 35)):  # the delay is 3 rows, 35 are left
         node = Node(chunking_horizon=horizon)
         node.publish()
         assert node.next(0.5).horizon == expected

@@ -158,7 +158,7 @@ def test_a_goal_beyond_a_limit_ends_with_value_limit_and_parameter(serve):
     result = server.result(handle).result
     assert result.termination_reason == ERROR
     assert result.message == (
-        "the goal has 1001 bytes of images and sound, at most 1000 are taken (parameter limits.message_bytes)"
+        "the goal has 1001 bytes of data, at most 1000 are taken (parameter limits.message_bytes)"
     )
     assert server.result(server.plan()).result.termination_reason == COMPLETED
 

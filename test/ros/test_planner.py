@@ -72,7 +72,7 @@ def plan_with(earlier: list[Frame], newest: Frame) -> tuple:
         get_logger=lambda: SimpleNamespace(warning=lambda text: None, error=print),
     )
     parameters = SimpleNamespace(
-        max_input_age=30.0, future_stamp_tolerance=1.0, frame_interval=0.5, limits=limits()
+        max_input_age=30.0, future_stamp_tolerance=1.0, frame_interval=0.5, frame_id="", limits=limits()
     )
     planner = Planner(quiet, SimpleNamespace(current=parameters), runtime, None, None, None, None)
     request = PlanRequest(

@@ -8,11 +8,13 @@ from types import SimpleNamespace
 import pytest
 from rclpy.logging import get_logger
 
+from edgellm_ros.builder import export
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.ros.node.runtime_opening import open_runtime
 from edgellm_ros.runtime import pipeline
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.smolvla_checkpoint import write_smolvla
 from fixtures.tiny_adapter import write_adapter
 
 
@@ -41,6 +43,12 @@ def test_drafting_as_the_parameters_say(tiny_engine):
 def test_drafting_that_the_engine_does_not_support(tiny_engine):
     with pytest.raises(ValueError, match="this engine has no draft head"):
         open_runtime(parameters_of(tiny_engine, drafting="eagle"), get_logger("test"))
+
+
+def test_a_policy_is_refused_because_the_node_needs_text(tmp_path):
+    export(write_smolvla(tmp_path / "checkpoint"), tmp_path / "engine")
+    with pytest.raises(ValueError, match=r"the node needs an engine that answers with text; .* \(smolvla\)"):
+        open_runtime(parameters_of(tmp_path / "engine"), get_logger("test"))
 
 
 def test_fused_decoding_on_a_device_without_it(tiny_engine):

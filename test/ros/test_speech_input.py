@@ -323,7 +323,7 @@ class TestAudioCommonMsgs:
         speech.on_message(SimpleNamespace(data=recorded[: len(recorded) // 2].tobytes()))
         assert speech.on_message(SimpleNamespace(data=bytes(10**6 + 2))) == []
         assert speech.problem == (
-            "the chunk has 1000002 bytes of images and sound, at most 1000000 are taken (parameter "
+            "the chunk has 1000002 bytes of data, at most 1000000 are taken (parameter "
             "limits.message_bytes)"
         )
         assert speech.on_message(SimpleNamespace(data=b"")) == []  # the end of the stream

@@ -1,21 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What viewers get over topics: markers, the overlay of a calibrated camera, and QoS that users override."""
+"""What viewers get: markers, overlays of a calibrated camera, QoS of the user, and the topics of views/."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
+from edgellm_ros.msg import Generation
 from edgellm_ros.srv import SetNoiseSeed
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import CameraInfo
+from std_msgs.msg import String
 from tf2_msgs.msg import TFMessage
 from visualization_msgs.msg import Marker
 
 from edgellm_ros.arena.camera import CAMERA
 from edgellm_ros.ros.arena.camera_messages import camera_transform, to_camera_info
+from edgellm_ros.ros.follower.node import FollowerNode
 
+VIEWS = Path(__file__).parents[2] / "views"
+RVIZ = yaml.safe_load((VIEWS / "edgellm.rviz").read_text())["Visualization Manager"]
+PANELS = json.loads((VIEWS / "edgellm.foxglove.json").read_text())["configById"]
+# of an RViz display
+MESSAGES = {
+    "rviz_default_plugins/MarkerArray": "visualization_msgs/msg/MarkerArray",
+    "rviz_default_plugins/Path": "nav_msgs/msg/Path",
+    "rviz_default_plugins/Image": "sensor_msgs/msg/Image",
+}
 LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 OVERRIDES = {
     "/edgellm/text.publisher.reliability": "best_effort",  # of which the peer hears nothing then
@@ -198,3 +213,50 @@ class TestQos:
             assert f"qos_overrides./edgellm/{topic}.publisher.reliability" in names
         assert "qos_overrides./tf_static.subscription.reliability" in names
         assert "qos_overrides./diagnostics.publisher.reliability" in names
+
+
+class TestFiles:
+    """What the files in views/ name, beside what both nodes offer."""
+
+    @pytest.fixture
+    def offered(self, node, peer) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+        """Topics and services with their types."""
+        follower = FollowerNode(context=peer.node.context)
+        try:
+            follower.trigger_configure()
+            peer.wait(lambda: peer.node.count_publishers("/edgellm_follower/path"), "follower")
+            return dict(peer.node.get_topic_names_and_types()), dict(peer.node.get_service_names_and_types())
+        finally:
+            follower.destroy_node()
+
+    def test_of_rviz_have_the_types_of_their_displays(self, offered):
+        displays = {each["Topic"]["Value"]: each for each in RVIZ["Displays"] if "Topic" in each}
+        assert displays.keys() == {"/edgellm/markers", "/edgellm_follower/path", "/edgellm/overlay"}
+        for topic, display in displays.items():
+            assert offered[0][topic] == [MESSAGES[display["Class"]]]
+
+    def test_of_foxglove_have_the_types_of_their_panels(self, offered):
+        topics, services = offered
+        assert topics[PANELS["Image!camera"]["imageMode"]["imageTopic"]] == ["sensor_msgs/msg/Image"]
+        shown = PANELS["3D!plan"]["topics"]
+        assert [topics[topic] for topic in shown] == [
+            ["visualization_msgs/msg/MarkerArray"], ["nav_msgs/msg/Path"]
+        ]  # fmt: skip
+        publish = PANELS["Publish!command"]
+        assert topics[publish["topicName"]] == [publish["datatype"]]
+        assert json.loads(publish["value"]).keys() == {"data"}
+        state = PANELS["DiagnosticSummary!state"]["topicToRender"]
+        assert topics[state] == ["diagnostic_msgs/msg/DiagnosticArray"]
+        for panel in ("CallService!stop", "CallService!resume"):
+            assert services[PANELS[panel]["serviceName"]] == ["std_srvs/srv/Trigger"]
+
+    def test_of_plots_and_texts_have_the_fields(self, offered):
+        kinds = {"edgellm_ros/msg/Generation": Generation, "std_msgs/msg/String": String}
+        plots = [series["value"] for series in PANELS["Plot!latencies"]["paths"]]
+        for path in (*plots, PANELS["RawMessages!words"]["topicPath"]):
+            topic, field = path.rsplit(".", 1)
+            (kind,) = offered[0][topic]
+            expected = "double" if path in plots else "string"
+            assert kinds[kind].get_fields_and_field_types()[field] == expected
+        latencies = {name for name in Generation.get_fields_and_field_types() if name.endswith("_latency")}
+        assert {path.rsplit(".", 1)[1] for path in plots} == latencies

@@ -24,6 +24,7 @@ from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.parameters import OFF
 
 LATENCIES = 10  # of the last chunks, whose longest is the expected one
+DELAYS_OF_INFLUENCE = 2  # the default horizon: the influence fades while as much time passes again
 SAME_ROW = 1e-3  # rows that stamps may be off by rounding
 LOG_THROTTLE_S = 1.0
 
@@ -131,14 +132,10 @@ class Chunking:
         executed = math.floor(rows + SAME_ROW)
         if executed >= space.horizon:
             raise ValueError(f"the last chunk is {rows * space.dt:.2f} s old, and nothing is left of it")
-        left, horizon = space.horizon - executed, self._parameters.current.chunking_horizon
-        condition = ChunkCondition(
-            shifted(last.actions, max(rows - executed, 0.0)),
-            executed,
-            self.delay,
-            form,
-            min(max(horizon, self.delay, 1), left) if horizon else None,
-        )
+        delay, left = self.delay, space.horizon - executed
+        horizon = self._parameters.current.chunking_horizon or DELAYS_OF_INFLUENCE * delay
+        actions = shifted(last.actions, max(rows - executed, 0.0))
+        condition = ChunkCondition(actions, executed, delay, form, min(max(horizon, delay, 1), left))
         condition.check(action)
         return condition
 

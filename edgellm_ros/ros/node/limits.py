@@ -25,8 +25,9 @@ class Limits:
     goals: int
 
     def check_data(self, what: str, data: Iterable[Any]) -> None:
-        """Check the bytes of images and sound in one message."""
-        self._check("message_bytes", f"{what} has", sum(map(len, data)), "bytes of images and sound")
+        """Check the bytes of images, sound and trajectories in one message."""
+        size = sum(memoryview(each).nbytes for each in data)
+        self._check("message_bytes", f"{what} has", size, "bytes of data")
 
     def check_text(self, what: str, texts: Iterable[str]) -> None:
         """Check the characters of texts for the model in one message."""
@@ -38,9 +39,12 @@ class Limits:
         images = [*goal.images, *(image for message in earlier for image in message.images)]
         self._check("images", "the goal has", len(images), "images, with those of earlier messages")
         self._check("messages", "the goal has", len(earlier), "earlier messages")
-        self.check_data("the goal", (each.data for each in (*images, *goal.audio)))
-        self.check_text("the goal", (goal.prompt, goal.system_prompt, *(each.text for each in earlier)))
-        for name, texts in (("choices", sampling.choices), ("stop", sampling.stop)):
+        previous = [each.chunk.values for each in goal.previous_chunk]
+        self.check_data("the goal", [*(each.data for each in (*images, *goal.audio)), *previous])
+        calls = [call for message in earlier for call in message.tool_calls]
+        said = [*(each.text for each in earlier), *(call.name + call.arguments for call in calls)]
+        self.check_text("the goal", [goal.prompt, goal.system_prompt, *said])
+        for name, texts in (("choices", sampling.choices), ("stop", sampling.stop), ("tools", goal.tools)):
             self._check("choices", f"{name} has", len(texts), "texts")
             self._check("grammar_length", f"{name} has", sum(map(len, texts)), "characters")
         for name in ("json_schema", "regex"):

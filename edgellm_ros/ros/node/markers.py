@@ -19,7 +19,8 @@ from edgellm_ros.ros.node.overlay import COLORS
 PATHS, WORDS = "paths", "words"  # namespaces, which viewers can hide; a path's id is its sample's index
 STRONG, WEAK = (0.06, 1.0), (0.03, 0.4)  # width in m and opacity of the line
 ABOVE_FLOOR = 0.02  # m; a line in the plane of the viewer's grid would flicker
-WORDS_AT, LETTERS = 1.0, 0.15  # m: height above the robot, and of capital letters
+WORDS_AT = -0.8, 0.1  # m: behind the robot, where they cover no path in a view from behind; above the floor
+LETTERS = 0.12  # m, height of capitals
 COLUMNS = 40  # letters of a line
 
 
@@ -51,7 +52,7 @@ def make_markers(words: str, paths: Sequence[Path], base: Header, settings: Mark
                 ns=PATHS,
                 id=index,
                 type=Marker.LINE_STRIP,
-                pose=_pose(ABOVE_FLOOR),
+                pose=_pose(0.0, ABOVE_FLOOR),
                 scale=Vector3(x=width),
                 color=_color(COLORS[index % len(COLORS)], alpha),
                 points=[pose.pose.position for pose in path.poses],
@@ -63,7 +64,7 @@ def make_markers(words: str, paths: Sequence[Path], base: Header, settings: Mark
                 **common,
                 ns=WORDS,
                 type=Marker.TEXT_VIEW_FACING,
-                pose=_pose(WORDS_AT),
+                pose=_pose(*WORDS_AT),
                 scale=Vector3(z=LETTERS),
                 color=_color((255, 255, 255), 1.0),
                 text="\n".join(textwrap.wrap(words, COLUMNS)),
@@ -77,8 +78,8 @@ def clear_markers(base: Header) -> MarkerArray:
     return MarkerArray(markers=[Marker(header=base, action=Marker.DELETEALL)])
 
 
-def _pose(height: float) -> Pose:
-    pose = Pose(position=Point(z=height))
+def _pose(ahead: float, height: float) -> Pose:
+    pose = Pose(position=Point(x=ahead, z=height))
     pose.orientation.w = 1.0
     return pose
 

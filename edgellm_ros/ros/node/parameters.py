@@ -203,8 +203,8 @@ SPECS: dict[str, Spec] = {
     ),
     "chunking_horizon": Spec(
         0,
-        "Actions of a plan that the last chunk has influence on, with chunking guided or frozen; 0 = all "
-        "that are left of it.",
+        "Actions of a plan that the last chunk has influence on, with chunking guided or frozen; 0 = twice "
+        "those that are executed until the plan arrives.",
         0,
         MAX_INT32,
     ),
@@ -278,7 +278,7 @@ SPECS: dict[str, Spec] = {
     ),
     "limits.message_bytes": Spec(
         2**28,
-        "Most bytes of images and sound in one message: a goal, a camera frame, an audio chunk.",
+        "Most bytes of images, sound and trajectories in a message: goal, camera frame, audio chunk.",
         1,
         2**31 - 1,
     ),
@@ -296,12 +296,12 @@ SPECS: dict[str, Spec] = {
     ),
     "limits.grammar_length": Spec(
         200_000,
-        "Most characters of a goal's JSON schema, regular expression, choices together, or stop strings "
-        "together.",
+        "Most characters of a goal's JSON schema, of its regular expression, of all its choices, of all its "
+        "stop strings, and of all its tools.",
         1,
         100_000_000,
     ),
-    "limits.choices": Spec(10_000, "Most choices of a goal, and most stop strings.", 1, 1_000_000),
+    "limits.choices": Spec(10_000, "Most choices of a goal, stop strings, and tools.", 1, 1_000_000),
     "limits.goals": Spec(
         10_000,
         "Most goals that the node stores: waiting, running, and ended ones until result_timeout. A further "

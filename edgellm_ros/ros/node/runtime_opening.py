@@ -24,10 +24,11 @@ def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceR
     """
     if not parameters.engine_dir:
         raise ValueError("parameter engine_dir is empty: set it to a directory made by `edgellm export`")
-    size = parameters.prefix_cache_mb
+    size, config = parameters.prefix_cache_mb, EngineConfig.load(parameters.engine_dir)
+    config.check_answers_with_text("the node")
     drafting = drafting_config(
         parameters.drafting,
-        EngineConfig.load(parameters.engine_dir),
+        config,
         parameters.device == "cpu",
         parameters.draft_top_k or None,
         parameters.draft_steps or None,

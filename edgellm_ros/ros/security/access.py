@@ -105,6 +105,7 @@ INTERFACES = (
     *_of_every_node(PLAN_CLIENT),
     *_of_every_node(OPERATOR),
     *_of_every_node(MONITOR),
+    *(Interface(role, Kind.IN, name) for role in READERS for name in ("/tf", "/tf_static")),  # for views
     # The commands `ros2 ...` make a node with a random number in its name.
     *(Interface(role, Kind.SERVICE, f"{ROS2_COMMANDS}/get_type_description") for role in READERS),
 )
