@@ -164,6 +164,30 @@ def test_vanilla_steps_between_rounds(drafting, expected):
     assert metrics.vanilla_runs > before.vanilla_runs + 5
 
 
+def test_grammars_beside_free_answers(drafting, plain):
+    batch = [
+        request("go", regex="[a-z]{30}", max_tokens=40, temperature=1.0, seed=2),
+        request("turn", choices=["left", "left turn " * 3], max_tokens=60),
+        BATCH[0],
+    ]
+    expected = plain.handle_request(batch)
+    script(drafting, 5, batch, expected)
+    before = dataclasses.replace(drafting.spec_decode_generation_metrics)
+    assert_all_same(drafting.handle_request(batch), expected)
+    metrics = drafting.spec_decode_generation_metrics
+    runs = metrics.verified_trees - before.verified_trees
+    assert runs < metrics.generated_tokens - before.generated_tokens
+
+
+@pytest.mark.only_on("cpu", reason="brings its own device")
+def test_with_a_grammar_logits_that_were_computed_ahead_change_no_state(engine, plain):
+    """Sequences end at different times; then the logits of the others are computed again."""
+    batch = [request("go", regex="[a-z]{3,9}", temperature=2.0, seed=seed, max_tokens=20) for seed in (1, 2)]
+    batch.append(request("abc abc", max_tokens=30))
+    with queueing(), LLMInferenceRuntime(engine, WatchedDevice(), prefix_cache_bytes=0) as runtime:
+        assert_all_same(runtime.handle_request(batch), plain.handle_request(batch))
+
+
 def test_prompts_and_turns_go_on_from_saved_states(engine, runtime_device):
     first, turns = "what do you see?", []
     found = []

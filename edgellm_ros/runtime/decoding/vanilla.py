@@ -54,8 +54,7 @@ class VanillaDecoding:
         self._logits = logits
         self._logprobs = 0
         self._has_grammar = False
-        # the logits of a recurrent model change its states, so they are computed once for each step
-        self._computes_ahead = device.max_queued_steps > 0 and runner.recurrent is None
+        self._computes_ahead = device.max_queued_steps > 0
         self._has_logits = False  # whether the next step's logits have been queued
         self.recorded: RecordedSteps[VanillaStep] = RecordedSteps(device, batch.max_size)
         self.recorded_logits: RecordedSteps[LogitsStep] = RecordedSteps(
