@@ -56,7 +56,7 @@ def _add_common(parser: argparse.ArgumentParser, out: Path) -> None:
         "--out", type=Path, default=out, metavar="DIR", help="folder for the results (default: %(default)s)"
     )
     parser.add_argument(
-        "--restart", action="store_true", help="discard the results that --out has, and begin anew"
+        "--restart", action="store_true", help="discard the results that --out has, and start over"
     )
     parser.add_argument(
         "--ray",

@@ -154,7 +154,7 @@ def _is_header(content: Mapping[str, Any]) -> bool:
 
 def _check_same(path: Path, results: Results, kind: str, options: Mapping[str, Any]) -> None:
     """Raise ValueError, with every difference, if a file has results of other options."""
-    advice = "name another --out, or begin anew with --restart"
+    advice = "name another --out, or start over with --restart"
     if results.kind != kind:
         raise ValueError(f"{path}: results of `evaluate {printable(results.kind)}`: {advice}")
     names = list(dict.fromkeys([*results.options, *options]))

@@ -105,7 +105,7 @@ def test_the_horizon_is_that_of_the_parameter_within_what_is_left():
         ({"seconds": 3.8}, "delay must be at most 2, the actions that are left"),
     ],
 )
-def test_a_plan_that_cannot_continue_begins_anew_and_the_log_says_why(plan, reason):
+def test_a_plan_that_cannot_continue_starts_over_and_the_log_says_why(plan, reason):
     node = Node()
     node.publish()
     assert node.next(**plan) is None
@@ -141,7 +141,7 @@ def test_a_chunk_without_a_stamp_is_not_continued():
     assert node.next() is None
 
 
-def test_a_delay_longer_than_the_checkpoint_was_trained_for_begins_anew():
+def test_a_delay_longer_than_the_checkpoint_was_trained_for_starts_over():
     node = Node("trained", rtc_max_delay=4)
     node.publish(latency=0.4)
     assert node.next().form == "trained"

@@ -64,7 +64,7 @@ def test_without_given_actions_the_loss_is_that_of_one_time_for_all():
     assert one.t.shape == (ROWS * SIZE,)
 
 
-def test_half_of_the_trajectories_begin_anew_and_the_others_have_every_delay():
+def test_half_of_the_trajectories_start_over_and_the_others_have_every_delay():
     torch.manual_seed(0)
     delays = sample_delays(10_000, 4, torch.device("cpu"))
     shares = torch.bincount(delays, minlength=5) / 10_000

@@ -198,7 +198,7 @@ SPECS: dict[str, Spec] = {
         "How a plan continues the last published chunk of actions, while instruction and adapter stay the "
         "same (real-time chunking). guided = its actions are pulled towards the last ones; frozen = those "
         "that are executed until it arrives stay, the others leave the last ones slowly; trained = those "
-        "stay, for checkpoints trained for it; off = every plan begins anew.",
+        "stay, for checkpoints trained for it; off = no plan does.",
         choices=(OFF, *FORMS),
     ),
     "chunking_horizon": Spec(
