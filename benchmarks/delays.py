@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     )
     parser.add_argument(
         "--modes",
-        default="wait,naive,guided,frozen",
+        default=",".join(MODES),
         help=f"of {', '.join(MODES)}, separated by commas; guided:24 sets the node's parameter "
         "chunking_horizon (default: %(default)s)",
     )
