@@ -57,12 +57,13 @@ def prepare(args: argparse.Namespace, status: Callable[[str], None]) -> Evaluati
 
     require_ros("a replay")
     remappings = parse_remappings(args.remap)
-    bags = find_bags(args.bags, args.expect)
+    outputs = args.out / "outputs"
+    bags = find_bags(args.bags, args.expect, outputs)
     adapter = args.lora.partition("=")[2]
     engine_dir = replay.find_engine(args.engine, status).resolve()
     task = BagsTask(
         bags={bag.item: bag for bag in bags},
-        out=(args.out / "outputs").resolve(),
+        out=outputs.resolve(),
         engine_dir=engine_dir,
         engine=engine_digest(engine_dir, "" if adapter else args.lora),
         device=args.device,

@@ -26,13 +26,15 @@ class BagToCompare:
     item: str  # NAME@HASH: another recording, or another expectation, is another item
 
 
-def find_bags(folder: Path, expect: Path) -> list[BagToCompare]:
+def find_bags(folder: Path, expect: Path, outputs: Path | None = None) -> list[BagToCompare]:
     """Find the bags of a folder, by their names.
 
-    ValueError or FileNotFoundError if there is no folder, no bag, a bag without expected outputs, or two bags
-    of one name.
+    outputs: folder of the output bags, which are written anew. ValueError or FileNotFoundError if there is no
+    folder, no bag, a bag without expected outputs, or two bags of one name, or if bags would be overwritten.
     """
     for path in (folder, expect):
+        if outputs is not None and path.resolve() == outputs.resolve():
+            raise ValueError(f"{path}: the outputs would overwrite these bags, name another --out")
         if not path.exists():
             raise FileNotFoundError(f"{path}: no such folder")
         if not path.is_dir():

@@ -62,6 +62,13 @@ def test_a_bag_without_expected_outputs_is_refused(folders):
         find_bags(*folders)
 
 
+@pytest.mark.parametrize("side", [0, 1])
+def test_outputs_in_the_place_of_bags_are_refused(folders, side):
+    outputs = folders[side] / ".." / folders[side].name
+    with pytest.raises(ValueError, match="the outputs would overwrite these bags, name another --out"):
+        find_bags(*folders, outputs)
+
+
 def test_a_folder_without_bags_is_refused(folders, tmp_path):
     (tmp_path / "none").mkdir()
     with pytest.raises(

@@ -222,6 +222,14 @@ def test_values_between_tags_get_the_types_of_the_schema(kind, text, expected):
     assert type(call.arguments["a"]) is type(expected)
 
 
+@pytest.mark.parametrize("schema", [{"type": None}, {"type": 5}, {"anyOf": 5}, {"oneOf": True}, 7, None])
+def test_a_parameter_with_a_wrong_schema_stays_text(schema):
+    tool = {"name": "f", "parameters": {"properties": {"a": schema}}}
+    answer = "<function=f>\n<parameter=a>\n7\n</parameter>\n</function>"
+    (call,) = FORMATS["xml"].parse(answer, [tool]).tool_calls
+    assert call.arguments == {"a": "7"}
+
+
 ANSWER = 'I look.\n<tool_call>\n{"name": "find", "arguments": {"what": "box"}}\n</tool_call>'
 
 

@@ -88,7 +88,11 @@ class EdgeLLMNode(LifecycleNode):
             self._problem = f"cannot load the engines: {error}"
             self.get_logger().error(self._problem)
             return TransitionCallbackReturn.FAILURE
-        self._parts = Parts(self, runtime, voice, self._live_parameters)
+        try:
+            self._parts = Parts(self, runtime, voice, self._live_parameters)
+        except BaseException:
+            runtime.close()
+            raise
         self._problem = ""
         self.get_logger().info(f"engines of {printable(parameters.engine_dir)} loaded on {parameters.device}")
         return super().on_configure(state)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from rclpy.lifecycle import LifecycleNode
 
 from edgellm_ros.multimodal.voice_activity import VoiceActivity
@@ -40,7 +42,7 @@ class Parts:
     ) -> None:
         """Make topics, services and the action, and start the planning thread.
 
-        `voice` is None for an engine without audio encoder.
+        `voice` is None for an engine without audio encoder. After an exception the thread has ended.
         """
         self.runtime = runtime
         # State that callbacks fill and the planning thread reads
@@ -53,28 +55,34 @@ class Parts:
         self.planner = Planner(
             node, parameters, runtime, self.odometry, self.trigger, self.frames, self.chunking
         )
-        self.worker = PlanWorker(self.planner.plan, parameters.current.queue_size)
-        self.camera = CameraSource(node, parameters)
-        self.outputs = Outputs(node, parameters, self.camera, self.metrics)
-        self.jobs = JobFactory(
-            node, parameters, self.worker, self.outputs, self.metrics, self.frames, self.chunking
-        )
-        self.loras = LoraChanges(node, parameters, runtime, self.worker)
-        # Sources of requests
-        self.speech = SpeechInput(node, parameters, voice, self.outputs, self.metrics)
-        self.inputs = Inputs(
-            node,
-            parameters,
-            self.worker,
-            self.jobs,
-            self.odometry,
-            self.trigger,
-            self.frames,
-            self.speech,
-            self.metrics,
-        )
-        self.services = Services(node, parameters, runtime, self.worker, self.loras, self.metrics)
-        self.plan_server = PlanServer(node, parameters, self.worker, self.jobs, self.metrics)
+        with ExitStack() as undo:  # if a part cannot be made: the thread would keep the process alive
+            self.worker = PlanWorker(self.planner.plan, parameters.current.queue_size)
+            undo.callback(self.worker.close)
+            self.camera = CameraSource(node, parameters)
+            self.outputs = Outputs(node, parameters, self.camera, self.metrics)
+            undo.callback(self.outputs.destroy)
+            self.jobs = JobFactory(
+                node, parameters, self.worker, self.outputs, self.metrics, self.frames, self.chunking
+            )
+            self.loras = LoraChanges(node, parameters, runtime, self.worker)
+            undo.callback(self.loras.destroy)
+            # Sources of requests
+            self.speech = SpeechInput(node, parameters, voice, self.outputs, self.metrics)
+            self.inputs = Inputs(
+                node,
+                parameters,
+                self.worker,
+                self.jobs,
+                self.odometry,
+                self.trigger,
+                self.frames,
+                self.speech,
+                self.metrics,
+            )
+            self.services = Services(node, parameters, runtime, self.worker, self.loras, self.metrics)
+            undo.callback(self.services.destroy)
+            self.plan_server = PlanServer(node, parameters, self.worker, self.jobs, self.metrics)
+            undo.pop_all()
         self.metrics.gauges = {
             "utterances_dropped": lambda: self.speech.dropped,
             "jobs_pending": lambda: self.worker.pending,

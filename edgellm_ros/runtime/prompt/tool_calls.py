@@ -344,12 +344,16 @@ def _types(schema: Any) -> list[str]:
     """Return the JSON types that a schema allows."""
     if not isinstance(schema, Mapping):
         return []
-    declared = schema.get("type", [])
-    types = [declared] if isinstance(declared, str) else [kind for kind in declared if isinstance(kind, str)]
+    types = [kind for kind in _listed(schema.get("type")) if isinstance(kind, str)]
     for union in ("anyOf", "oneOf"):
-        for choice in schema.get(union) or ():
+        for choice in _listed(schema.get(union)):
             types += _types(choice)
     return [*types, "null"] if schema.get("nullable") else types
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    """Return a list as it is, and another value as a list of it: schemas of clients are not checked."""
+    return value if isinstance(value, (list, tuple)) else [value]
 
 
 def _typed(text: str, schema: Any) -> Any:

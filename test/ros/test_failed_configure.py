@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A part of the node that cannot be made, such as a topic that a security policy denies."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import rclpy
+from rclpy.lifecycle import TransitionCallbackReturn
+
+from edgellm_ros.ros.node import node as node_module
+from edgellm_ros.ros.node import parts as parts_module
+
+
+@pytest.fixture
+def node(domain):
+    context = rclpy.Context()
+    rclpy.init(context=context, domain_id=domain)
+    node = node_module.EdgeLLMNode(context=context)
+    yield node
+    node.destroy_node()
+    rclpy.shutdown(context=context)
+
+
+@pytest.mark.parametrize("part", ["Outputs", "LoraChanges", "Services", "PlanServer"])
+def test_leaves_no_thread_and_no_engines_and_the_node_can_be_configured_again(node, monkeypatch, part):
+    closed = []
+    runtime = SimpleNamespace(
+        config=SimpleNamespace(audio=None, vision=None, action=None),
+        lora_names=lambda: [],
+        close=lambda: closed.append(True),
+        closed=True,
+    )
+    monkeypatch.setattr(node_module, "open_runtime", lambda parameters, logger: runtime)
+
+    def refused(*parts):
+        raise RuntimeError("not allowed")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(parts_module, part, refused)
+        assert node.trigger_configure() == TransitionCallbackReturn.ERROR
+    assert node.state == "unconfigured"
+    assert closed == [True]
+    assert "edgellm-plan" not in [thread.name for thread in threading.enumerate()]
+    assert node.trigger_configure() == TransitionCallbackReturn.SUCCESS
+    assert node.trigger_activate() == TransitionCallbackReturn.SUCCESS
