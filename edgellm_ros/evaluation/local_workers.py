@@ -74,7 +74,7 @@ class LocalWorkers:
         worker = self._workers[number]
         try:
             message = worker.connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # OSError: it was killed in the middle of a long message
             del self._workers[number]
             worker.connection.close()
             worker.process.join()

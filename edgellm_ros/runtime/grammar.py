@@ -164,7 +164,7 @@ class GrammarMatcher:
         self._vocabulary = vocabulary
         self._token_of_logit = token_of_logit
         self._is_whole = is_whole
-        self._stop_bits = stop_bits
+        self.stop_bits = stop_bits  # mask [W] of the stop tokens
 
     @property
     def words(self) -> int:
@@ -187,7 +187,10 @@ class GrammarMatcher:
             logger.warning("%s: %s", self._grammar, _one_line(self.matcher.get_error()))
 
     def after(self, token: int) -> GrammarMatcher | None:
-        """Return a copy that has read one more token; None if the token is not allowed, or a stop token."""
+        """Return a copy that has read one more token.
+
+        None if the token is not allowed, or a stop token, or if the grammar becomes too complex with it.
+        """
         if not 0 <= token < self._vocabulary.vocab_size or self.failed:
             return None
         changed = copy(self)
@@ -208,9 +211,9 @@ class GrammarMatcher:
         if rest:
             mask[-1] &= np.uint32((1 << rest) - 1)
         if not self.matcher.is_accepting():
-            mask &= ~self._stop_bits
+            mask &= ~self.stop_bits
         if not mask.any():
-            mask[...] = self._stop_bits
+            mask[...] = self.stop_bits
 
     def is_complete(self, cut_text: str | None = None) -> bool:
         """Return whether the answer is complete by the grammar. `cut_text`: the text before a stop string."""

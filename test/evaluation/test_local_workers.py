@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import os
+import signal
+import struct
 import subprocess
 import sys
 import time
+from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from edgellm_ros.evaluation.local_workers import LocalWorkers
-from edgellm_ros.evaluation.spreading import spread
+from edgellm_ros.evaluation.local_workers import LocalWorkers, _Worker
+from edgellm_ros.evaluation.spreading import Ended, spread
 from edgellm_ros.evaluation.task import WorkerError
 from fixtures.evaluation_tasks import Squares, begun
 
@@ -58,6 +62,15 @@ def test_an_item_that_fails_or_kills_does_not_end_the_evaluation(tmp_path):
         "2": {"failed": "ZeroDivisionError: by zero"},
         "3": 9,
     }
+
+
+def test_a_worker_that_was_killed_in_the_middle_of_a_message_has_ended(tmp_path):
+    ours, theirs = Pipe()
+    os.write(theirs.fileno(), struct.pack("!i", 1000) + b"the beginning")
+    theirs.close()
+    workers = LocalWorkers(Squares(tmp_path))
+    workers._workers[0] = _Worker(SimpleNamespace(join=lambda: None, exitcode=-signal.SIGKILL), ours)
+    assert workers.wait() == [Ended(0, "killed by SIGKILL")]
 
 
 def test_a_task_that_cannot_be_opened_is_bad_input(tmp_path):

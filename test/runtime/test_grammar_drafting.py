@@ -93,6 +93,14 @@ def test_a_token_that_the_grammar_forbids_is_not_accepted(drafting, runtime):
     assert_same_with_drafting(drafting.handle_request(one), expected)
 
 
+def test_an_answer_ends_in_a_tree_where_the_grammar_becomes_too_complex(answers, monkeypatch):
+    """A token of the grammar leads to a state that the library gives up on."""
+    monkeypatch.setattr(GrammarMatcher, "after", lambda matcher, token: None)
+    (one,), (expected,) = answers([request(regex="[a-z]{31}", max_tokens=31)], steps=5, size=24, right=1.0)
+    assert expected.text.startswith(one.text)
+    assert (one.finish_reason, one.grammar_complete) == ("stop", False)
+
+
 def test_a_batch_of_requests_with_and_without_grammars(answers, drafting):
     batch = [request(**rules, seed=5) for rules in GRAMMARS]
     rounds = drafting.spec_decode_generation_metrics.total_runs

@@ -73,10 +73,14 @@ class Chunking:
 
     @property
     def delay(self) -> int:
-        """Actions that are expected to be executed until a new chunk arrives; 0 if unknown."""
-        if self._action is None or not self._latencies:
+        """Actions that are expected to be executed until a new chunk arrives; 0 if unknown.
+
+        May be read on any thread.
+        """
+        longest = max(self._latencies, default=None)
+        if self._action is None or longest is None:
             return 0
-        return math.ceil(max(self._latencies) / self._action.action_space.dt - SAME_ROW)
+        return math.ceil(longest / self._action.action_space.dt - SAME_ROW)
 
     def clear(self) -> None:
         """Forget the chunk and the latencies."""

@@ -162,12 +162,14 @@ class SamplingRows:
         if len(self._host_masks) < batch * nodes:
             self._allocate_masks(self._max_batch_size * nodes)
         masks = self._host_masks[: batch * nodes]
-        masks[...] = ALL_BITS  # also where no path of the sampler comes
+        masks[...] = ALL_BITS
         matchers: dict[int, GrammarMatcher] = {}  # by row of `masks`
         tokens, parents = trees() if trees is not None else (None, None)
         for row, sequence in enumerate(sequences):
             if sequence.grammar is None:
                 continue
+            # of nodes that no allowed path leads to, and those where the grammar has become too complex
+            masks[row * nodes : (row + 1) * nodes] = sequence.grammar.stop_bits
             found = {0: sequence.grammar}
             if tokens is not None and parents is not None and not sequence.request.disable_spec_decode:
                 found = tree_matchers(sequence.grammar, tokens[row].tolist(), parents[row].tolist())
