@@ -43,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "summary.png; the same command continues an evaluation that was interrupted. Exit code 0: done; 1: a "
         "bag differs; 2: bad input; 3: an item failed.",
     )
-    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, help="what to evaluate")
     for name, module in KINDS.items():
         kind = module.add_parser(kinds)
         _add_common(kind, Path("out/evaluate") / name)

@@ -251,10 +251,15 @@ def test_decode_steps_are_recorded_where_they_are_timed_and_not_for_one_answer(
 
 
 def test_every_option_has_a_help_text():
-    subparsers = next(a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction))
-    for name, subparser in subparsers.choices.items():
-        for action in subparser._actions:
-            assert action.help, f"{name} {action.dest}"
+    def check(parser: argparse.ArgumentParser) -> None:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for subparser in action.choices.values():
+                    check(subparser)
+            else:
+                assert action.help, f"{parser.prog} {action.dest}"
+
+    check(make_parser())
 
 
 def test_help_needs_neither_ros_nor_the_engines():
