@@ -229,6 +229,19 @@ def test_rounds_of_hybrids_are_queued_and_recorded(engine, expected):
         assert runtime.pipeline.device.calls["launch"] > 10
 
 
+@pytest.mark.only_on("cpu", reason="this test brings its own device")
+def test_recorded_verifications_with_grammars_commit_the_states_of_the_path(engine, plain):
+    batch = [request("abc abc abc", regex="(abc? |d)*e", max_tokens=60), request("abc abc", max_tokens=40)]
+    expected = plain.handle_request(batch)
+    with (
+        queueing(),
+        LLMInferenceRuntime(engine, WatchedDevice(), prefix_cache_bytes=0, drafting=LOOKUP) as runtime,
+    ):
+        assert runtime.capture_decoding_cuda_graph() is True
+        assert_all_same(runtime.handle_request(batch), expected)
+        assert len(runtime.pipeline.method.recorded_verifications) > 0
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -102,6 +102,7 @@ class LLMEngineRunner:
             head_dim=config.head_dim,
             dtype=executor.dtype(names.key_cache(0)),
         )
+        self.verified_nodes = 0  # of each row, in the verification that is committed
         self.recurrent: RecurrentState | None = None
         if config.llm.recurrent is not None:
             self.recurrent = RecurrentState(
@@ -269,9 +270,16 @@ class LLMEngineRunner:
         engine = self._engine_of_step(batch, tree.size, adapters)
         tensors = self._tree_tensors(engine, inputs_embeds, output_logits)
         engine.inputs.for_tree(tensors, range(batch), tree, kernels)
-        if self.recurrent is not None:
-            self.recurrent.verified(kernels, tree.size)
         self._execute(engine, VERIFICATION_PROFILE, tensors, adapters)
+
+    def verified(self, kernels: TreeKernels, nodes: int) -> None:
+        """Let the next commit be that of a verification of so many nodes per row.
+
+        Not a part of the verification, which may be a graph: its launch does nothing on the host.
+        """
+        self.verified_nodes = nodes
+        if self.recurrent is not None:
+            self.recurrent.verified(kernels, nodes)
 
     def fused_hidden_states(self, batch: int, tokens: int) -> Tensor:
         """Return the states of the last run's tokens that a draft head takes, [batch,tokens,Hd]."""

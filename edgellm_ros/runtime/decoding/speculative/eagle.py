@@ -152,7 +152,7 @@ class EagleDrafter:
         """Make tokens pending, with the states of the nodes before them."""
         batch, width = tokens.shape
         if width > 1:  # a round: `propose` has taken all pending tokens
-            states = self._base.fused_hidden_states(batch, self._nodes)
+            states = self._base.fused_hidden_states(batch, self._base.verified_nodes)
             self._pending.replace(tokens, states, path, counts)
             return
         waiting = self._waiting
@@ -187,7 +187,7 @@ class EagleDrafter:
 
     def propose(self, tree: DraftTree) -> None:
         """Draft a tree for each row from its pending tokens."""
-        batch, self._nodes = tree.tokens.shape
+        batch = tree.tokens.shape[0]
         if self._head.drafts_chains(batch):
             self._propose_chain(tree)
             return

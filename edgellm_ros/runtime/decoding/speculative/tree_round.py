@@ -136,6 +136,7 @@ class TreeRound(Step):
         with rounds.timed("accept_seconds"):
             rounds.sampling.sample_path(rounds.kernels, self._logits, tree, self._path, self._offered)
             counts = rounds.sampling.count(offered=self._offered)
+            rounds.runner.verified(rounds.kernels, tree.tokens.shape[1])
             if not rounds.only_chains:
                 rounds.runner.kv_cache.move_path(rounds.kernels, self._path, counts)
             rounds.batch.commit(counts)
