@@ -293,5 +293,11 @@ class TestChunks:
         np.testing.assert_array_equal(sample(chunk), conditioned)
 
     def test_only_runs_that_continue_a_chunk_use_the_kernel_for_it(self, runner, cache, monkeypatch):
-        monkeypatch.delattr(type(runner._kernels), "conditioned_step")
+        def refused(*tensors):
+            raise AssertionError("a run that continues nothing used the kernel")
+
+        monkeypatch.setattr(runner._kernels, "conditioned_step", refused, raising=False)
+        condition = ChunkCondition(self.CHUNK, executed=1, delay=2)
+        with pytest.raises(AssertionError, match="continues nothing"):
+            runner.execute(cache.sequence(1), 2, 5, 3, always, condition)
         assert runner.execute(cache.sequence(1), 2, 5, 3, always) is not None
