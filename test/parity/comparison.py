@@ -96,7 +96,7 @@ class Comparison:
             expected = self.expert.velocity(trajectory, step / steps, answer.cache, start)
             found = self.action(
                 trajectory=trajectory[None],
-                time=[step / steps],
+                time=np.full(self.action.inputs["time"].shape, step / steps),
                 rope_cos=cos,
                 rope_sin=sin,
                 kv_length=[length],

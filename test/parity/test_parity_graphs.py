@@ -116,7 +116,7 @@ def test_velocities_match_for_several_requests_and_samples(thinker, expert, engi
         positions = (start + torch.arange(steps)).expand(3, 1, -1)
         inputs["rope_cos"], inputs["rope_sin"] = thinker.rope_rows(positions)
         for time in (0.0, 0.1, 0.35, 0.9):
-            found = graph(trajectory=trajectory, time=[time], **inputs)
+            found = graph(trajectory=trajectory, time=np.full(graph.inputs["time"].shape, time), **inputs)
             for row in range(samples):
                 expected = expert.velocity(trajectory[row], time, answer.cache, start)
                 np.testing.assert_allclose(found["velocity"][row], expected, atol=TOLERANCE, rtol=0)
