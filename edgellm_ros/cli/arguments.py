@@ -102,14 +102,14 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         group.add_argument(name, type=integer(least), metavar="N", help=f"{text} (default: the drafter's)")
 
 
-def add_decode(parser: argparse.ArgumentParser) -> None:
-    """Add the option --decode."""
+def add_decode(parser: argparse.ArgumentParser, auto: bool = True) -> None:
+    """Add the option --decode; without `auto`, whose choice depends on the computer, the engine decodes."""
     parser.add_argument(
         "--decode",
-        choices=("auto", "engine", "fused"),
-        default="auto",
+        choices=("auto", "engine", "fused") if auto else ("engine", "fused"),
+        default="auto" if auto else "engine",
         help="what executes decode steps and the action head's Euler steps: the engine, or the fused kernels "
-        "(--device cuda, fp16 or bf16); auto: the faster one (default: %(default)s)",
+        f"(--device cuda, fp16 or bf16){'; auto: the faster one' if auto else ''} (default: %(default)s)",
     )
 
 
