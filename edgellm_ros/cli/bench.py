@@ -83,10 +83,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="N",
         help="trajectories per plan (default: %(default)s)",
     )
-    arguments.add_drafting(parser)
-    arguments.add_device(parser)
-    arguments.add_plan_code(parser)
-    arguments.add_decode(parser)
+    arguments.add_runtime(parser)
     parser.set_defaults(run=run)
 
 
@@ -108,14 +105,8 @@ def run(args: argparse.Namespace) -> int:
         sampling=SamplingParams(max_tokens=args.max_tokens),
         action_samples=0 if config.action is None else args.action_samples,
     )
-    with LLMInferenceRuntime(
-        args.engine_dir,
-        device=args.device,
-        prefix_cache_bytes=0,
-        drafting=arguments.drafting(args, config),
-        decode=args.decode,
-        allow_plan_code=args.allow_plan_code,
-    ) as runtime:
+    options = arguments.runtime_options(args, config)
+    with LLMInferenceRuntime(args.engine_dir, prefix_cache_bytes=0, **options) as runtime:
         runtime.capture_decoding_cuda_graph()
         for _ in range(args.warmup):
             runtime.handle_request(request)
