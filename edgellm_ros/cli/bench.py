@@ -93,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
     from edgellm_ros.cli.inputs import read_image
     from edgellm_ros.engine.device import open_device
     from edgellm_ros.engine_directory.config import EngineConfig
+    from edgellm_ros.evaluation.shares import percentile
     from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
     from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
@@ -117,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     for stage in STAGES:
         times = [response.metrics[stage] for response in responses if stage in response.metrics]
         if times:
-            stages[stage] = {"median": statistics.median(times), "p90": percentile(times, 90)}
+            stages[stage] = {"median": statistics.median(times), "p90": percentile(sorted(times), 90)}
     tokens = len(responses[0].token_ids)
     # The first token is from the prefill; each other token is one decode step.
     step_s = stages["decode_s"]["median"] / (tokens - 1) if tokens > 1 else None
@@ -164,15 +165,6 @@ def synthetic_frame(height: int = 224, width: int = 320) -> np.ndarray:
     frame[height // 4 :] = (120, 110, 100)
     frame[height // 3 : height * 2 // 3, width * 2 // 5 : width * 3 // 5] = (200, 30, 30)
     return frame
-
-
-def percentile(values: list[float], percent: float) -> float:
-    """Return the value that `percent` of the sorted values do not exceed.
-
-    This is the nearest-rank percentile.
-    """
-    ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * int(percent) // 100) - 1)]
 
 
 def _print_table(result: dict) -> None:
