@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by the benchmarks: demo engine, requests, percentiles, and the last line."""
+"""Shared by the benchmarks: demo engine, requests, options, percentiles, and the last line."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from edgellm_ros.arena.episode import World, make_episode
 from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT, export_if_needed
+from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.onnxruntime_session import available_cores
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
 SEED = 20_000  # of the first episode of the benchmarks; tests and demo use other seeds
@@ -68,6 +71,16 @@ def spread(seconds: list[float]) -> dict[str, float]:
         "median": statistics.median(ordered),
         "p90": ordered[min(len(ordered) - 1, round(0.9 * (len(ordered) - 1)))],
     }
+
+
+def numbers(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Return the type of an option whose value is a list, as in "1,8"; kind: the type of its items."""
+    return lambda text: [kind(part) for part in text.split(",")]
+
+
+def machine(device: Device) -> dict[str, Any]:
+    """Return the name of a device and the number of cores that this process may use."""
+    return {"device_name": device.description, "cores": available_cores()}
 
 
 def finish(name: str, **result: Any) -> dict[str, Any]:

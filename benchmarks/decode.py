@@ -53,7 +53,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.util
-import os
 import sys
 import tempfile
 import time
@@ -62,7 +61,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import finish
+from benchmarks.common import finish, machine, numbers
 from benchmarks.decode_runs import (
     bytes_per_step,
     decode,
@@ -73,7 +72,7 @@ from benchmarks.decode_runs import (
 )
 from benchmarks.device_memory import PeakMemory, used_bytes
 from benchmarks.kernel_profile import KernelProfile, format_table
-from benchmarks.model_shapes import BYTES_PER_VALUE, SHAPES, ModelShape, parse_shape
+from benchmarks.model_shapes import BYTES_PER_VALUE, SHAPES, ModelShape, add_shape, parse_shape
 from benchmarks.published_models import MODELS, PublishedModel, parse_model
 from benchmarks.random_checkpoint import write_checkpoint
 from edgellm_ros.builder import export
@@ -151,8 +150,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         quantize=args.quantize,
         group_size=args.group_size if args.quantize else None,
         device=args.device,
-        device_name=getattr(device, "description", None),
-        cores=len(os.sched_getaffinity(0)),
+        **machine(device),
         context=args.context,
         frame=args.frame,
         prompt_tokens=prompt,
@@ -288,13 +286,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add(
-        "--shape",
-        type=_shape,
-        default="qwen3-0.6b",
-        metavar="NAME[,KEY=NUMBER...]",
-        help=f"{', '.join((*SHAPES, *MODELS))}, with changes such as hidden_size=64 (default: %(default)s)",
-    )
+    add_shape(parser, _parse_shape, (*SHAPES, *MODELS))
     add(
         "--precision",
         choices=BYTES_PER_VALUE,
@@ -317,7 +309,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="what executes decode steps: the engine, the fused kernels, or the faster one (default: "
         "%(default)s)",
     )
-    add("--batch", type=_batches, default="1", metavar="N[,N...]", help="batch sizes (default: %(default)s)")
+    add("--batch", type=numbers(integer(1)), default="1", metavar="N[,N...]", help="batch sizes (default: 1)")
     add(
         "--context",
         type=integer(2),
@@ -373,20 +365,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def _shape(text: str) -> ModelShape | PublishedModel:
-    try:
-        return parse_model(text) if text.split(",")[0] in MODELS else parse_shape(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _parse_shape(text: str) -> ModelShape | PublishedModel:
+    return parse_model(text) if text.split(",")[0] in MODELS else parse_shape(text)
 
 
 def _frame(text: str) -> tuple[int, int]:
     width, _, height = text.partition("x")
     return integer(1)(width), integer(1)(height)
-
-
-def _batches(text: str) -> list[int]:
-    return [integer(1)(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -37,7 +37,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 import sysconfig
@@ -53,10 +52,10 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from benchmarks.common import finish
+from benchmarks.common import finish, machine, numbers
 from benchmarks.decode import StopWatch
 from benchmarks.decode_runs import make_requests
-from benchmarks.model_shapes import BYTES_PER_VALUE, SHAPES, parse_shape
+from benchmarks.model_shapes import BYTES_PER_VALUE, add_shape
 from benchmarks.random_checkpoint import NEVER, write_checkpoint
 from benchmarks.speculation import scene_requests
 from benchmarks.speculation_runs import OFF, Contender, Run, parse_setting
@@ -128,8 +127,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         precision=args.precision,
         decode=args.decode,
         device=args.device,
-        device_name=getattr(device, "description", None),
-        cores=len(os.sched_getaffinity(0)),
+        **machine(device),
         tokens=args.tokens,
         runs=args.runs,
         batches=batches,
@@ -267,12 +265,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     model = parser.add_mutually_exclusive_group()
-    model.add_argument("--shape", type=parse_shape, default=SHAPES["qwen3-0.6b"], help="(default: 0.6B)")
+    add_shape(model)
     model.add_argument("--checkpoint", type=Path, help="a checkpoint with an arena's prompt")
     parser.add_argument("--device", choices=DEVICES, default="cpu")
     parser.add_argument("--decode", choices=DECODES, default=AUTO)
     parser.add_argument("--precision", choices=list(BYTES_PER_VALUE), default="fp32")
-    parser.add_argument("--batch", type=lambda text: [*map(int, text.split(","))], default=[1])
+    parser.add_argument("--batch", type=numbers(integer(1)), default="1")
     names = "off, or settings of benchmarks.speculation (default: off)"
     parser.add_argument("--settings", type=lambda text: text.split(","), default=[OFF], help=names)
     parser.add_argument("--scenes", type=integer(1), default=20)

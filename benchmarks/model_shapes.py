@@ -6,7 +6,8 @@ Source of the numbers: the models' public `config.json`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import argparse
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from math import prod
 from typing import Any
@@ -142,3 +143,28 @@ def parse_shape(text: str) -> ModelShape:
             raise ValueError(f"expected KEY=NUMBER with a key of {', '.join(names)}, got {change!r}")
         values[key] = bool(int(value)) if key in FLAGS else int(value)
     return replace(SHAPES[name], **values)
+
+
+def add_shape(
+    parser: argparse._ActionsContainer,
+    parse: Callable[[str], Any] = parse_shape,
+    names: Iterable[str] = SHAPES,
+) -> None:
+    """Add the option --shape, whose value is what `parse` returns.
+
+    names: those that `parse` knows, for the help.
+    """
+
+    def checked(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    parser.add_argument(
+        "--shape",
+        type=checked,
+        default="qwen3-0.6b",
+        metavar="NAME[,KEY=NUMBER...]",
+        help=f"{', '.join(names)}, with changes such as hidden_size=64 (default: %(default)s)",
+    )

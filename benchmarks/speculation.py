@@ -45,7 +45,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -55,12 +54,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.common import SEED, finish
+from benchmarks.common import SEED, finish, machine, numbers
 from benchmarks.decode import StopWatch
 from benchmarks.decode_runs import PROFILED_STEPS, make_requests, profile_events, prompt_ids
 from benchmarks.forced_acceptance import ForcedTreeKernels
 from benchmarks.kernel_profile import KernelProfile, format_table, rows_of
-from benchmarks.model_shapes import BYTES_PER_VALUE, SHAPES, ModelShape, parse_shape
+from benchmarks.model_shapes import BYTES_PER_VALUE, add_shape
 from benchmarks.random_checkpoint import write_checkpoint
 from benchmarks.random_head import write_head
 from benchmarks.speculation_runs import OFF, Batches, Contender, Run, parse_setting, stages_of
@@ -99,8 +98,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         precision=args.precision,
         device=args.device,
         decode=args.decode,
-        device_name=getattr(device, "description", None),
-        cores=len(os.sched_getaffinity(0)),
+        **machine(device),
         prompts=len(next(iter(batches.values()))) if args.checkpoint else None,
         context=None if args.checkpoint else args.context,
         tokens=args.tokens,
@@ -364,13 +362,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add(
-        "--shape",
-        type=_shape,
-        default="qwen3-0.6b",
-        metavar="NAME[,KEY=NUMBER...]",
-        help=f"{', '.join(SHAPES)}, with changes such as hidden_size=64 (default: %(default)s)",
-    )
+    add_shape(parser)
     add("--checkpoint", type=Path, help="real weights in place of a shape")
     add("--head", type=Path, help="draft head of the checkpoint (default: its folder `draft`)")
     add("--precision", choices=BYTES_PER_VALUE, help="default: fp16 for a shape, fp32 for a checkpoint")
@@ -382,7 +374,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="what executes decode steps, verifications and drafts: the engine, the fused kernels, or the "
         "faster one (default: %(default)s)",
     )
-    add("--batch", type=_numbers(integer(1)), default="1", metavar="N[,N...]", help="sizes (default: 1)")
+    add("--batch", type=numbers(integer(1)), default="1", metavar="N[,N...]", help="sizes (default: 1)")
     add(
         "--settings",
         type=_settings,
@@ -391,7 +383,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add(
         "--acceptance",
-        type=_numbers(_rate),
+        type=numbers(_rate),
         default="2,3",
         metavar="X[,X...]",
         help="forced tokens per verification of a shape (default: %(default)s)",
@@ -417,13 +409,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def _shape(text: str) -> ModelShape:
-    try:
-        return parse_shape(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def _settings(text: str) -> dict[str, SpecDecodeDraftingConfig]:
     try:
         return {name: parse_setting(name) for name in text.split(",")}
@@ -439,14 +424,6 @@ def _rate(text: str) -> float:
     if not 1 <= rate < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a number from 1, got {text!r}")
     return rate
-
-
-def _numbers(kind: Any) -> Any:
-    def parse(text: str) -> list[Any]:
-        return [kind(part) for part in text.split(",")]
-
-    return parse
-
 
 if __name__ == "__main__":
     main()
