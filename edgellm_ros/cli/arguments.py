@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from edgellm_ros.echo import printable, quoted
+from edgellm_ros.strict_json import strict_json
 
 if TYPE_CHECKING:
     from edgellm_ros.engine_directory.config import EngineConfig
@@ -163,7 +163,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def print_json(result: dict[str, Any]) -> None:
     """Print one line of strict JSON (NaN and infinity are errors, never printed)."""
-    print(json.dumps(result, allow_nan=False, ensure_ascii=False), flush=True)
+    print(strict_json(result), flush=True)
 
 
 def _range(low: float, high: float | None) -> str:

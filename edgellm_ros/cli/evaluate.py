@@ -113,15 +113,13 @@ def _execute(evaluation: Evaluation, args: argparse.Namespace, status: Callable[
 
 def _report(evaluation: Evaluation, args: argparse.Namespace, status: Callable[[str], None]) -> int:
     """Write and print the summary, all of it from the results file."""
-    import json
-
     from edgellm_ros.atomic_file import write_atomically
     from edgellm_ros.evaluation.results_file import read_results
+    from edgellm_ros.strict_json import strict_json
 
     results = read_results(results_path(args))
     summary = evaluation.summarise(results, evaluation.items)
-    text = json.dumps(summary, allow_nan=False, ensure_ascii=False, indent=1)
-    write_atomically(args.out / "summary.json", text.encode() + b"\n")
+    write_atomically(args.out / "summary.json", strict_json(summary, indent=1).encode() + b"\n")
     evaluation.draw(args.out / "summary.png", results, summary)
     print(evaluation.table(summary), file=sys.stderr if args.json else sys.stdout)
     status(f"results.jsonl, summary.json and summary.png are in {args.out}")

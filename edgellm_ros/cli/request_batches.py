@@ -8,7 +8,6 @@ its error, and does not keep others from their answers.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from edgellm_ros.cli import arguments
 from edgellm_ros.cli.answer_output import to_json
 from edgellm_ros.cli.request_files import read_request_list, request_fields
 from edgellm_ros.cli.request_options import common_fields, file_readers, lora_dirs, sampling_params
+from edgellm_ros.strict_json import strict_json
 
 if TYPE_CHECKING:
     from edgellm_ros.engine_directory.config import EngineConfig
@@ -46,8 +46,7 @@ def answer_file(args: argparse.Namespace) -> int:
         for batch in _batches(requests, args, config, answers):
             answers |= _answer(runtime, batch)
     ordered = [answers[index] for index in range(len(requests))]
-    text = json.dumps(ordered, allow_nan=False, ensure_ascii=False, indent=1) + "\n"
-    write_atomically(Path(args.out), text.encode())
+    write_atomically(Path(args.out), strict_json(ordered, indent=1).encode() + b"\n")
     failed = sum("error" in answer for answer in ordered)
     summary: dict[str, Any] = {"requests": len(ordered), "failed": failed, "out": args.out}
     if options["drafting"] is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edgellm_ros.echo import escaped
 from edgellm_ros.evaluation.results_file import Results
 from edgellm_ros.evaluation.shares import spread_of
 
@@ -62,4 +63,5 @@ def bag_name(item: str) -> str:
 
 
 def _name(name: str) -> str:
+    name = escaped(name)
     return name if len(name) < NAME_WIDTH else name[: NAME_WIDTH - 4] + "..."

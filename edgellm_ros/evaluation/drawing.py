@@ -15,6 +15,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
+from edgellm_ros.echo import escaped
 from edgellm_ros.evaluation.shares import Share
 
 Color = tuple[int, int, int]
@@ -41,6 +42,7 @@ class Canvas:
         self, x: float, y: float, words: str, size: int = TEXT, color: Color = INK, anchor: str = "ls"
     ) -> float:
         """Draw words at their anchor (Pillow's: l, m, r and s = baseline, m = middle); return their width."""
+        words = escaped(words)  # the font has no signs for control characters
         self.draw.text((x, y), words, fill=color, font=_font(size), anchor=anchor)
         return float(_font(size).getlength(words))
 

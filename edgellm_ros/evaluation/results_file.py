@@ -19,6 +19,7 @@ from typing import Any
 
 from edgellm_ros.echo import printable
 from edgellm_ros.evaluation.task import Outcome
+from edgellm_ros.strict_json import strict_json
 
 FORMAT_VERSION = 1
 
@@ -100,7 +101,7 @@ class ResultsFile:
             raise ValueError(f"{self.path}: another evaluation is writing to this file") from None
 
     def _write(self, content: Mapping[str, Any]) -> None:
-        line = json.dumps(content, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        line = strict_json(content).encode() + b"\n"
         size = os.lseek(self._file, 0, os.SEEK_CUR)
         try:
             written = os.write(self._file, line)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -56,6 +57,7 @@ class Task(Protocol):
 def open_task(task: Task, stack: ExitStack) -> Run:
     """Open a task until the stack closes it; the returned function turns failures of an item into outcomes.
 
+    A result with a number that is not finite is a failure: the results file has JSON.
     ValueError, from the function too, for options that cannot be used on this computer; WorkerError for a
     bug.
     """
@@ -72,11 +74,25 @@ def open_task(task: Task, stack: ExitStack) -> Run:
 
     def run_safely(item: str) -> Outcome:
         try:
-            return run(item)
+            outcome = run(item)
         except task.failures as error:
             return {"failed": f"{type(error).__name__}: {error}"}
+        wrong = _not_finite("", outcome)
+        return outcome if wrong is None else {"failed": f"{wrong}, expected a finite number"}
 
     return lambda item: checked(lambda: run_safely(item))
+
+
+def _not_finite(name: str, value: Any) -> str | None:
+    """Return name and value of the first number that JSON cannot hold."""
+    if isinstance(value, Mapping):
+        children = ((f"{name}.{key}".lstrip("."), child) for key, child in value.items())
+    elif isinstance(value, (list, tuple)):
+        children = ((f"{name}[{index}]", child) for index, child in enumerate(value))
+    else:
+        wrong = isinstance(value, float) and not math.isfinite(value)
+        return f"{name} is {value}" if wrong else None
+    return next(filter(None, (_not_finite(*child) for child in children)), None)
 
 
 def code_digest() -> str:

@@ -35,6 +35,17 @@ def test_what_was_written_is_read(path):
     assert results.finished == {"3": outcome(3), "4": outcome(4)}
 
 
+def test_a_name_that_is_not_utf8_is_read_as_it_was(path):
+    name, result = "f\udcfcr@12", {"result": {"name": "f\udcfcr \\ ü"}, "measured": {}}
+    with ResultsFile(path, "bags", {"remap": name}) as file:
+        file.add(name, result)
+    results = read_results(path)
+    assert (results.options, results.finished) == ({"remap": name}, {name: result})
+    assert "ü" in path.read_text(encoding="utf-8")
+    with ResultsFile(path, "bags", {"remap": name}) as file:
+        assert dict(file.finished) == {name: result}
+
+
 def test_an_item_counts_once(path):
     with ResultsFile(path, "arena", OPTIONS) as file:
         assert file.add("3", outcome(9))

@@ -146,6 +146,13 @@ def test_the_picture_of_bags_shows_the_share_that_differs(draw):
     assert red / green == pytest.approx(0.5 / 1.5, rel=0.05)
 
 
+def test_a_bag_whose_name_is_not_utf8_is_in_the_table_and_in_the_picture(draw):
+    results, items = bags_results([bag("f\udcfcr")])
+    summary = bags_summary.summarise(results, items)
+    assert r"f\udcfcr " in bags_summary.table(summary)
+    assert has(draw(bags_picture, results, summary), drawing.GREEN) > 100
+
+
 def test_a_picture_of_many_bags_ends(draw):
     results, items = bags_results([bag(f"drive_{number:03d}") for number in range(200)])
     assert draw(bags_picture, results, bags_summary.summarise(results, items)).shape[0] < 3200

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of results that are not fit for a results file."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from edgellm_ros.evaluation.task import open_task
+
+
+@dataclass(frozen=True)
+class Given:
+    """A task whose result is given."""
+
+    result: Any
+    failures = (ArithmeticError,)
+    environment = {}
+    cores = 1
+    gpus = 0
+
+    @contextmanager
+    def open(self):
+        yield lambda item: {"result": self.result, "measured": {"seconds": 0.5}}
+
+
+def outcome_of(result: Any) -> dict[str, Any]:
+    with ExitStack() as stack:
+        return open_task(Given(result), stack)("1")
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        ({"time": 1.5, "mean_speed": math.nan}, "result.mean_speed is nan, expected a finite number"),
+        ({"poses": [(1.0, 2.0), (3.0, -math.inf)]}, "result.poses[1][1] is -inf, expected a finite number"),
+    ],
+)
+def test_an_item_whose_result_has_a_number_that_is_not_finite_fails(result, words):
+    assert outcome_of(result) == {"failed": words}
+
+
+def test_a_finite_result_is_kept():
+    result = {"time": 1e300, "first": None, "name": "a", "equal": True, "poses": [(1.0, 2)]}
+    assert outcome_of(result) == {"result": result, "measured": {"seconds": 0.5}}
