@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 
-from edgellm_ros.evaluation.spreading import Done, Ended, Event, Ready
+from edgellm_ros.evaluation.spreading import Broken, Done, Ended, Event, Ready
 from edgellm_ros.evaluation.task import Task, WorkerError, open_task
 from edgellm_ros.ros.processes import end_with_parent
 
@@ -80,7 +80,7 @@ class LocalWorkers:
             worker.process.join()
             return Ended(number, _describe(worker.process.exitcode))
         if isinstance(message, Exception):
-            raise message
+            return Broken(number, message)
         return Ready(number) if message == READY else Done(number, message)
 
 

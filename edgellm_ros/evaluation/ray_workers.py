@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from edgellm_ros.echo import escaped, printable, quoted
-from edgellm_ros.evaluation.spreading import Done, Ended, Event, Ready
+from edgellm_ros.evaluation.spreading import Broken, Done, Ended, Event, Ready
 from edgellm_ros.evaluation.task import Outcome, Task, WorkerError, open_task
 
 MISSING = "--ray needs Ray, which is not installed: pip install 'edgellm[ray]'"
@@ -139,7 +139,7 @@ class RayWorkers:
             self._ray.kill(self._actors.pop(worker))  # one that cannot be reached may still be at work
             return Ended(worker, _describe(error))
         if isinstance(message, Exception):
-            raise message
+            return Broken(worker, message)
         return Ready(worker) if message is None else Done(worker, message)
 
 

@@ -36,7 +36,18 @@ class Ended:
     reason: str
 
 
-Event = Ready | Done | Ended
+@dataclass(frozen=True)
+class Broken:
+    """A worker cannot go on, and no other one could: the evaluation ends with this error.
+
+    ValueError or WorkerError if the task cannot be opened, WorkerError for a bug.
+    """
+
+    worker: int
+    error: Exception
+
+
+Event = Ready | Done | Ended | Broken
 
 
 class Workers(Protocol):
@@ -49,17 +60,14 @@ class Workers(Protocol):
         """Let a worker that is ready, or done with its item, execute an item."""
 
     def wait(self) -> list[Event]:
-        """Return the next events; wait for the first one.
-
-        ValueError or WorkerError from a worker whose task cannot be opened, WorkerError for a bug in it.
-        """
+        """Return the next events; wait for the first one."""
 
 
 def spread(items: Iterable[str], workers: Workers, count: int, done: Callable[[str, Outcome], None]) -> None:
     """Execute all items with at most `count` workers, and call `done` for each as it is finished.
 
     An item fails if ATTEMPTS workers end with it. WorkerError if ATTEMPTS workers in a row end before they
-    are ready.
+    are ready. The error of a broken worker is raised after `done` for the items that were finished with it.
     """
     waiting = deque(items)
     given: dict[int, str] = {}
@@ -79,7 +87,7 @@ def spread(items: Iterable[str], workers: Workers, count: int, done: Callable[[s
     for worker in range(min(count, len(waiting))):
         start(worker)
     while waiting or given:
-        for event in workers.wait():
+        for event in sorted(workers.wait(), key=lambda event: isinstance(event, Broken)):
             worker = event.worker
             if isinstance(event, Ready):
                 opening.remove(worker)
@@ -88,6 +96,8 @@ def spread(items: Iterable[str], workers: Workers, count: int, done: Callable[[s
             elif isinstance(event, Done):
                 done(given.pop(worker), event.outcome)
                 give(worker)
+            elif isinstance(event, Broken):
+                raise event.error
             else:
                 if worker in opening:
                     unopened += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgellm_ros.evaluation.spreading import Done, Ended, Ready, spread
+from edgellm_ros.evaluation.spreading import Broken, Done, Ended, Ready, spread
 from edgellm_ros.evaluation.task import WorkerError
 
 
@@ -67,6 +67,18 @@ def test_workers_that_never_become_ready_are_an_error():
     workers = ScriptedWorkers(opens=False)
     with pytest.raises(WorkerError, match="3 workers ended before they were ready, the last one: out of mem"):
         run(workers, "abc", 2)
+
+
+@pytest.mark.parametrize("error", [ValueError("another engine"), WorkerError("a bug")])
+def test_an_item_that_is_done_together_with_an_error_is_recorded_before_the_error_is_raised(error):
+    workers = ScriptedWorkers()
+    workers.wait = lambda: (
+        [workers.events.pop(0)] if len(workers.given) < 2 else [Broken(0, error), Done(1, {"result": "b"})]
+    )
+    done = []
+    with pytest.raises(type(error), match=str(error)):
+        spread("ab", workers, 2, lambda item, outcome: done.append((item, outcome)))
+    assert done == [("b", {"result": "b"})]
 
 
 def test_without_items_no_worker_is_started():

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,10 +18,10 @@ class Given:
     """A task whose result is given."""
 
     result: Any
-    failures = (ArithmeticError,)
-    environment = {}
-    cores = 1
-    gpus = 0
+    failures: ClassVar = (ArithmeticError,)
+    environment: ClassVar = {}
+    cores: ClassVar = 1
+    gpus: ClassVar = 0
 
     @contextmanager
     def open(self):
