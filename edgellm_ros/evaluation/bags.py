@@ -30,7 +30,8 @@ def find_bags(folder: Path, expect: Path, outputs: Path | None = None) -> list[B
     """Find the bags of a folder, by their names.
 
     outputs: folder of the output bags, which are overwritten. ValueError or FileNotFoundError if there is no
-    folder, no bag, a bag without expected outputs, or two bags of one name, or if bags would be overwritten.
+    folder, no bag, a bag without expected outputs, or two bags of one name, or if bags, files or links would
+    be overwritten.
     """
     for path in (folder, expect):
         if outputs is not None and path.resolve() == outputs.resolve():
@@ -64,6 +65,10 @@ def find_bags(folder: Path, expect: Path, outputs: Path | None = None) -> list[B
             f"{expect}: no expected outputs of {listed}{more}: `edgellm replay BAG --out {expect}/NAME` "
             "records them"
         )
+    places = [outputs / name for name in found] if outputs is not None else []
+    for place in places:
+        if place.is_symlink() or (place.exists() and not place.is_dir()):
+            raise ValueError(f"{place}: is in the place of an output bag, remove it or name another --out")
     return [_make(name, path.resolve(), (expect / name).resolve()) for name, path in found.items()]
 
 

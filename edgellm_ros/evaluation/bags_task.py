@@ -94,5 +94,6 @@ class BagsTask:
         """Remove outputs of a worker that ended before it reported them, complete or not."""
         unfinished = re.compile(rf"\.{re.escape(name)}\.[^.]+")
         for path in self.out.iterdir() if self.out.is_dir() else ():
-            if path.name == name or unfinished.fullmatch(path.name):
+            ours = path.name == name or unfinished.fullmatch(path.name)
+            if ours and path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)

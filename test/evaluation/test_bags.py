@@ -69,6 +69,24 @@ def test_outputs_in_the_place_of_bags_are_refused(folders, side):
         find_bags(*folders, outputs)
 
 
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_lies_in_the_place_of_an_output_bag_is_refused(folders, tmp_path, kind):
+    outputs = tmp_path / "outputs"
+    outputs.mkdir()
+    if kind == "file":
+        (outputs / "drive").touch()
+    else:
+        (outputs / "drive").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match=r"outputs/drive: is in the place of an output bag, remove it or"):
+        find_bags(*folders, outputs)
+
+
+def test_output_bags_may_be_overwritten(folders, tmp_path):
+    (tmp_path / "outputs" / "drive").mkdir(parents=True)
+    (tmp_path / "outputs" / "other").touch()
+    assert [bag.name for bag in find_bags(*folders, tmp_path / "outputs")] == ["drive"]
+
+
 def test_a_folder_without_bags_is_refused(folders, tmp_path):
     (tmp_path / "none").mkdir()
     with pytest.raises(

@@ -59,6 +59,7 @@ def test_a_bag_with_other_outputs_is_reported_and_equal_bags_are_not_replayed_ag
     bags, expected = folders
     out = tmp_path / "out"
     (out / "outputs" / ".other.abcd1234").mkdir(parents=True)  # of a replay that was killed
+    (out / "outputs" / ".other.swp").touch()  # of an editor
     arguments = ("evaluate", "bags", bags, "--expect", expected, "--engine", arena_engine, "--out", out)
     run = edgellm(*arguments, "--processes", 2, "--json")
     assert run.code == 1, run.err
@@ -67,7 +68,7 @@ def test_a_bag_with_other_outputs_is_reported_and_equal_bags_are_not_replayed_ag
     assert (same["name"], same["equal"], same["differing"]) == ("same", True, 0)
     assert (other["name"], other["equal"]) == ("other", False)
     assert other["differing"] > 0
-    assert sorted(path.name for path in (out / "outputs").iterdir()) == ["other", "same"]
+    assert sorted(path.name for path in (out / "outputs").iterdir()) == [".other.swp", "other", "same"]
     assert cv2.imread(str(out / "summary.png")).shape[1] == 1800
 
     shutil.rmtree(bags / "other")
