@@ -50,6 +50,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common
+from edgellm_ros.cli.arena_options import add_episodes, add_seed
+from edgellm_ros.cli.arguments import integer, number
 from edgellm_ros.ros.arena.demo import (
     ARENA_MODULE,
     JUMPS,
@@ -109,7 +111,10 @@ class Work:
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = common.parser(__doc__)
     parser.add_argument(
-        "--delays", default="0,0.4,0.8", help="in seconds, separated by commas (default: %(default)s)"
+        "--delays",
+        type=common.numbers(number(0.0, 60.0)),
+        default="0,0.4,0.8",
+        help="in seconds, separated by commas (default: %(default)s)",
     )
     parser.add_argument(
         "--modes",
@@ -117,21 +122,24 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         help=f"of {', '.join(MODES)}, separated by commas; guided:24 sets the node's parameter "
         "chunking_horizon (default: %(default)s)",
     )
-    parser.add_argument("--episodes", type=int, default=100, help="for each case (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=SEED, help="seed of the episodes (default: %(default)s)")
+    add_episodes(parser, 1000, 100, "for each case")
+    add_seed(parser, SEED, "seed of the episodes")
     parser.add_argument(
-        "--workers", type=int, default=1, help="pairs of node and arena at a time (default: %(default)s)"
+        "--workers",
+        type=integer(1),
+        default=1,
+        help="pairs of node and arena at a time (default: %(default)s)",
     )
     parser.add_argument("--device", default="cpu", help="device of the engines (default: %(default)s)")
     parser.add_argument("--save", type=Path, help="file that gets a JSON line for each episode")
     args = parser.parse_args(arguments)
     cases = []
-    for delay in args.delays.split(","):
+    for delay in args.delays:
         for word in args.modes.split(","):
             mode, _, horizon = word.partition(":")
             if mode not in MODES or not (horizon or "0").isdecimal():
                 parser.error(f"--modes: expected some of {', '.join(MODES)}, with :HORIZON, got {word!r}")
-            cases.append(Case(mode, int(horizon or 0), float(delay)))
+            cases.append(Case(mode, int(horizon or 0), delay))
     results = play_cases(cases, args)
     print(table(results), file=sys.stderr)
     if any(result["episodes"] < args.episodes for result in results):
@@ -147,8 +155,8 @@ def play_cases(cases: list[Case], args: argparse.Namespace) -> list[dict[str, An
     results: dict[Case, dict[str, Any]] = {}
     context = multiprocessing.get_context("spawn")
     cores = context.Queue()
-    for number in range(args.workers):
-        cores.put(number)
+    for core in range(args.workers):
+        cores.put(core)
     start = time.monotonic()
     with ProcessPoolExecutor(args.workers, context, take_core, (cores,)) as pool:
         futures, pieces = {}, Counter[Case]()

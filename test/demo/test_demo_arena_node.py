@@ -118,6 +118,13 @@ def test_a_parameter_out_of_range_is_refused(start):
 
 
 @pytest.mark.real_time
+def test_episodes_that_a_seed_does_not_have_are_refused(start):
+    arena = start(ARENA_MODULE, first_episode=990, episodes=11)
+    assert arena.process.wait(20) == 1
+    assert "first_episode 990 and episodes 11: expected a sum of at most 1000" in arena.log_tail()
+
+
+@pytest.mark.real_time
 def test_a_delay_that_the_node_would_not_see_is_refused(start):
     arena = start(ARENA_MODULE, execution="lock_step", inference_delay=0.5)
     assert arena.process.wait(20) == 1

@@ -120,6 +120,7 @@ class ArenaNode(ArenaLink):
             elif low is not None:
                 descriptor.integer_range = [IntegerRange(from_value=low, to_value=high, step=1)]
             self.declare_parameter(name, default, descriptor)
+        self._numbers = self._read_numbers()
         self._stamp_ns = 10 * 10**9  # in ROS, time 0 means that there is no time
         self._heading = 0.0  # of the robot, a step ago
         self._microphone = Microphone(self) if self.value("spoken") else None
@@ -139,7 +140,7 @@ class ArenaNode(ArenaLink):
         self.wait_until_active(self.value("active_timeout"))
         if self._follower is not None:
             self._follower.wait_until_active(self.value("active_timeout"))
-        for number in self._numbers():
+        for number in self._numbers:
             episode = make_episode(self.value("seed") * EPISODE_SEEDS + number)
             self.play(number, episode)
 
@@ -318,11 +319,17 @@ class ArenaNode(ArenaLink):
                 f"episode {fields['number']}: {fields['outcome']} after {fields['time']:.1f} s"
             )
 
-    def _numbers(self) -> Iterator[int]:
+    def _read_numbers(self) -> Iterator[int]:
+        """Return the numbers of the episodes; LinkError for some that the seed does not have."""
         first, episodes = self.value("first_episode"), self.value("episodes")
-        if episodes:
-            return iter(range(first, first + episodes))
-        return (number % EPISODE_SEEDS for number in count(first))
+        if not episodes:
+            return (number % EPISODE_SEEDS for number in count(first))
+        if first + episodes > EPISODE_SEEDS:
+            raise LinkError(
+                f"first_episode {first} and episodes {episodes}: expected a sum of at most {EPISODE_SEEDS}, "
+                "the number of episodes of one seed"
+            )
+        return iter(range(first, first + episodes))
 
 
 def main(args: Sequence[str] | None = None) -> int:
