@@ -12,6 +12,7 @@ from sensor_msgs.msg import CameraInfo, RegionOfInterest
 
 from edgellm_ros.arena.camera import CAMERA
 from edgellm_ros.ros.arena.camera_messages import camera_transform, to_camera_info
+from edgellm_ros.ros.node import static_transforms
 from edgellm_ros.ros.node.camera import Camera, CameraParameters, CameraPose, Intrinsics
 from edgellm_ros.ros.node.camera_info import check_frame_id, to_intrinsics
 from edgellm_ros.ros.node.static_transforms import StaticTransforms
@@ -189,6 +190,22 @@ class TestStaticTransforms:
     def test_a_loop_ends(self, transforms):
         transforms.add(transform("camera", "base_footprint"))
         assert transforms.find("base_link", "nothing") is None
+
+    def test_frames_beyond_the_limit_are_refused_and_known_ones_still_change(self, transforms, monkeypatch):
+        monkeypatch.setattr(static_transforms, "MOST_FRAMES", 4)
+        with pytest.raises(ValueError, match="frame 'lidar' is not stored: 4 frames are known"):
+            transforms.add(transform("mast", "lidar"))
+        assert transforms.find("base_link", "lidar") is None
+        transforms.add(transform("base_footprint", "mast", x=7.0))
+        assert transforms.find("base_link", "camera")[0, 3] == pytest.approx(7.0)
+        transforms.clear()
+        transforms.add(transform("mast", "lidar"))
+        assert transforms.find("mast", "lidar") is not None
+
+    @pytest.mark.parametrize("names", [("a" * 1001, "lidar"), ("mast", "a" * 1001)])
+    def test_a_frame_with_a_name_that_is_too_long_is_refused(self, transforms, names):
+        with pytest.raises(ValueError, match=r"\(1001 characters\): the name may have 1000 characters"):
+            transforms.add(transform(*names))
 
     @pytest.mark.parametrize("broken", [{"qw": 0.0}, {"qw": math.nan}, {"qw": 2.0}])
     def test_a_rotation_that_is_none_is_refused(self, transforms, broken):

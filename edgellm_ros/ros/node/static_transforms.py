@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 from geometry_msgs.msg import TransformStamped
 
 from edgellm_ros.echo import quoted
 
 DEEPEST = 1000  # frames from one to its root; more are a loop
+MOST_FRAMES = 10_000
+LONGEST_NAME = 1000  # characters
 
 
 class StaticTransforms:
@@ -16,25 +20,35 @@ class StaticTransforms:
 
     def __init__(self) -> None:
         self._parents: dict[str, tuple[str, np.ndarray]] = {}  # of a frame: its parent, pose in it [4, 4]
+        self._lock = threading.Lock()  # `find` reads one state
 
     def add(self, message: TransformStamped) -> None:
         """Store a transform in place of the frame's previous one.
 
-        ValueError for numbers that are not finite, or a rotation that is not a unit quaternion.
+        ValueError for numbers that are not finite, a rotation that is not a unit quaternion, a name that is
+        too long, or a new frame beyond MOST_FRAMES.
         """
         frame, parent = _name(message.child_frame_id), _name(message.header.frame_id)
+        for name in (frame, parent):
+            if len(name) > LONGEST_NAME:
+                raise ValueError(f"frame {quoted(name)}: the name may have {LONGEST_NAME} characters")
         matrix = to_matrix(message)
-        self._parents = {**self._parents, frame: (parent, matrix)}
+        with self._lock:
+            if frame not in self._parents and len(self._parents) >= MOST_FRAMES:
+                raise ValueError(f"frame {quoted(frame)} is not stored: {MOST_FRAMES} frames are known")
+            self._parents[frame] = parent, matrix
 
     def clear(self) -> None:
         """Drop all transforms."""
-        self._parents = {}
+        with self._lock:
+            self._parents.clear()
 
     def find(self, base: str, frame: str) -> np.ndarray | None:
         """Return the pose [4, 4] of `frame` in `base`; None if they are not connected."""
-        parents = self._parents
-        of_base = _ancestors(parents, _name(base))
-        for ancestor, pose in _ancestors(parents, _name(frame)).items():
+        with self._lock:
+            of_base = _ancestors(self._parents, _name(base))
+            of_frame = _ancestors(self._parents, _name(frame))
+        for ancestor, pose in of_frame.items():
             if ancestor in of_base:
                 return np.linalg.inv(of_base[ancestor]) @ pose
         return None
