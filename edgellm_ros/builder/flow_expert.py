@@ -12,12 +12,17 @@ Source of the method: flow matching (arXiv 2210.02747) with an expert beside a l
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
+from edgellm_ros.builder.action_layers import (
+    StepHeads,
+    attend_with_context,
+    project_steps,
+    repeat,
+    time_features,
+)
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.decoder_cuda import add_norm as cuda_add_norm
 from edgellm_ros.builder.expert_config import ExpertArchitecture
@@ -83,10 +88,10 @@ def build_expert(
 
     samples = graph.op("Shape", trajectory, start=0, end=1)
     with graph.scope("rope"):
-        rope = [_repeat(graph, graph.from_fp32(each), samples, 3) for each in rope]
+        rope = [repeat(graph, graph.from_fp32(each), samples, 3) for each in rope]
     with graph.scope("caches"):
         filled = {
-            i: [_repeat(graph, _first_rows(graph, cache, rows), samples, 4) for cache in pair]
+            i: [repeat(graph, _first_rows(graph, cache, rows), samples, 4) for cache in pair]
             for i, pair in caches.items()
         }
     visible: list[ir.Value | None] = (
@@ -117,12 +122,6 @@ def _add_norm(
     return x, graph.rms_norm(name, x, size, epsilon)
 
 
-def _repeat(graph: ModelBuilder, x: ir.Value, samples: ir.Value, rank: int) -> ir.Value:
-    """Repeat x [1,...] of this rank for all samples: [n,...]."""
-    ones = graph.constant([1] * (rank - 1))
-    return graph.op("Expand", x, graph.op("Concat", samples, ones, axis=0))
-
-
 def _first_rows(graph: ModelBuilder, cache: ir.Value, rows: ir.Value) -> ir.Value:
     """Take the first P rows of a cache [1,Hkv,C,D], in the graph's type; rows [P]."""
     if graph.cache_dtype != graph.dtype:
@@ -142,11 +141,10 @@ def _mask(graph: ModelBuilder, length: ir.Value, rows: ir.Value, steps: int) -> 
 def _lengths(graph: ModelBuilder, length: ir.Value, samples: ir.Value, steps: int) -> ir.Value:
     """Count the keys [n] that each sample attends to, which are the first ones."""
     with graph.scope("lengths"):
-        return _repeat(graph, graph.op("Add", length, graph.constant([steps])), samples, 1)
+        return repeat(graph, graph.op("Add", length, graph.constant([steps])), samples, 1)
 
 
-# time -- Mul 2*pi/period --+-- Sin --+
-#                           +-- Cos -- Concat -- time_mlp.0 -- SiLU -- time_mlp.2 -->
+# time -- sines and cosines -- time_mlp.0 -- SiLU -- time_mlp.2 -->
 def _time_embedding(graph: ModelBuilder, architecture: ExpertArchitecture, time: ir.Value) -> ir.Value:
     """Embed time [1] or [T] -> [1,hidden] or [T,hidden].
 
@@ -154,24 +152,12 @@ def _time_embedding(graph: ModelBuilder, architecture: ExpertArchitecture, time:
     """
     hidden, size = architecture.hidden_size, architecture.time_embedding_dim
     graph.weights.require("time_mlp.0.weight", (hidden, size))
-    low, high = architecture.time_min_period, architecture.time_max_period
-    frequency = 2 * math.pi / (low * (high / low) ** np.linspace(0.0, 1.0, size // 2))
+    periods = architecture.time_min_period, architecture.time_max_period
     with graph.scope("time"):
-        time = graph.op("Unsqueeze", time, graph.constant([-1]))
-        angle = graph.op("Mul", time, graph.constant(frequency, FLOAT))
-        features = graph.op("Concat", graph.op("Sin", angle), graph.op("Cos", angle), axis=-1)
+        features = time_features(graph, time, periods, size)
         raised = graph.linear("time_mlp.0", graph.from_fp32(features), size, hidden, bias=True)
         raised = graph.op("Mul", raised, graph.op("Sigmoid", raised))
         return graph.linear("time_mlp.2", raised, hidden, hidden, bias=True)
-
-
-def _join(graph: ModelBuilder, own: ir.Value, cached: ir.Value, heads: int, head_dim: int) -> ir.Value:
-    """Put rows [n,heads,T,D] and rows [n,heads,P,D] behind each other: [n,heads,T+P,D].
-
-    Along the last axis, because ONNX Runtime's CUDA kernel copies sizes from the host along others.
-    """
-    flat = (graph.reshape(rows, [0, heads, -1]) for rows in (own, cached))
-    return graph.reshape(graph.op("Concat", *flat, axis=-1), [0, heads, -1, head_dim])
 
 
 # x -- qkv_proj -- Split --+-- q -- q_norm -- RotaryEmbedding -------------+
@@ -192,24 +178,17 @@ def _attention(
     x [n,T,hidden] -> the same shape; rope: cos and sin [n,T,R/2], and R; cache: keys and values [n,Hkv,P,D];
     visible: the inputs of Attention behind the values, a mask [1,1,T,T+P] or lengths [n].
     """
-    hidden, head_dim, epsilon = architecture.hidden_size, architecture.head_dim, architecture.rms_norm_eps
-    heads, kv_heads = architecture.num_attention_heads, architecture.num_key_value_heads
-    counts = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
-    steps, (cos_sin, rotary_dim) = architecture.action_space.horizon, rope
+    head_dim, epsilon, (cos_sin, rotary_dim) = architecture.head_dim, architecture.rms_norm_eps, rope
+    sizes = StepHeads(
+        architecture.hidden_size,
+        architecture.action_space.horizon,
+        architecture.num_attention_heads,
+        architecture.num_key_value_heads,
+        head_dim,
+    )
     part = {"rotary_embedding_dim": rotary_dim} if rotary_dim < head_dim else {}
     with graph.module("self_attn", nodes="attn"):
-        widths = {name: count * head_dim for name, count in counts.items()}
-        q, k, v = (
-            graph.transpose(graph.reshape(rows, [0, steps, count, head_dim]), 0, 2, 1, 3)
-            for rows, count in zip(
-                graph.linears("qkv_proj", widths, x, hidden), counts.values(), strict=True
-            )
-        )
+        q, k, v = project_steps(graph, x, sizes)
         q = graph.op("RotaryEmbedding", graph.rms_norm("q_norm", q, head_dim, epsilon), *cos_sin, **part)
         k = graph.op("RotaryEmbedding", graph.rms_norm("k_norm", k, head_dim, epsilon), *cos_sin, **part)
-        keys, values = (
-            _join(graph, own, cached, kv_heads, head_dim) for own, cached in zip((k, v), cache, strict=True)
-        )
-        attended = graph.op("Attention", q, keys, values, *visible, scale=head_dim**-0.5)
-        attended = graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [0, steps, heads * head_dim])
-        return graph.linear("o_proj", attended, heads * head_dim, hidden)
+        return attend_with_context(graph, (q, k, v), cache, visible, sizes)

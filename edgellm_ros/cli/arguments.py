@@ -72,7 +72,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_plan_code(parser: argparse.ArgumentParser) -> None:
+def _add_plan_code(parser: argparse.ArgumentParser) -> None:
     """Add the option --allow-plan-code."""
     parser.add_argument(
         "--allow-plan-code",
@@ -82,7 +82,28 @@ def add_plan_code(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_drafting(parser: argparse.ArgumentParser) -> None:
+def add_runtime(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the runtime, which `runtime_options` reads: drafting, device, plan code, decode."""
+    _add_drafting(parser)
+    add_device(parser)
+    _add_plan_code(parser)
+    add_decode(parser)
+
+
+def runtime_options(args: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
+    """Return the arguments of LLMInferenceRuntime that the options of `add_runtime` ask for.
+
+    ValueError for an option that has no meaning with this engine.
+    """
+    return {
+        "device": args.device,
+        "drafting": _drafting(args, config),
+        "decode": args.decode,
+        "allow_plan_code": args.allow_plan_code,
+    }
+
+
+def _add_drafting(parser: argparse.ArgumentParser) -> None:
     """Add the options of speculative decoding."""
     group = parser.add_argument_group(
         "speculative decoding", "several tokens per run of the model; the answer is the same"
@@ -102,19 +123,19 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         group.add_argument(name, type=integer(least), metavar="N", help=f"{text} (default: the drafter's)")
 
 
-def add_decode(parser: argparse.ArgumentParser) -> None:
-    """Add the option --decode."""
+def add_decode(parser: argparse.ArgumentParser, auto: bool = True) -> None:
+    """Add the option --decode; without `auto`, whose choice depends on the computer, the engine decodes."""
     parser.add_argument(
         "--decode",
-        choices=("auto", "engine", "fused"),
-        default="auto",
+        choices=("auto", "engine", "fused") if auto else ("engine", "fused"),
+        default="auto" if auto else "engine",
         help="what executes decode steps and the action head's Euler steps: the engine, or the fused kernels "
-        "(--device cuda, fp16 or bf16); auto: the faster one (default: %(default)s)",
+        f"(--device cuda, fp16 or bf16){'; auto: the faster one' if auto else ''} (default: %(default)s)",
     )
 
 
-def drafting(args: argparse.Namespace, config: EngineConfig) -> SpecDecodeDraftingConfig | None:
-    """Return the configuration that the options of `add_drafting` ask for, with this engine.
+def _drafting(args: argparse.Namespace, config: EngineConfig) -> SpecDecodeDraftingConfig | None:
+    """Return the configuration that the options of `_add_drafting` ask for, with this engine.
 
     ValueError for an option that has no meaning.
     """

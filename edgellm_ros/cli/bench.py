@@ -83,10 +83,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="N",
         help="trajectories per plan (default: %(default)s)",
     )
-    arguments.add_drafting(parser)
-    arguments.add_device(parser)
-    arguments.add_plan_code(parser)
-    arguments.add_decode(parser)
+    arguments.add_runtime(parser)
     parser.set_defaults(run=run)
 
 
@@ -96,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
     from edgellm_ros.cli.inputs import read_image
     from edgellm_ros.engine.device import open_device
     from edgellm_ros.engine_directory.config import EngineConfig
+    from edgellm_ros.evaluation.shares import percentile
     from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
     from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
@@ -108,14 +106,8 @@ def run(args: argparse.Namespace) -> int:
         sampling=SamplingParams(max_tokens=args.max_tokens),
         action_samples=0 if config.action is None else args.action_samples,
     )
-    with LLMInferenceRuntime(
-        args.engine_dir,
-        device=args.device,
-        prefix_cache_bytes=0,
-        drafting=arguments.drafting(args, config),
-        decode=args.decode,
-        allow_plan_code=args.allow_plan_code,
-    ) as runtime:
+    options = arguments.runtime_options(args, config)
+    with LLMInferenceRuntime(args.engine_dir, prefix_cache_bytes=0, **options) as runtime:
         runtime.capture_decoding_cuda_graph()
         for _ in range(args.warmup):
             runtime.handle_request(request)
@@ -126,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     for stage in STAGES:
         times = [response.metrics[stage] for response in responses if stage in response.metrics]
         if times:
-            stages[stage] = {"median": statistics.median(times), "p90": percentile(times, 90)}
+            stages[stage] = {"median": statistics.median(times), "p90": percentile(sorted(times), 90)}
     tokens = len(responses[0].token_ids)
     # The first token is from the prefill; each other token is one decode step.
     step_s = stages["decode_s"]["median"] / (tokens - 1) if tokens > 1 else None
@@ -173,15 +165,6 @@ def synthetic_frame(height: int = 224, width: int = 320) -> np.ndarray:
     frame[height // 4 :] = (120, 110, 100)
     frame[height // 3 : height * 2 // 3, width * 2 // 5 : width * 3 // 5] = (200, 30, 30)
     return frame
-
-
-def percentile(values: list[float], percent: float) -> float:
-    """Return the value that `percent` of the sorted values do not exceed.
-
-    This is the nearest-rank percentile.
-    """
-    ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * int(percent) // 100) - 1)]
 
 
 def _print_table(result: dict) -> None:

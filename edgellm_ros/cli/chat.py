@@ -58,10 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="LoRA adapter to answer with, as for `edgellm generate` (default: the base model)",
     )
     add_sampling(parser)
-    arguments.add_drafting(parser)
-    arguments.add_device(parser)
-    arguments.add_plan_code(parser)
-    arguments.add_decode(parser)
+    arguments.add_runtime(parser)
     parser.set_defaults(run=run)
 
 
@@ -74,14 +71,8 @@ def run(args: argparse.Namespace) -> int:
     config.check_answers_with_text("a chat")
     sampling_params(args, config)  # wrong options are refused before the engines load
     adapters = lora_dirs(args.lora, args.engine_dir)
-    with LLMInferenceRuntime(
-        args.engine_dir,
-        device=args.device,
-        lora_dirs=adapters,
-        drafting=arguments.drafting(args, config),
-        decode=args.decode,
-        allow_plan_code=args.allow_plan_code,
-    ) as runtime:
+    options = arguments.runtime_options(args, config)
+    with LLMInferenceRuntime(args.engine_dir, lora_dirs=adapters, **options) as runtime:
         chat = Chat(runtime, args, config)
         for line in _lines():
             if not chat.take(line):

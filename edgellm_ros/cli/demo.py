@@ -7,7 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from edgellm_ros.cli import arguments
+from edgellm_ros.cli import arena_options, arguments
 
 EXECUTIONS = ("auto", "lock_step", "async", "wait")  # values of the arena's parameter
 CHUNKING = ("off", "guided", "frozen", "trained")  # values of the node's parameter
@@ -22,20 +22,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "node are two ROS nodes. Writes a picture of each episode, and its spoken command as a WAV file. "
         "Exit code 1 if an episode does not finish.",
     )
-    parser.add_argument(
-        "--episodes",
-        type=arguments.integer(1, 1000),
-        default=1,
-        metavar="N",
-        help="number of episodes (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=arguments.integer(0, 10**12),
-        default=1,
-        metavar="S",
-        help="seed of the episodes (default: %(default)s)",
-    )
+    arena_options.add_episodes(parser, 1000, 1, "number of episodes")
+    arena_options.add_seed(parser, 1, "seed of the episodes")
     parser.add_argument(
         "--out",
         type=Path,
@@ -46,22 +34,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--engine",
         type=Path,
-        default=Path("engines/arena"),
+        default=arena_options.DEFAULT_ENGINE,
         metavar="DIR",
         help="engine directory, exported if missing or outdated (default: %(default)s)",
     )
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        metavar="DIR",
-        help="checkpoint to export (default: the demo's, models/arena of a clone)",
-    )
-    parser.add_argument(
-        "--precision",
-        choices=arguments.PRECISIONS,
-        default="fp32",
-        help="type of the exported weights and of the KV cache (default: %(default)s)",
-    )
+    arena_options.add_model(parser)
     parser.add_argument(
         "--action-samples",
         type=arguments.integer(1, 16),
@@ -101,12 +78,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         default="off",
         help="how the node fits a chunk of actions to the chunk before it (default: %(default)s)",
     )
-    parser.add_argument(
-        "--lora",
-        default="",
-        metavar="NAME",
-        help="LoRA adapter of the checkpoint to use (default: the base model)",
-    )
     arguments.add_device(parser)
     arguments.add_decode(parser)
     arguments.add_json(parser)
@@ -115,26 +86,21 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Play the episodes and report how they ended."""
-    from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT
     from edgellm_ros.ros.arena.demo import DemoError, DemoOptions, run_demo
     from edgellm_ros.ros.arena.display import Display
 
-    if args.checkpoint is None and not ARENA_CHECKPOINT.is_dir():
-        raise ValueError(
-            "name a checkpoint with --checkpoint: the demo's checkpoint is only in a clone of the repository"
-        )
     options = DemoOptions(
         episodes=args.episodes,
         seed=args.seed,
         out=args.out,
         engine_dir=args.engine,
-        checkpoint=args.checkpoint or ARENA_CHECKPOINT,
+        checkpoint=args.checkpoint or arena_options.demo_checkpoint("a checkpoint with --checkpoint"),
         device=args.device,
         action_samples=args.action_samples,
         spoken=args.spoken,
         lora=args.lora,
         decode=args.decode,
-        precision=args.precision,
+        precision=args.precision or "fp32",
         follower=args.follower,
         inference_delay=args.inference_delay,
         execution=args.execution,

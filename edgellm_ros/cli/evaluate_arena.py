@@ -8,15 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgellm_ros.cli import arguments
+from edgellm_ros.cli import arena_options, arguments
+from edgellm_ros.cli.arena_options import DEFAULT_ENGINE
 
 if TYPE_CHECKING:
     from edgellm_ros.cli.evaluate import Evaluation
     from edgellm_ros.engine_directory.config import EngineConfig
 
-DEFAULT_ENGINE = Path("engines/arena")
 MOST_EPISODES = 1_000_000
-LAST_SEED = 10**12
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -27,20 +26,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParse
         description="Play episodes in closed loop. The runtime is called directly, so that the same options "
         "give the same results on any number of workers; `edgellm demo` plays over ROS 2 topics.",
     )
-    parser.add_argument(
-        "--episodes",
-        type=arguments.integer(1, MOST_EPISODES),
-        default=200,
-        metavar="N",
-        help="number of episodes; a larger one continues an evaluation (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=arguments.integer(0, LAST_SEED),
-        default=20_000,
-        metavar="S",
-        help="seed of the first episode; the next one has S + 1 (default: %(default)s)",
-    )
+    text = "number of episodes; a larger one continues an evaluation"
+    arena_options.add_episodes(parser, MOST_EPISODES, 200, text)
+    arena_options.add_seed(parser, 20_000, "seed of the first episode; the next one has S + 1")
     parser.add_argument(
         "--engine",
         type=Path,
@@ -48,31 +36,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParse
         help=f"engine directory (default: {DEFAULT_ENGINE}); it is exported, if missing or outdated, by "
         "default or with --checkpoint or --precision, and else taken as it is",
     )
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        metavar="DIR",
-        help="checkpoint to export (default: the demo's, models/arena of a clone)",
-    )
-    parser.add_argument(
-        "--precision",
-        choices=arguments.PRECISIONS,
-        help="type of the exported weights and of the KV cache (default: fp32)",
-    )
+    arena_options.add_model(parser)
     parser.add_argument("--spoken", action="store_true", help="speak the commands in noisy rooms")
-    parser.add_argument(
-        "--lora",
-        default="",
-        metavar="NAME",
-        help="LoRA adapter of the engine to use (default: the base model)",
-    )
-    parser.add_argument(
-        "--decode",
-        choices=("engine", "fused"),
-        default="engine",
-        help="what executes decode steps and the action head's Euler steps: the engine, or the fused kernels "
-        "(--device cuda, fp16 or bf16; default: %(default)s)",
-    )
+    arguments.add_decode(parser, auto=False)
     parser.add_argument(
         "--threads",
         type=arguments.integer(1, 1024),
@@ -145,18 +111,14 @@ def prepare(args: argparse.Namespace, status: Callable[[str], None]) -> Evaluati
 
 def _engine(args: argparse.Namespace, status: Callable[[str], None]) -> tuple[Path, EngineConfig]:
     """Return the engine directory and its configuration."""
-    from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT, export_if_needed
+    from edgellm_ros.builder.export_cache import export_if_needed
     from edgellm_ros.engine_directory.config import EngineConfig
 
     directory = args.engine or DEFAULT_ENGINE
     if args.engine is not None and args.checkpoint is None and args.precision is None:
         return directory, EngineConfig.load(directory)
-    if args.checkpoint is None and not ARENA_CHECKPOINT.is_dir():
-        raise ValueError(
-            "name a checkpoint with --checkpoint or an engine directory with --engine: the demo's checkpoint "
-            "is only in a clone of the repository"
-        )
-    checkpoint = args.checkpoint or ARENA_CHECKPOINT
+    instead = "a checkpoint with --checkpoint or an engine directory with --engine"
+    checkpoint = args.checkpoint or arena_options.demo_checkpoint(instead)
     config = export_if_needed(
         checkpoint,
         directory,

@@ -98,10 +98,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         action="store_true",
         help="print the text while it is generated (with --json: on standard error)",
     )
-    arguments.add_drafting(parser)
-    arguments.add_device(parser)
-    arguments.add_plan_code(parser)
-    arguments.add_decode(parser)
+    arguments.add_runtime(parser)
     arguments.add_json(parser)
     parser.set_defaults(run=run)
 
@@ -148,15 +145,8 @@ def run(args: argparse.Namespace) -> int:
     config = EngineConfig.load(args.engine_dir)
     request = make_request(args, config, streamer)
     adapters = lora_dirs(args.lora, args.engine_dir)
-    with LLMInferenceRuntime(
-        args.engine_dir,
-        device=args.device,
-        lora_dirs=adapters,
-        drafting=arguments.drafting(args, config),
-        decode=args.decode,
-        allow_plan_code=args.allow_plan_code,
-        tool_call_format=args.tool_call_format,
-    ) as runtime:
+    options = {**arguments.runtime_options(args, config), "tool_call_format": args.tool_call_format}
+    with LLMInferenceRuntime(args.engine_dir, lora_dirs=adapters, **options) as runtime:
         response = runtime.handle_request(request)
         drafted = runtime.spec_decode_generation_metrics
     if streamer is not None:

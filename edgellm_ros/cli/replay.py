@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from edgellm_ros.cli import arguments
+from edgellm_ros.cli.arena_options import DEFAULT_ENGINE, demo_checkpoint
 
-DEFAULT_ENGINE = Path("engines/arena")
 FAILED = 3  # exit code; 1: the outputs differ, 2: bad input
 STORAGES = ("mcap", "sqlite3")  # as in replay.recording, whose import would slow `edgellm --help` down
 
@@ -147,14 +147,10 @@ def run(args: argparse.Namespace) -> int:
 
 def find_engine(engine: Path | None, status: Callable[[str], None]) -> Path:
     """Return the engine directory of --engine, or the default one, exported if missing or outdated."""
-    from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT, export_if_needed
+    from edgellm_ros.builder.export_cache import export_if_needed
 
     if engine is not None:
         return engine
-    if not ARENA_CHECKPOINT.is_dir():
-        raise ValueError(
-            "name an engine directory with --engine: the default engine is exported from the demo's "
-            "checkpoint, which is only in a clone of the repository"
-        )
-    export_if_needed(ARENA_CHECKPOINT, DEFAULT_ENGINE, lambda: status(f"exporting to {DEFAULT_ENGINE} ..."))
+    checkpoint = demo_checkpoint("an engine directory with --engine")
+    export_if_needed(checkpoint, DEFAULT_ENGINE, lambda: status(f"exporting to {DEFAULT_ENGINE} ..."))
     return DEFAULT_ENGINE

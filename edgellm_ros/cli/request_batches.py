@@ -41,16 +41,8 @@ def answer_file(args: argparse.Namespace) -> int:
         raise FileNotFoundError(f"{args.out}: its folder does not exist")
     answers: dict[int, dict[str, Any]] = {}
     adapters = _adapters(args, requests)
-    drafting = arguments.drafting(args, config)
-    with LLMInferenceRuntime(
-        args.engine_dir,
-        device=args.device,
-        lora_dirs=adapters,
-        drafting=drafting,
-        decode=args.decode,
-        allow_plan_code=args.allow_plan_code,
-        tool_call_format=args.tool_call_format,
-    ) as runtime:
+    options = {**arguments.runtime_options(args, config), "tool_call_format": args.tool_call_format}
+    with LLMInferenceRuntime(args.engine_dir, lora_dirs=adapters, **options) as runtime:
         for batch in _batches(requests, args, config, answers):
             answers |= _answer(runtime, batch)
     ordered = [answers[index] for index in range(len(requests))]
@@ -58,7 +50,7 @@ def answer_file(args: argparse.Namespace) -> int:
     write_atomically(Path(args.out), text.encode())
     failed = sum("error" in answer for answer in ordered)
     summary: dict[str, Any] = {"requests": len(ordered), "failed": failed, "out": args.out}
-    if drafting is not None:
+    if options["drafting"] is not None:
         summary["tokens_per_verification"] = runtime.spec_decode_generation_metrics.tokens_per_verification
     if args.json:
         arguments.print_json(summary)

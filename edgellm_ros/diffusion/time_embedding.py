@@ -14,7 +14,7 @@ class TimeEmbedding:
     """The embedding of times on the host: sines and cosines, and two linear layers with SiLU between them.
 
     Weights are float32 [fan_in, fan_out]. `second_bias` may have what else does not depend on the trajectory.
-    Source of the features: `builder/flow_expert.py`.
+    Source of the features: `builder/action_layers.py`.
     """
 
     min_period: float

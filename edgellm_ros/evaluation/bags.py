@@ -29,7 +29,7 @@ class BagToCompare:
 def find_bags(folder: Path, expect: Path, outputs: Path | None = None) -> list[BagToCompare]:
     """Find the bags of a folder, by their names.
 
-    outputs: folder of the output bags, which are written anew. ValueError or FileNotFoundError if there is no
+    outputs: folder of the output bags, which are overwritten. ValueError or FileNotFoundError if there is no
     folder, no bag, a bag without expected outputs, or two bags of one name, or if bags would be overwritten.
     """
     for path in (folder, expect):

@@ -10,11 +10,16 @@ smolvlm_with_expert.py (SmolVLMWithExpertModel).
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import onnx_ir as ir
 
+from edgellm_ros.builder.action_layers import (
+    StepHeads,
+    attend_with_context,
+    project_steps,
+    repeat,
+    time_features,
+)
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.graph import BOOL, FLOAT, Dim
 from edgellm_ros.builder.layers import ModelBuilder
@@ -63,7 +68,7 @@ def build_expert(architecture: SmolVLAArchitecture, weights: Weights, precision:
         with graph.module(f"{EXPERT}.layers.{i}", nodes=f"layers.{i}"):
             normed = graph.rms_norm("input_layernorm", x, hidden, epsilon)
             if architecture.self_attention[i]:
-                repeated = tuple(_repeat(graph, each, samples) for each in (keys, values))
+                repeated = tuple(repeat(graph, each, samples, 4) for each in (keys, values))
                 update = _self_attention(graph, architecture, normed, behind, repeated, mask, samples)
             else:
                 update = _cross_attention(graph, architecture, normed, alone, (keys, values), samples)
@@ -96,16 +101,12 @@ def _embed(
 
     full = "model.action_time_mlp_in.weight"
     weights.require(full, (hidden, 2 * hidden))
-    low, high = architecture.min_period, architecture.max_period
-    frequency = 2 * math.pi / (low * (high / low) ** np.linspace(0.0, 1.0, hidden // 2))
+    periods = architecture.min_period, architecture.max_period
     with graph.module("model", nodes="embed"):
         actions = graph.linear(
             "action_in_proj", graph.from_fp32(trajectory), architecture.action_dim, hidden, bias=True
         )
-        angle = graph.op(
-            "Mul", graph.op("Unsqueeze", time, graph.constant([1])), graph.constant(frequency, FLOAT)
-        )
-        features = graph.op("Concat", graph.op("Sin", angle), graph.op("Cos", angle), axis=-1)
+        features = time_features(graph, time, periods, hidden)
         times = graph.op("MatMul", graph.from_fp32(features), half(f"{full}.time", hidden))
         times = graph.op("Add", times, graph.tensor("action_time_mlp_in.bias", hidden))
         raised = graph.op("Add", graph.op("MatMul", actions, half(f"{full}.actions", 0)), times)
@@ -122,11 +123,6 @@ def _mask(graph: ModelBuilder, rows: ir.Value, steps: int) -> ir.Value:
         return graph.op("Unsqueeze", graph.op("Concat", own, prefix, axis=1), graph.constant([0, 1]))
 
 
-def _repeat(graph: ModelBuilder, x: ir.Value, samples: ir.Value) -> ir.Value:
-    """Repeat x [1,Hkv,S,D] for all samples: [n,Hkv,S,D]."""
-    return graph.op("Expand", x, graph.op("Concat", samples, graph.constant([1, 1, 1]), axis=0))
-
-
 # x -- qkv_proj --+-- q -- RotaryEmbedding ------------+
 #                 +-- k -- RotaryEmbedding -- Concat --+-- Attention (mask) -- o_proj -->
 #                 +-- v --------------------- Concat --+
@@ -140,36 +136,20 @@ def _self_attention(
     samples: ir.Value,
 ) -> ir.Value:
     """Add attention of all actions [n,T,hidden] to themselves, actions before them, and the prefix."""
-    llm, hidden, steps = architecture.llm, architecture.expert_hidden_size, architecture.horizon
-    heads, kv_heads, head_dim = llm.num_attention_heads, llm.num_key_value_heads, llm.head_dim
-    counts = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
+    llm = architecture.llm
+    sizes = StepHeads(
+        architecture.expert_hidden_size,
+        architecture.horizon,
+        llm.num_attention_heads,
+        llm.num_key_value_heads,
+        llm.head_dim,
+    )
     with graph.module("self_attn", nodes="attn"):
-        widths = {name: count * head_dim for name, count in counts.items()}
-        q, k, v = (
-            graph.transpose(graph.reshape(part, [0, steps, count, head_dim]), 0, 2, 1, 3)
-            for part, count in zip(
-                graph.linears("qkv_proj", widths, x, hidden), counts.values(), strict=True
-            )
-        )
+        q, k, v = project_steps(graph, x, sizes)
         size = graph.op("Concat", samples, graph.constant([1, 1]), axis=0)
         cos_sin = [graph.op("Expand", each, size) for each in rope]
         q, k = (graph.op("RotaryEmbedding", each, *cos_sin) for each in (q, k))
-        keys, values = (
-            _join(graph, own, cached, kv_heads, head_dim)
-            for own, cached in zip((k, v), context, strict=True)
-        )
-        attended = graph.op("Attention", q, keys, values, mask, scale=head_dim**-0.5)
-        attended = graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [0, steps, heads * head_dim])
-        return graph.linear("o_proj", attended, heads * head_dim, hidden)
-
-
-def _join(graph: ModelBuilder, own: ir.Value, cached: ir.Value, heads: int, head_dim: int) -> ir.Value:
-    """Put rows [n,heads,T,D] and rows [n,heads,S,D] behind each other: [n,heads,T+S,D].
-
-    Along the last axis, because ONNX Runtime's CUDA kernel copies sizes from the host along others.
-    """
-    flat = (graph.reshape(rows, [0, heads, -1]) for rows in (own, cached))
-    return graph.reshape(graph.op("Concat", *flat, axis=-1), [0, heads, -1, head_dim])
+        return attend_with_context(graph, (q, k, v), context, (mask,), sizes)
 
 
 # x -- q_proj -- RotaryEmbedding -- Attention -- o_proj -->
