@@ -14,6 +14,7 @@ from edgellm_ros.arena.language import Command
 from edgellm_ros.arena.renderer import render
 from edgellm_ros.arena.scene import COLORS, SHAPES
 from edgellm_ros.arena.situation import Situation, situations
+from training.mistakes import Continuation, continued
 from training.spec import HISTORY, SYSTEM_PROMPTS
 from training.stream import Chunk, Fields
 from training.styles import PLAIN, STYLES, Style
@@ -45,6 +46,11 @@ FIELDS: Fields = {
     "meaning": ((), np.int16),
     "has_actions": ((), np.bool_),
     "actions": ((HORIZON, 2), np.float32),
+}
+CONTINUED_FIELDS: Fields = {
+    **FIELDS,
+    "given": ((), np.int16),  # first rows of "continued" that are given; 0 = there is none
+    "continued": ((HORIZON, 2), np.float32),
 }
 
 
@@ -134,17 +140,27 @@ def write_sample(
     out["actions"][i] = situation.actions if situation.has_actions else 0.0
 
 
-def situation_writer(tokenizer: Tokenizer, style: Style | None, seed: int) -> Callable[[Chunk, int], None]:
+def write_continuation(out: Chunk, i: int, continuation: Continuation | None) -> None:
+    """Fill what CONTINUED_FIELDS add to row i of a chunk."""
+    out["given"][i] = 0 if continuation is None else continuation.given
+    out["continued"][i] = 0.0 if continuation is None else continuation.actions
+
+
+def situation_writer(
+    tokenizer: Tokenizer, style: Style | None, seed: int, with_continuations: bool = False
+) -> Callable[[Chunk, int], None]:
     """Make a SampleStream's function that writes situations of the training split.
 
-    The rows are FIELDS. With a style, all samples are in that style, for its adapter, and the system prompt
-    does not mention it. Without a style, for the base model, most samples are plain and a few in each of the
-    STYLES, which the system prompt then requests.
+    The rows are FIELDS, or CONTINUED_FIELDS `with_continuations`. With a style, all samples are in that
+    style, for its adapter, and the system prompt does not mention it. Without a style, for the base model,
+    most samples are plain and a few in each of the STYLES, which the system prompt then requests.
     """
     writer = SequenceWriter(tokenizer)
     rng = np.random.default_rng([seed, 1])
     styles = [PLAIN, *STYLES.values()] if style is None else [style]
     sources = [situations(seed * len(styles) + i, "train", s.manner) for i, s in enumerate(styles)]
+    mistakes = np.random.default_rng([seed, 2])
+    pairs = [continued(mistakes, source, s.manner) for source, s in zip(sources, styles, strict=True)]
     shares = np.array([1 - STYLE_SHARE * (len(styles) - 1), *[STYLE_SHARE] * (len(styles) - 1)])
 
     def write(chunk: Chunk, i: int) -> None:
@@ -152,13 +168,18 @@ def situation_writer(tokenizer: Tokenizer, style: Style | None, seed: int) -> Ca
         system = str(rng.choice(SYSTEM_PROMPTS)) if rng.random() < SYSTEM_PROMPT_SHARE else ""
         if index > 0:
             system = styles[index].prompt
-        write_sample(chunk, i, next(sources[index]), system, writer, rng, styles[index])
+        if with_continuations:
+            situation, continuation = next(pairs[index])
+            write_continuation(chunk, i, continuation)
+        else:
+            situation = next(sources[index])
+        write_sample(chunk, i, situation, system, writer, rng, styles[index])
 
     return write
 
 
 def situation_writers(
-    tokenizer: Tokenizer, style: Style | None = None
+    tokenizer: Tokenizer, style: Style | None = None, with_continuations: bool = False
 ) -> Callable[[int], Callable[[Chunk, int], None]]:
     """Return `situation_writer` for a SampleStream, which supplies the seed."""
-    return partial(situation_writer, tokenizer, style)
+    return partial(situation_writer, tokenizer, style, with_continuations=with_continuations)

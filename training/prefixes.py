@@ -3,9 +3,10 @@
 
 Everything but the expert is frozen. Half of the trajectories begin with actions that are given, like those
 that a robot executes while the next chunk is computed: they have no noise, their time is that of finished
-actions, and the loss is that of the actions after them (arXiv 2512.05964). The other half has none, so that
-the expert also begins a chunk as before. It learns over the KV caches of the base model and of each adapter
-in turn, on typed and spoken commands.
+actions, and the loss is that of the actions after them (arXiv 2512.05964). Most of the given actions are
+those of a driver who is mistaken about the scene (mistakes.py), so that the expert looks where they lead.
+The other half has none, so that the expert also begins a chunk as before. It learns over the KV caches of the
+base model and of each adapter in turn, on typed and spoken commands.
 
 Examples
 --------
@@ -18,22 +19,30 @@ import argparse
 import copy
 import dataclasses
 import json
-import os
-import time
+from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
-from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import Tensor
 
-from training.checkpoint import load_policy, save_expert
-from training.data import SequenceWriter
-from training.draft import BASE, Adapters, Workers
-from training.evaluate import batches, respond, score, unseen_situations, write_clips, write_situations
+from training.checkpoint import save_expert
+from training.data import CONTINUED_FIELDS, SequenceWriter, write_continuation
+from training.evaluate import (
+    TEST_SEED,
+    batches,
+    respond,
+    score,
+    unseen_situations,
+    write_clips,
+    write_situations,
+)
 from training.expert import FlowExpert
-from training.policy import Policy
+from training.mistakes import LONGEST, continuations
+from training.part import BASE, Frozen, part_parser
+from training.policy import Batch, Policy
+from training.stream import Chunk, new_chunk
 from training.styles import PLAIN, STYLES
-from training.train import Samples, Schedule
 
 SCORED_DELAYS = (0, 1, 4, 8, 16)  # as far as the expert learns them
 SCORED_TIMES = 8  # of each situation
@@ -45,78 +54,85 @@ def sample_delays(count: int, most: int, device: torch.device) -> Tensor:
     return delays * (torch.rand(count, device=device) < 0.5)
 
 
-def train_expert(
-    args: argparse.Namespace, samples: dict[str, Samples], policy: Policy, adapters: Adapters
-) -> FlowExpert:
+def with_prefixes(batch: Batch, most: int, mistaken: float) -> tuple[Batch, Tensor]:
+    """Choose the actions of a batch with B rows and how many of them are given [B], up to `most`.
+
+    A share `mistaken` of the rows with given actions take the continuation of a mistaken driver, where there
+    is one, and the others the expert's own actions.
+    """
+    delays = sample_delays(len(batch["given"]), most, batch["given"].device)
+    given = batch["given"].long()
+    change = (delays > 0) & (given > 0) & (given <= most)
+    change &= torch.rand(len(delays), device=delays.device) < mistaken
+    actions = torch.where(change[:, None, None], batch["continued"], batch["actions"])
+    return {**batch, "actions": actions}, torch.where(change, given, delays)
+
+
+def train_expert(args: argparse.Namespace, frozen: Frozen) -> FlowExpert:
     """Optimise the expert for the given time; return its averaged weights."""
-    device = policy.mean.device
-    schedule = Schedule(args.rate, warmup_steps=100)
+    policy, device = frozen.policy, frozen.device
+    policy.expert.requires_grad_(True)
     parameters = list(policy.expert.parameters())
     average = copy.deepcopy(policy.expert).requires_grad_(False)
-    optimizer = torch.optim.AdamW(parameters, lr=args.rate, betas=(0.9, 0.98), weight_decay=0.0)
-    spoken, names = round(args.batch * args.spoken), list(samples)
-    begin, step, report = time.monotonic(), 0, time.monotonic()
-    losses: dict[str, Tensor] = {}
-    while (progress := (time.monotonic() - begin) / (60 * args.minutes)) < 1.0:
-        name = names[step % len(names)]
-        samples[name].refresh(most=1)
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.rate(step, progress)
-        batch, _, _ = samples[name].sample(args.batch, spoken)
-        adapters.use(name)
-        delays = sample_delays(args.batch * args.times, args.max_delay, device)
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+
+    def loss_of(batch: Batch) -> Tensor:
+        batch, delays = with_prefixes(batch, args.max_delay, args.mistaken)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
             with torch.no_grad():
                 _, cache = policy.thinker(policy.encode(batch))
-            losses[name] = policy.flow_loss(batch, cache, delays, args.times)
-        optimizer.zero_grad(set_to_none=True)
-        losses[name].backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
+            return policy.flow_loss(batch, cache, delays.repeat_interleave(args.times), args.times)
+
+    @torch.no_grad()
+    def take_average(step: int) -> None:
         decay = min(0.999, (step + 1) / (step + 10))
-        with torch.no_grad():
-            torch._foreach_lerp_(list(average.parameters()), parameters, 1 - decay)
-        step += 1
-        if step == len(names) or time.monotonic() - report > 10:
-            report = time.monotonic()
-            parts = "  ".join(f"{part} {loss.item():.4f}" for part, loss in losses.items())
-            total = sum(source.buffer.total for source in samples.values())
-            print(f"{report - begin:6.0f} s  step {step:6d}  {parts}  situations {total}", flush=True)
-    total = sum(source.buffer.total for source in samples.values())
-    print(f"{step} steps of {args.batch}, {total} situations, {args.minutes:.1f} minutes", flush=True)
+        torch._foreach_lerp_(list(average.parameters()), parameters, 1 - decay)
+
+    frozen.optimise(args, parameters, loss_of, weight_decay=0.0, clip=1.0, after=take_average)
     return average
 
 
 @torch.no_grad()
-def flow_errors(policy: Policy, source, delays: tuple[int, ...]) -> dict[int, float]:
-    """Compute the flow loss by the number of given actions, with the same noise in every call."""
-    totals = dict.fromkeys(delays, 0.0)
+def flow_errors(policy: Policy, source: Iterable[Batch], delays: tuple[int, ...]) -> dict[str, float]:
+    """Compute the flow loss by the number of given actions, with the same noise in every call.
+
+    "mistaken" is that after the actions of a mistaken driver.
+    """
+    totals: dict[str, float] = {}
     count = 0
     for batch in source:
         _, cache = policy.thinker(policy.encode(batch))
-        rows, count = len(batch["ids"]), count + 1
-        for delay in delays:
+        count += 1
+        given = batch["given"].long()
+        cases = {str(delay): (batch, torch.full_like(given, delay)) for delay in delays}
+        continued = {"actions": batch["continued"], "has_actions": given > 0}
+        cases["mistaken"] = ({**batch, **continued}, given)
+        for name, (case, delay) in cases.items():
             torch.manual_seed(count)
-            given = torch.full((rows * SCORED_TIMES,), delay, device=policy.mean.device)
-            totals[delay] += policy.flow_loss(batch, cache, given, SCORED_TIMES).item()
-    return {delay: total / count for delay, total in totals.items()}
+            error = policy.flow_loss(case, cache, delay.repeat_interleave(SCORED_TIMES), SCORED_TIMES).item()
+            totals[name] = totals.get(name, 0.0) + error
+    return {name: total / count for name, total in totals.items()}
+
+
+def unseen_chunk(cases, writer: SequenceWriter, style) -> Chunk:
+    """Write situations with their continuations."""
+    chunk = {**new_chunk(CONTINUED_FIELDS, len(cases)), **write_situations(cases, writer)}
+    made = continuations(np.random.default_rng(TEST_SEED), cases, style.manner)
+    for i, continuation in enumerate(made):
+        write_continuation(chunk, i, continuation)
+    return chunk
 
 
 def evaluate_experts(
-    policy: Policy,
-    adapters: Adapters,
-    tokenizer: Tokenizer,
-    count: int,
-    delays: tuple[int, ...],
-    experts: dict[str, FlowExpert],
+    frozen: Frozen, count: int, delays: tuple[int, ...], experts: dict[str, FlowExpert]
 ) -> None:
     """Print scores of experts on `count` situations of the test split for the base model and each adapter."""
-    writer, device = SequenceWriter(tokenizer), policy.mean.device.type
+    policy, tokenizer, device = frozen.policy, frozen.tokenizer, frozen.device
+    writer = SequenceWriter(tokenizer)
     for name in (BASE, *STYLES):
         style = STYLES.get(name, PLAIN)
         cases = unseen_situations(count, style)
-        chunk, clips = write_situations(cases, writer), write_clips(cases, writer)
-        adapters.use(name)
+        chunk, clips = unseen_chunk(cases, writer, style), write_clips(cases, writer)
+        frozen.adapters.use(name)
         for expert, policy.expert in experts.items():
             for way, sounds in (("typed", None), ("spoken", clips)):
                 errors = flow_errors(policy, batches(chunk, sounds, tokenizer, device), delays)
@@ -129,41 +145,21 @@ def evaluate_experts(
 
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = part_parser(
+        __doc__, minutes=3.5, rate=4e-4, capacity=60_000, clips=20_000, first=2048, seed=3, scenes=128
     )
-    parser.add_argument("--checkpoint", type=Path, required=True, help="checkpoint whose expert is trained")
     parser.add_argument("--out", type=Path, help="folder for the expert (default: CHECKPOINT/action_expert)")
-    parser.add_argument("--score", action="store_true", help="only score the checkpoint's expert")
     parser.add_argument(
         "--max-delay", type=int, default=16, help="most actions that are given (default: %(default)s)"
     )
     parser.add_argument(
-        "--minutes", type=float, default=3.5, help="wall-clock time of the steps (default: %(default)s)"
-    )
-    parser.add_argument("--batch", type=int, default=256, help="batch size (default: %(default)s)")
-    parser.add_argument(
         "--times", type=int, default=4, help="flow times of each situation in a step (default: %(default)s)"
     )
-    parser.add_argument("--spoken", type=float, default=0.4, help="share of the batch that is spoken")
-    parser.add_argument("--rate", type=float, default=4e-4, help="peak learning rate")
     parser.add_argument(
-        "--capacity", type=int, default=60_000, help="situations on the device for each adapter"
-    )
-    parser.add_argument("--clips", type=int, default=20_000, help="sounds on the device")
-    parser.add_argument(
-        "--first", type=int, default=2048, help="situations per adapter to wait for before training"
-    )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=max(4, (os.cpu_count() or 2) - 1),
-        help="worker processes (default: all cores but one)",
-    )
-    parser.add_argument("--speakers", type=float, default=0.2, help="share of the workers that make sounds")
-    parser.add_argument("--seed", type=int, default=3, help="random seed (default: %(default)s)")
-    parser.add_argument(
-        "--eval-scenes", type=int, default=128, help="situations to score on (default: %(default)s)"
+        "--mistaken",
+        type=float,
+        default=0.7,
+        help=f"share of given actions of a mistaken driver, who gives up to {LONGEST} (default: %(default)s)",
     )
     return parser.parse_args()
 
@@ -171,34 +167,22 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Train and save the expert; score it beside the one before."""
     args = arguments()
-    out, begin = args.out or args.checkpoint / "action_expert", time.monotonic()
-    tokenizer = Tokenizer.from_file(str(args.checkpoint / "tokenizer.json"))
-    workers = None if args.score else Workers.start(args, tokenizer)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(args.seed)
-    torch.set_float32_matmul_precision("high")
-    policy = load_policy(args.checkpoint, tokenizer).requires_grad_(False)
-    adapters = Adapters(policy, args.checkpoint / "lora", list(STYLES))
-    policy.requires_grad_(False).to(device)
+    out = args.out or args.checkpoint / "action_expert"
+    frozen = Frozen.open(args, with_continuations=True)
+    policy = frozen.policy
     experts = {"checkpoint": copy.deepcopy(policy.expert)}
-    if workers is not None:
-        samples = workers.samples(args, tokenizer, device)
-        for source in samples.values():
-            source.fill(args.first)
-        print(f"first samples after {time.monotonic() - begin:.0f} s", flush=True)
-        policy.expert.requires_grad_(True)
-        policy.expert = train_expert(args, samples, policy, adapters)
-        workers.close()
+    if not args.score:
+        policy.expert = train_expert(args, frozen)
         policy.expert.dims = dataclasses.replace(policy.expert.dims, rtc_max_delay=args.max_delay)
         config = json.loads((args.checkpoint / "action_expert" / "config.json").read_text())
         save_expert(out, policy.expert, {**config, "rtc_max_delay": args.max_delay})
-        print(f"written to {out} after {(time.monotonic() - begin) / 60:.1f} minutes in all", flush=True)
+        frozen.written(out)
         for parameter in policy.expert.parameters():  # saved in float16: score the saved values
             parameter.data = parameter.data.half().float()
         experts["trained"] = policy.expert
     if args.eval_scenes > 0:
         delays = tuple(delay for delay in SCORED_DELAYS if delay <= args.max_delay)
-        evaluate_experts(policy, adapters, tokenizer, args.eval_scenes, delays, experts)
+        evaluate_experts(frozen, args.eval_scenes, delays, experts)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E
 from edgellm_ros.runtime.request import LLMGenerationRequest  # noqa: E402
 from training.checkpoint import load_policy, thinker_config  # noqa: E402
 from training.data import SequenceWriter  # noqa: E402
-from training.draft import BASE, STATE_LAYERS, Adapters, lesson_of  # noqa: E402
+from training.draft import STATE_LAYERS, lesson_of  # noqa: E402
 from training.draft_score import (  # noqa: E402
     Answered,
     Candidates,
@@ -49,6 +49,7 @@ from training.eagle import (  # noqa: E402
     save_head,
 )
 from training.evaluate import batches, unseen_situations, write_situations  # noqa: E402
+from training.part import BASE, Adapters  # noqa: E402
 from training.styles import STYLES  # noqa: E402
 
 DIMS = DraftDims(

@@ -7,6 +7,8 @@ import json
 
 import pytest
 
+from fixtures.training_command import REPOSITORY, run_python
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity
@@ -14,7 +16,7 @@ pytestmark = pytest.mark.parity
 from training.checkpoint import load_expert, save_expert  # noqa: E402
 from training.expert import ExpertDims, FlowExpert  # noqa: E402
 from training.policy import Policy  # noqa: E402
-from training.prefixes import sample_delays  # noqa: E402
+from training.prefixes import sample_delays, with_prefixes  # noqa: E402
 
 DIMS = ExpertDims(hidden_size=16, intermediate_size=24, num_hidden_layers=1, head_dim=8, rtc_max_delay=5)
 ROWS, SIZE, STEPS = 3, 2, 6
@@ -71,6 +73,24 @@ def test_half_of_the_trajectories_start_over_and_the_others_have_every_delay():
     torch.testing.assert_close(shares, torch.tensor([0.5, *[0.125] * 4]), atol=0.02, rtol=0)
 
 
+def test_given_actions_are_those_of_a_mistaken_driver_where_there_is_one():
+    """In the chosen share of the trajectories with given actions, up to the longest delay."""
+    torch.manual_seed(0)
+    own, mistaken = torch.zeros(9_000, STEPS, 2), torch.ones(9_000, STEPS, 2)
+    given = torch.tensor([0, 3, 5], dtype=torch.int16).repeat(3_000)
+    batch = {"actions": own, "continued": mistaken, "given": given, "other": given}
+    chosen, delays = with_prefixes(batch, 4, 0.7)
+    changed = chosen["actions"].flatten(1).all(1)
+    assert torch.equal(changed, chosen["actions"].flatten(1).any(1))
+    assert not changed[given != 3].any()
+    assert (delays[changed] == 3).all()
+    shares = [changed[given == 3].float().mean(), (delays[given == 3] == 0).float().mean()]
+    torch.testing.assert_close(torch.stack(shares), torch.tensor([0.35, 0.5]), atol=0.03, rtol=0)
+    assert delays.max() == 4
+    assert chosen["other"] is given
+    assert batch["actions"] is own
+
+
 def test_a_time_for_each_action_is_that_of_all_where_they_are_equal():
     torch.manual_seed(0)
     expert, x = FlowExpert(DIMS), torch.randn(2, STEPS, 2)
@@ -93,3 +113,13 @@ def test_the_checkpoint_tells_the_longest_delay(tmp_path):
     save_expert(tmp_path / "action_expert", expert, vars(DIMS) | {"other": 1})
     assert load_expert(tmp_path).dims == DIMS
     assert json.loads((tmp_path / "action_expert" / "config.json").read_text())["rtc_max_delay"] == 5
+
+
+def test_the_command_writes_an_expert_that_continues_chunks(tmp_path):
+    """With a few steps on few samples, for the demo checkpoint."""
+    options = "--minutes 0.02 --batch 2 --first 32 --capacity 64 --clips 700 --workers 4 --eval-scenes 2"
+    arguments = ["--checkpoint", str(REPOSITORY / "models/arena"), "--out", str(tmp_path / "action_expert")]
+    printed = run_python("-m", "training.prefixes", *arguments, *options.split(), "--max-delay", "7")
+    assert "trained, cautious, spoken: flow loss by given actions: 0:" in printed
+    assert "mistaken" in printed
+    assert load_expert(tmp_path).dims.rtc_max_delay == 7

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Continuations of a mistaken driver's plan; no PyTorch needed."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from edgellm_ros.arena import expert
+from edgellm_ros.arena.situation import situations
+from edgellm_ros.arena.unicycle import ROBOT_RADIUS, State, rollout
+from training.mistakes import FAR, LONGEST, continuations, continued, mistaken_scene
+
+
+@pytest.fixture(scope="module")
+def made():
+    """Situations with their continuations."""
+    return list(islice(continued(np.random.default_rng(0), situations(3)), 96))
+
+
+def test_a_mistaken_driver_sees_the_target_and_misses_other_solids(made):
+    rng, missed = np.random.default_rng(0), []
+    cases = [situation for situation, continuation in made if continuation is not None]
+    for case in cases:
+        believed = mistaken_scene(rng, case.scene, case.target)
+        far = [abs(a.x - b.x) > FAR / 2 for a, b in zip(believed.solids, case.scene.solids, strict=True)]
+        assert not far.pop(case.target)
+        missed += far
+    assert 0.3 < np.mean(missed) < 0.5
+
+
+def test_each_drive_to_a_target_continues_some_rows_and_nothing_else_does(made):
+    for situation, continuation in made:
+        if continuation is not None:
+            assert situation.kind == "go"
+            assert situation.target is not None
+            assert 1 <= continuation.given <= LONGEST
+            assert continuation.actions.shape == (40, 2)
+    drives = [c is not None for s, c in made if s.has_actions and s.target is not None]
+    assert 0.7 < np.mean(drives) < 1
+
+
+def test_the_rows_after_the_given_ones_are_an_experts_plan_from_where_they_lead(made):
+    for situation, continuation in made:
+        if continuation is None:
+            continue
+        given = continuation.given
+        reached = State(*rollout(situation.state, continuation.actions[:given])[-1])
+        ways = expert.routes(situation.scene, reached, situation.target)
+        rest = continuation.actions[given:]
+        assert min(np.abs(way.actions[: len(rest)] - rest).max() for way in ways) < 1e-6
+
+
+def test_a_continuation_collides_with_nothing_in_the_true_scene(made):
+    """Up to the millimetres that the expert grazes a solid by after its arrival."""
+    for situation, continuation in made:
+        if continuation is not None:
+            track = rollout(situation.state, continuation.actions)
+            assert min(situation.scene.clearance(x, y) for x, y in track[:, :2]) >= ROBOT_RADIUS - 5e-3
+
+
+def test_given_rows_often_lead_elsewhere_than_the_experts_own(made):
+    """By more than 5 cm, in some of the situations; others have a free way or few given rows."""
+    apart = []
+    for situation, continuation in made:
+        if continuation is not None:
+            ends = [
+                rollout(situation.state, actions[: continuation.given])[-1, :2]
+                for actions in (situation.actions, continuation.actions)
+            ]
+            apart.append(np.hypot(*(ends[0] - ends[1])))
+    assert np.mean(np.array(apart) > 0.05) > 0.2
+
+
+def test_situations_without_a_drive_have_no_continuation():
+    cases = [s for s in islice(situations(3), 96) if s.target is None]
+    assert cases
+    assert continuations(np.random.default_rng(0), cases) == [None] * len(cases)

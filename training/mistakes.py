@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chunks that continue the plan of a driver who is mistaken about the scene.
+
+A robot continues actions that were planned for an older frame, so they may lead to something that has come
+into view since. The expert's own actions never do: they tell where the solids are, and a model that learned
+to continue those alone would trust them more than the picture. Here the first actions are those of a driver
+who misses some solids and misplaces the others, and the expert, who knows the scene, drives on from where
+they lead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from edgellm_ros.arena import expert
+from edgellm_ros.arena.scene import Scene
+from edgellm_ros.arena.situation import Situation
+from edgellm_ros.arena.unicycle import HORIZON, ROBOT_RADIUS, State, rollout, wrap
+
+LONGEST = 16  # actions of the mistaken driver
+MISSED = 0.4  # share of the solids that it does not see, the target apart
+MISPLACED = 0.25  # m: standard deviation of the others' places, in x and y
+ANY_SIDE = 0.4  # share of its plans with a random choice of sides instead of a cheap one
+FAR = 1e3  # m: where a solid changes nothing
+_BATCH = 48
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A chunk whose first actions are given."""
+
+    actions: NDArray[np.float64]  # [40, 2]
+    given: int  # from 1 to LONGEST
+
+
+def mistaken_scene(rng: Generator, scene: Scene, target: int) -> Scene:
+    """Return the scene as a mistaken driver believes it to be; solids keep their indices."""
+    solids = []
+    for index, solid in enumerate(scene.solids):
+        missed = index != target and rng.random() < MISSED
+        away = np.full(2, FAR) if missed else rng.normal(0, MISPLACED, 2)
+        solids.append(replace(solid, x=solid.x + float(away[0]), y=solid.y + float(away[1])))
+    return replace(scene, solids=tuple(solids))
+
+
+def continuations(
+    rng: Generator, situations: Sequence[Situation], manner: expert.Manner = expert.BRISK
+) -> list[Continuation | None]:
+    """Make a continuation for each situation.
+
+    None for situations without a drive to a target, and where the given actions or every way on collide.
+    """
+    made: list[Continuation | None] = [None for _ in situations]
+    going = [(i, s) for i, s in enumerate(situations) if s.has_actions and s.target is not None]
+    if not going:
+        return made
+    cases = [s for _, s in going]
+    targets = [s.target for s in cases]
+    believed = [mistaken_scene(rng, s.scene, s.target) for s in cases]
+    begun = expert.routes_batch(believed, [s.state for s in cases], targets, manner)
+    prefixes, reached = [], []
+    for case, routes in zip(cases, begun, strict=True):
+        any_side = rng.random() < ANY_SIDE
+        route = routes[int(rng.integers(len(routes)))] if any_side else expert.choose(routes, rng)
+        prefixes.append(route.actions[: int(rng.integers(1, LONGEST + 1))])
+        x, y, heading, speed = rollout(case.state, prefixes[-1])[-1]
+        reached.append(State(x, y, wrap(heading), speed))
+    ways_on = expert.routes_batch([s.scene for s in cases], reached, targets, manner)
+    for (i, case), prefix, routes in zip(going, prefixes, ways_on, strict=True):
+        route = expert.choose(routes, rng)
+        if not (route.collides or not route.arrives or collides(case, prefix)):
+            actions = np.concatenate([prefix, route.actions])[:HORIZON]
+            made[i] = Continuation(actions, len(prefix))
+    return made
+
+
+def collides(situation: Situation, actions: NDArray[np.float64]) -> bool:
+    """Return True if the robot touches a solid on its way along actions [T, 2]."""
+    ways = rollout(situation.state, actions)[:, :2]
+    return min(situation.scene.clearance(x, y) for x, y in ways) < ROBOT_RADIUS
+
+
+def continued(
+    rng: Generator, situations: Iterator[Situation], manner: expert.Manner = expert.BRISK
+) -> Iterator[tuple[Situation, Continuation | None]]:
+    """Yield each situation of an endless source with its continuation."""
+    while True:
+        batch = list(islice(situations, _BATCH))  # planning many at once is faster
+        yield from zip(batch, continuations(rng, batch, manner), strict=True)
