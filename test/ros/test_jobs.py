@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs are freed after their last use, together with their frames and sounds."""
+"""Jobs: their instructions; they are freed after their last use, with their frames and sounds."""
 
 from __future__ import annotations
 
@@ -9,34 +9,96 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from edgellm_ros.action import Plan
+from edgellm_ros.msg import AudioChunk, ChatMessage, SamplingParams, ToolCall
+from sensor_msgs.msg import Image
 
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.ros.node.command_trigger import Command
 from edgellm_ros.ros.node.frame_history import FrameHistory
 from edgellm_ros.ros.node.jobs import JobFactory
 from edgellm_ros.ros.node.live_parameters import LiveParameters
-from edgellm_ros.ros.node.worker import CANCELLED, TIMEOUT, Outcome
+from edgellm_ros.ros.node.worker import CANCELLED, TIMEOUT, Job, Outcome
 from edgellm_ros.runtime.request import Progress
 
 
-def job_of(command: Command, frame: np.ndarray, plan_timeout: float = 10.0):
-    """A job of the factory whose progress and outcome are discarded."""
+def factory(**changes: object) -> JobFactory:
+    """A factory with these parameters, whose jobs' progress and outcome are discarded."""
     parameters = SimpleNamespace(
         system_prompt="",
         action_samples=1,
         denoise_steps=0,
-        plan_timeout=plan_timeout,
+        plan_timeout=10.0,
         frame_interval=0.5,
         max_input_age=1.0,
+        limits=SimpleNamespace(image_pixels=1_000_000),
+        json_schema="",
+        regex="",
+        choices=[""],
     )
+    parameters.__dict__.update(changes)
     quiet = SimpleNamespace(
         expire=lambda: None,
         stream=lambda text: None,
         plan_done=lambda outcome: None,
         get_logger=lambda: SimpleNamespace(warning=lambda text, **throttle: None),
     )
-    jobs = JobFactory(quiet, LiveParameters(parameters), quiet, quiet, quiet, FrameHistory(1), None)
-    return jobs.from_command(command, frame)
+    return JobFactory(quiet, LiveParameters(parameters), quiet, quiet, quiet, FrameHistory(1), None)
+
+
+def job_of(command: Command, frame: np.ndarray, **parameters: object) -> Job:
+    return factory(**parameters).from_command(command, frame)
+
+
+def instruction(**goal: object) -> object:
+    """Return the instruction of a goal "go" with these fields."""
+    made = Plan.Goal(**{"prompt": "go", **goal})
+    return factory().from_goal(made, "1", lambda progress: None, lambda outcome: None).request.instruction
+
+
+SAID = ChatMessage(role="assistant", tool_calls=[ToolCall(name="find", arguments="{}")])
+SEEN = ChatMessage(role="user", text="what do you see?", images=[Image(height=1, width=1)])
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [
+        {"prompt": "stop"},
+        {"system_prompt": "Be brief."},
+        {"tools": ['{"type": "function"}']},
+        {"sampling": SamplingParams(regex="left|right")},
+        {"sampling": SamplingParams(json_schema="{}")},
+        {"sampling": SamplingParams(choices=["left", "right"])},
+        {"earlier_messages": [SEEN]},
+    ],
+)
+def test_a_goal_that_asks_for_something_else_has_another_instruction(goal):
+    assert instruction(**goal) != instruction()
+    assert instruction(**goal) == instruction(**goal)
+
+
+def test_other_images_sampling_and_seeds_are_no_other_instruction():
+    unseen = ChatMessage(role="user", text=SEEN.text)
+    assert instruction(earlier_messages=[SEEN]) == instruction(earlier_messages=[unseen])
+    changes = {"images": [Image()], "noise_seed": 7, "sampling": SamplingParams(temperature=0.5, seed=3)}
+    assert instruction(**changes) == instruction()
+
+
+def test_an_earlier_answer_that_called_another_function_is_another_instruction():
+    other = ChatMessage(role="assistant", tool_calls=[ToolCall(name="look", arguments="{}")])
+    assert instruction(earlier_messages=[SAID]) != instruction(earlier_messages=[other])
+
+
+def test_every_sound_of_a_goal_is_another_instruction():
+    assert instruction(audio=[AudioChunk()]) != instruction(audio=[AudioChunk()])
+
+
+def test_a_command_has_the_instruction_of_a_goal_with_its_words_and_its_grammar():
+    frame = np.zeros((4, 4, 3), np.uint8)
+    assert job_of(Command("go"), frame).request.instruction == instruction()
+    free, bound = job_of(Command("go"), frame), job_of(Command("go"), frame, regex="left|right")
+    assert free.request.instruction != bound.request.instruction
+    assert bound.request.instruction == instruction(sampling=SamplingParams(regex="left|right"))
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ from edgellm_ros.ros.node.messages import (
     sampling_from_goal,
     sampling_from_parameters,
     sound_from_messages,
+    texts_of_grammar,
+    texts_of_message,
     tools_from_goal,
 )
 from edgellm_ros.ros.node.metrics import NodeMetrics
@@ -80,7 +82,7 @@ class JobFactory:
             noise_seed=None,
             action_samples=parameters.action_samples,
             denoise_steps=parameters.denoise_steps or None,
-            instruction=(command.text, sound, parameters.system_prompt, ()),
+            instruction=(command.text, sound, parameters.system_prompt, (), (), texts_of_grammar(parameters)),
         )
 
         def report(outcome: Outcome) -> None:
@@ -102,7 +104,7 @@ class JobFactory:
         """Make the job of a goal; both callbacks report to its client."""
         parameters, audio, earlier = self._parameters.current, goal.audio, goal.earlier_messages
         system_prompt, previous = goal.system_prompt or parameters.system_prompt, goal.previous_chunk
-        said = tuple((message.role, message.text) for message in earlier)
+        said = tuple(map(texts_of_message, earlier))
         tools = goal.tools
 
         def earlier_messages() -> tuple[Message, ...]:
@@ -120,8 +122,14 @@ class JobFactory:
             action_samples=goal.action_samples,
             denoise_steps=goal.denoise_steps or None,
             earlier_messages=earlier_messages if earlier else None,
-            # like an utterance, every sound is another instruction
-            instruction=(goal.prompt, object() if audio else None, system_prompt, said),
+            instruction=(
+                goal.prompt,
+                object() if audio else None,  # like an utterance, every sound is another instruction
+                system_prompt,
+                said,
+                tuple(tools),
+                texts_of_grammar(goal.sampling),
+            ),
             previous_chunk=partial(chunk_condition_from_message, previous[0]) if previous else None,
             tools=(lambda: tools_from_goal(tools)) if tools else None,
         )

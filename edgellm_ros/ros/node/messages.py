@@ -68,6 +68,17 @@ def sampling_from_parameters(parameters: Parameters) -> SamplingParams:
     )
 
 
+def texts_of_grammar(given: Any) -> tuple[str, ...]:
+    """Return the texts of a grammar, equal for equal ones; given: Parameters, or the `sampling` of a goal."""
+    return given.json_schema, given.regex, *filter(None, given.choices)
+
+
+def texts_of_message(message: ChatMessage) -> tuple[str, ...]:
+    """Return the texts of an earlier message: role, text, names and arguments of tool calls."""
+    calls = (text for call in message.tool_calls for text in (call.name, call.arguments))
+    return message.role, message.text, *calls
+
+
 def earlier_messages_from_goal(
     earlier: Sequence[ChatMessage], max_pixels: int = MAX_PIXELS
 ) -> tuple[Message, ...]:
