@@ -150,10 +150,7 @@ def add_shape(
     parse: Callable[[str], Any] = parse_shape,
     names: Iterable[str] = SHAPES,
 ) -> None:
-    """Add the option --shape, whose value is what `parse` returns.
-
-    names: those that `parse` knows, for the help.
-    """
+    """Add the option --shape; names: those that `parse` knows, for the help."""
 
     def checked(text: str) -> Any:
         try:

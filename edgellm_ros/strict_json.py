@@ -8,9 +8,10 @@ from typing import Any
 
 
 def strict_json(content: Any, indent: int | None = None) -> str:
-    r"""Return JSON whose text can be encoded: half of a surrogate pair becomes its escape, such as \udce4.
+    r"""Return JSON whose text can be encoded.
 
-    Names of files that are not UTF-8 have such halves. ValueError for NaN and infinity.
+    Half of a surrogate pair, as in the name of a file that is not UTF-8, becomes its escape, such as \udce4.
+    ValueError for NaN and infinity.
     """
     text = json.dumps(content, allow_nan=False, ensure_ascii=False, indent=indent)
     return text.encode(errors="backslashreplace").decode()

@@ -83,7 +83,7 @@ def _add_plan_code(parser: argparse.ArgumentParser) -> None:
 
 
 def add_runtime(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the runtime, which `runtime_options` reads: drafting, device, plan code, decode."""
+    """Add the options that `runtime_options` reads."""
     _add_drafting(parser)
     add_device(parser)
     _add_plan_code(parser)
@@ -124,7 +124,10 @@ def _add_drafting(parser: argparse.ArgumentParser) -> None:
 
 
 def add_decode(parser: argparse.ArgumentParser, auto: bool = True) -> None:
-    """Add the option --decode; without `auto`, whose choice depends on the computer, the engine decodes."""
+    """Add the option --decode.
+
+    auto: with the value `auto`, whose choice depends on the computer, as the default; else `engine` is it.
+    """
     parser.add_argument(
         "--decode",
         choices=("auto", "engine", "fused") if auto else ("engine", "fused"),

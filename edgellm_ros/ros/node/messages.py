@@ -69,7 +69,10 @@ def sampling_from_parameters(parameters: Parameters) -> SamplingParams:
 
 
 def texts_of_grammar(given: Any) -> tuple[str, ...]:
-    """Return the texts of a grammar, equal for equal ones; given: Parameters, or the `sampling` of a goal."""
+    """Return the texts of a grammar, equal for equal ones.
+
+    given: Parameters, or the `sampling` of a goal.
+    """
     return given.json_schema, given.regex, *filter(None, given.choices)
 
 
