@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,6 +26,11 @@ def policy(cameras: tuple[str, ...] = ("top", "wrist", "left"), state: tuple[str
     return SimpleNamespace(
         cameras=SimpleNamespace(names=cameras), state=SimpleNamespace(names=state, dim=len(state))
     )
+
+
+def at(seconds: float) -> Frame:
+    """A frame that is stamped at this time."""
+    return Frame(image_message(PIXELS, Time(sec=int(seconds), nanosec=round(seconds % 1 * 1e9))))
 
 
 class TestCameras:
@@ -54,11 +61,50 @@ class TestCameras:
 
     def test_a_frame_without_a_stamp_has_the_time_of_its_arrival(self):
         cameras = Cameras(("top", "wrist"))
-        first = Frame(image_message(PIXELS, Time(sec=10)))
         cameras.add("wrist", Frame(image_message(PIXELS), arrival=9_900_000_000))
-        assert len(cameras.beside(first, cameras.newest(), 0.1)) == 2
+        assert len(cameras.beside(at(10.0), cameras.last(), 0.0, tolerance_s=0.1)) == 2
         with pytest.raises(StaleInputError, match=r"is 0\.10 s older than that on ~/image, limit 0\.05 s"):
-            cameras.beside(first, cameras.newest(), 0.05)
+            cameras.beside(at(10.0), cameras.last(), 0.0, tolerance_s=0.05)
+
+    def test_a_plan_gets_the_frame_that_is_nearest_to_its_own(self):
+        cameras = Cameras(("top", "wrist"))
+        frames = [at(seconds) for seconds in (9.9, 9.95, 10.02, 10.1)]
+        for frame in frames:
+            cameras.add("wrist", frame)
+        first = at(10.0)
+        assert cameras.beside(first, cameras.last(), 0.0, 0.2) == (first, frames[2])
+
+    def test_a_plan_that_begins_late_keeps_the_frames_that_were_there(self):
+        cameras, first, frame = Cameras(("top", "wrist")), at(10.0), at(9.99)
+        cameras.add("wrist", frame)
+        paired = cameras.last()
+        for i in range(10):
+            cameras.add("wrist", at(10.5 + i))
+        assert cameras.beside(first, paired, 0.0, 0.2) == (first, frame)
+
+    def test_a_plan_waits_for_a_frame_of_the_same_time_that_arrives_after_its_own(self):
+        cameras, first, same = Cameras(("top", "wrist")), at(10.0), at(10.0)
+        cameras.add("wrist", at(9.9))
+        timer = threading.Timer(0.05, lambda: cameras.add("wrist", same))
+        timer.start()
+        start = time.monotonic()
+        assert cameras.beside(first, cameras.last(), 10.0, 0.2) == (first, same)
+        assert time.monotonic() - start < 5.0
+
+    def test_a_frame_that_was_taken_a_moment_earlier_is_as_new(self):
+        cameras, first, frame = Cameras(("top", "wrist")), at(10.0), at(9.996)
+        cameras.add("wrist", frame)
+        start = time.monotonic()
+        assert cameras.beside(first, cameras.last(), 10.0, 0.2) == (first, frame)
+        assert time.monotonic() - start < 5.0
+
+    def test_a_camera_without_a_frame_is_not_waited_for(self):
+        cameras, start = Cameras(("top", "wrist")), time.monotonic()
+        with pytest.raises(
+            StaleInputError, match="no frame of the camera 'wrist' has arrived on ~/wrist/i"
+        ):
+            cameras.beside(at(10.0), cameras.last(), 10.0, 0.2)
+        assert time.monotonic() - start < 5.0
 
 
 class TestJoints:

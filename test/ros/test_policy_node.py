@@ -158,11 +158,12 @@ def test_the_state_is_the_one_nearest_to_the_frame(peer, runtime):
     np.testing.assert_array_equal(commanded(peer), expected(runtime, state=np.array([0.5, -1.0, 2.0])))
 
 
-def test_a_plan_takes_the_newest_frame_of_each_camera(peer, runtime):
+def test_a_plan_takes_the_frame_of_each_camera_that_is_nearest_to_its_own(peer, runtime):
     stamp = peer.now()
     joints(peer, stamp)
     wrist(peer, later(stamp, -0.1), 255 - WRIST)
-    wrist(peer, later(stamp, 0.1))
+    wrist(peer, later(stamp, 0.01))
+    wrist(peer, later(stamp, 0.05), 255 - WRIST)
     top(peer, stamp)
     np.testing.assert_array_equal(commanded(peer), expected(runtime))
 

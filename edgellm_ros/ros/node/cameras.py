@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from edgellm_ros.diffusion.policy_config import PolicyConfig
@@ -10,6 +11,10 @@ from edgellm_ros.echo import quoted
 from edgellm_ros.ros.camera_topic import camera_topic
 from edgellm_ros.ros.messaging import NANOSECONDS
 from edgellm_ros.ros.node.input_time import Frame, StaleInputError
+
+STORED = 4  # frames of a camera: a plan may begin a little after its own frame, with newer ones there
+SAME_TIME_NS = 5_000_000  # by which stamps of cameras that were triggered together may differ
+FurtherFrames = tuple[tuple[Frame, ...], ...]  # of each further camera, oldest first
 
 
 def camera_names(given: Sequence[str], policy: PolicyConfig | None) -> tuple[str, ...]:
@@ -37,47 +42,63 @@ def camera_names(given: Sequence[str], policy: PolicyConfig | None) -> tuple[str
 
 
 class Cameras:
-    """The newest frame of each further camera. Filled by callbacks; may be read on any thread."""
+    """The last frames of each further camera. Filled by callbacks, read by the planning thread."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         """Hold no frames of cameras with these names, the first of which is that of ~/image."""
         self.names = names
         self.topics = {name: camera_topic(name) for name in names[1:]}
-        self._newest: dict[str, Frame] = {}
+        self._frames: dict[str, tuple[Frame, ...]] = dict.fromkeys(self.topics, ())
+        self._arrived = threading.Condition()
 
     def add(self, name: str, frame: Frame) -> None:
         """Store a frame of a further camera."""
-        self._newest[name] = frame
+        with self._arrived:
+            self._frames[name] = (*self._frames[name], frame)[-STORED:]
+            self._arrived.notify_all()
 
-    def newest(self) -> tuple[Frame | None, ...]:
-        """Return the newest frame of each further camera; None if none has arrived."""
-        return tuple(self._newest.get(name) for name in self.topics)
+    def last(self) -> FurtherFrames:
+        """Return the last frames of each further camera, oldest first; none of a camera without a frame."""
+        with self._arrived:
+            return tuple(self._frames.values())
 
     def clear(self) -> None:
         """Drop all frames."""
-        self._newest = {}
+        with self._arrived:
+            self._frames = dict.fromkeys(self.topics, ())
 
     def beside(
-        self, first: Frame, further: tuple[Frame | None, ...], tolerance_s: float
+        self, first: Frame, paired: FurtherFrames, wait_s: float, tolerance_s: float
     ) -> tuple[Frame, ...]:
-        """Return the frames of all cameras: that of ~/image, and those which `newest` returned with it.
+        """Return the frames of all cameras: that of ~/image, and of each further one the nearest to it.
 
-        StaleInputError for a frame that is missing, or stamped more than `tolerance_s` before or after the
-        first.
+        `paired`: `last` when the frame arrived. Waits up to `wait_s` for frames as new as the first one, but
+        not for a camera that has sent none. StaleInputError for a camera without a frame, or whose nearest is
+        stamped more than `tolerance_s` before or after the first.
         """
+        time = first.time or 0
+        as_new = time - SAME_TIME_NS
+        with self._arrived:
+            self._arrived.wait_for(
+                lambda: all(_time(each[-1]) >= as_new for each in self._frames.values() if each), wait_s
+            )
         frames = [first]
-        for (name, topic), frame in zip(self.topics.items(), further, strict=True):
-            if frame is None:
+        for (name, topic), before, now in zip(self.topics.items(), paired, self.last(), strict=True):
+            if not before and not now:
                 raise StaleInputError(
                     f"no frame of the camera {quoted(name)} has arrived on {topic} (parameter cameras)"
                 )
-            if first.time is not None and frame.time is not None:
-                apart_s = (frame.time - first.time) / NANOSECONDS
-                if abs(apart_s) > tolerance_s:
-                    than = "newer" if apart_s > 0 else "older"
-                    raise StaleInputError(
-                        f"the frame of the camera {quoted(name)} is {abs(apart_s):.2f} s {than} than that on "
-                        f"~/image, limit {tolerance_s:g} s (parameter camera_tolerance)"
-                    )
-            frames.append(frame)
+            nearest = min((*before, *now), key=lambda frame: abs(_time(frame) - time))
+            apart_s = (_time(nearest) - time) / NANOSECONDS
+            if abs(apart_s) > tolerance_s:
+                than = "newer" if apart_s > 0 else "older"
+                raise StaleInputError(
+                    f"the frame of the camera {quoted(name)} is {abs(apart_s):.2f} s {than} than that on "
+                    f"~/image, limit {tolerance_s:g} s (parameter camera_tolerance)"
+                )
+            frames.append(nearest)
         return tuple(frames)
+
+
+def _time(frame: Frame) -> int:
+    return frame.time or 0  # frames of a topic have a time

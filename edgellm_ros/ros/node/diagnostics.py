@@ -90,8 +90,8 @@ def _policy_problems(parts: Parts, parameters: Parameters) -> list[tuple[bytes, 
     cameras, joints, age = parts.cameras, parts.joints, parts.metrics.joint_states.age
     problems = [
         (WARN, f"no frame of the camera {name} so far")
-        for name, frame in zip(cameras.topics, cameras.newest(), strict=True)
-        if frame is None
+        for name, frames in zip(cameras.topics, cameras.last(), strict=True)
+        if not frames
     ]
     if joints.problem:
         problems.append((FAULT, joints.problem))

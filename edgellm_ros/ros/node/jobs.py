@@ -77,7 +77,7 @@ class JobFactory:
             system_prompt=parameters.system_prompt,
             frames=(frame,),
             earlier_frames=self._frames.before(frame, parameters.frame_interval, parameters.max_input_age),
-            further_frames=self._cameras.newest(),
+            further_frames=self._cameras.last(),
             sound=None if sound is None else lambda: sound,
             lora="",
             sampling=lambda: sampling_from_parameters(parameters),

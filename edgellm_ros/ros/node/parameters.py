@@ -165,7 +165,8 @@ SPECS: dict[str, Spec] = {
     ),
     "odom_wait": Spec(
         0.05,
-        "Maximum time in seconds that a plan waits for odometry or a joint state as new as its camera frame.",
+        "Maximum time in seconds that a plan waits for odometry, joint states and frames of further cameras "
+        "as new as its camera frame.",
         0.0,
         10.0,
     ),

@@ -17,7 +17,7 @@ from edgellm_ros.diffusion.config import ActionConfig
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.multimodal.video import Video
 from edgellm_ros.ros.messaging import NANOSECONDS, to_nanoseconds
-from edgellm_ros.ros.node.cameras import Cameras
+from edgellm_ros.ros.node.cameras import Cameras, FurtherFrames
 from edgellm_ros.ros.node.command_trigger import CommandTrigger
 from edgellm_ros.ros.node.frame_history import FrameHistory
 from edgellm_ros.ros.node.images import decode_image
@@ -85,11 +85,11 @@ class PlanInputs:
         images = tuple(self._decode(frame) for frame in frames)
         return Observation(images, self._video(request, frames, images), header, start, fields)
 
-    def _newest(self) -> tuple[tuple[Frame, ...], tuple[Frame | None, ...]]:
+    def _newest(self) -> tuple[tuple[Frame, ...], FurtherFrames]:
         """Return the newest frame on ~/image, if the engine takes any, and those of further cameras."""
         newest = self._trigger.frame
         if newest is not None:
-            return (newest,), self._cameras.newest()
+            return (newest,), self._cameras.last()
         if self._config.vision is not None or self._config.policy is not None:
             raise StaleInputError("the request has no image, and no camera frame has arrived on ~/image")
         return (), ()
@@ -101,12 +101,12 @@ class PlanInputs:
                 check_not_future("the camera frame", frame.time, now, parameters.future_stamp_tolerance)
                 check_age("the camera frame", frame.time, now, parameters.max_input_age)
 
-    def _of_all_cameras(
-        self, frames: tuple[Frame, ...], further: tuple[Frame | None, ...] | None
-    ) -> tuple[Frame, ...]:
+    def _of_all_cameras(self, frames: tuple[Frame, ...], further: FurtherFrames | None) -> tuple[Frame, ...]:
         """Return a frame for each camera of a policy."""
+        parameters = self._parameters.current
         if further is not None:
-            return self._cameras.beside(frames[0], further, self._parameters.current.camera_tolerance)
+            wait_s, tolerance_s = parameters.odom_wait, parameters.camera_tolerance
+            return self._cameras.beside(frames[0], further, wait_s, tolerance_s)
         names = self._cameras.names
         if len(frames) != len(names):
             raise ValueError(
