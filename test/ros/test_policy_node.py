@@ -13,11 +13,13 @@ from builtin_interfaces.msg import Time
 from edgellm_ros.action import Plan
 from edgellm_ros.msg import ChatMessage, PreviousChunk
 from edgellm_ros.srv import ListLoras, SaveSystemPrompt
+from std_msgs.msg import Float64MultiArray
 
 from edgellm_ros.builder import export
 from edgellm_ros.diffusion.chunking import ChunkCondition
 from edgellm_ros.ros.follower.course import RefusedChunkError, read_chunk
 from edgellm_ros.ros.node.chunking import shifted
+from edgellm_ros.ros.processes import Child, ros_environment
 from edgellm_ros.ros.replay.replay import Replay, ReplayOptions
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
@@ -26,6 +28,7 @@ from fixtures.smolvla_checkpoint import ACTIONS, CAMERAS, HORIZON, write_smolvla
 from fixtures.tiny_checkpoint import write_json
 
 R = Plan.Result
+ARM = Path(__file__).parents[2] / "examples" / "arm_on_a_robot.py"
 ARENA_BAG = Path(__file__).parents[2] / "bags" / "arena"
 TOP, WRIST = (
     np.random.default_rng(i).integers(0, 256, (*size, 3), dtype=np.uint8)
@@ -306,6 +309,28 @@ def test_a_goal_continues_the_chunk_that_it_names(peer, runtime):
     condition = ChunkCondition(values(first), executed=1, delay=2, form="frozen")
     np.testing.assert_array_equal(second, expected(runtime, noise_seed=1, previous_chunk=condition))
     np.testing.assert_array_equal(second[:2], values(first)[1:3])
+
+
+def test_an_arm_gets_the_row_of_the_present_time(peer, domain, tmp_path):
+    heard = []
+    peer.node.create_subscription(Float64MultiArray, "/commands", heard.append, 10)
+    arm = Child("arm", [str(ARM)], tmp_path / "arm.log", ros_environment(domain))
+
+    def is_moved() -> bool:  # the first chunks may come before the arm has discovered the node
+        stamp = later(peer.now(), -1.0)  # so that the first row is over
+        joints(peer, stamp)
+        wrist(peer, stamp)
+        top(peer, stamp)
+        commanded(peer)
+        peer.listen(0.3)
+        return bool(heard)
+
+    try:
+        peer.wait(is_moved, "command of the arm")
+    finally:
+        arm.stop()
+    rows = values(peer.received["action_chunk"][-1])
+    assert list(heard[0].data) in rows[1:].tolist()
 
 
 def test_a_replay_refuses_a_policy_whose_state_it_cannot_play(engine, tmp_path):
