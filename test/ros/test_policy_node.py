@@ -13,6 +13,8 @@ from builtin_interfaces.msg import Time
 from edgellm_ros.action import Plan
 from edgellm_ros.msg import ChatMessage, PreviousChunk
 from edgellm_ros.srv import ListLoras, SaveSystemPrompt
+from rclpy.qos import ReliabilityPolicy
+from sensor_msgs.msg import Image
 from std_msgs.msg import Float64MultiArray
 
 from edgellm_ros.builder import export
@@ -62,6 +64,7 @@ def node(start_node, peer, engine):
     child = start_node(
         engine_dir=engine, autostart="true", state_joints="[pan, grip, lift]", max_input_age=30.0,
         plan_timeout=30.0, input_reliability="reliable",
+        **{"qos_overrides./edgellm/joint_states.subscription.reliability": "best_effort"},
     )  # fmt: skip
     peer.connect()
     return child
@@ -139,6 +142,15 @@ def test_a_command_gives_the_chunk_that_the_runtime_gives_for_the_same_inputs(pe
     assert generation.request_id == chunk.request_id
     peer.listen(0.2)
     assert not peer.received["path"]
+
+
+def test_the_qos_of_the_topics_is_that_of_other_inputs_and_can_be_overridden(peer):
+    for topic, expected in (
+        ("wrist/image", ReliabilityPolicy.RELIABLE),
+        ("joint_states", ReliabilityPolicy.BEST_EFFORT),
+    ):
+        (subscription,) = peer.node.get_subscriptions_info_by_topic(f"/edgellm/{topic}")
+        assert subscription.qos_profile.reliability == expected
 
 
 def test_the_follower_of_a_base_refuses_the_chunk_and_names_the_columns(peer, runtime):
@@ -278,6 +290,10 @@ def test_frames_that_are_too_far_apart_are_stale(peer, seconds, words):
         (
             {"images": [image_message(TOP)], "state": [0.0] * 3},
             "the goal has 1 images, expected one of each camera: top, wrist (parameter cameras)",
+        ),
+        (
+            {"images": [image_message(TOP), Image(encoding="rgb8")], "state": [0.0] * 3},
+            "camera wrist: image is empty: 0 x 0 pixels",
         ),
         ({"state": [0.0] * 3, "system_prompt": "be kind"}, "this engine is a policy, the request has system"),
         (

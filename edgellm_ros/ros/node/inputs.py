@@ -73,19 +73,18 @@ class Inputs:
         """Subscribe to all input topics."""
         parameters = self._parameters.current
         image_type = IMAGE_TYPES[parameters.image_transport]
-        topics = [
+        of_policies: list[tuple[Any, str, Any, int]] = []
+        if self._cameras.names:
+            of_policies.append((JointState, "~/joint_states", self._on_joint_state, 50))
+            for name, topic in self._cameras.topics.items():
+                of_policies.append((image_type, topic, partial(self._on_further_image, name, topic), 1))
+        for message_type, topic, callback, depth in (
+            *of_policies,
             (image_type, "~/image", self._on_image, 1),
-            *(
-                (image_type, topic, partial(self._on_further_image, name, topic), 1)
-                for name, topic in self._cameras.topics.items()
-            ),
             (Odometry, "~/odom", self._on_odometry, 50),
             (audio_type(parameters.audio_transport), "~/audio", self._on_audio, 100),
             (String, "~/command", self._on_command, 10),
-        ]
-        if self._cameras.names:  # a policy
-            topics.insert(1, (JointState, "~/joint_states", self._on_joint_state, 50))
-        for message_type, topic, callback, depth in topics:
+        ):
             qos = QoSProfile(
                 reliability=RELIABILITIES[parameters.input_reliability],
                 history=HistoryPolicy.KEEP_LAST,

@@ -80,9 +80,11 @@ class PlanInputs:
         if self._config.policy is not None:
             fields = {"state": self._state(request, frames), "cameras": self._cameras.names}
             frames = self._of_all_cameras(frames, further)
+        elif request.state:
+            raise ValueError("this engine is no policy, the goal has a state")
         elif self._config.expert is not None:
             fields["history"], fields["speed"] = self._history(frames, self._config.expert)
-        images = tuple(self._decode(frame) for frame in frames)
+        images = self._images(frames)
         return Observation(images, self._video(request, frames, images), header, start, fields)
 
     def _newest(self) -> tuple[tuple[Frame, ...], FurtherFrames]:
@@ -114,6 +116,18 @@ class PlanInputs:
                 "(parameter cameras)"
             )
         return frames
+
+    def _images(self, frames: tuple[Frame, ...]) -> tuple[np.ndarray, ...]:
+        """Decode frames. ValueError, with the camera's name if there are several."""
+        if len(self._cameras.names) < 2:
+            return tuple(map(self._decode, frames))
+        images = []
+        for name, frame in zip(self._cameras.names, frames, strict=True):
+            try:
+                images.append(self._decode(frame))
+            except ValueError as error:
+                raise ValueError(f"camera {name}: {error}") from None
+        return tuple(images)
 
     def _decode(self, frame: Frame) -> np.ndarray:
         return decode_image(frame.message, self._parameters.current.limits.image_pixels)
