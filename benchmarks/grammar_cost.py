@@ -171,7 +171,7 @@ def word_tokenizer(size: int) -> Tokenizer:
         for part in (word[:12], word[:5], word[-4:]):
             if len(part) > 1:
                 tokens.setdefault(level.pre_tokenize_str(part)[0][0])
-    names = [*tokens, *(f"\u0120{index}" for index in range(size))][: size - 1]
+    names = list(dict.fromkeys([*tokens, *(f"\u0120{index}" for index in range(size))]))[: size - 1]
     tokenizer = Tokenizer(models.BPE(vocab={name: index for index, name in enumerate(names)}, merges=[]))
     tokenizer.pre_tokenizer = level
     tokenizer.decoder = decoders.ByteLevel()

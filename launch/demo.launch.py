@@ -26,7 +26,8 @@ FOLLOWER_TOPICS = {
     "cmd_vel_topic": "~/cmd_vel",
     "path_topic": "~/path",
 }
-TOPICS = {f"{name}_topic": f"~/{name}" for name in ("image", "camera_info", "odom", "command", "audio")}
+INPUTS = ("image", "camera_info", "odom", "joint_states", "command", "audio")
+TOPICS = {"camera_topics": "", **{f"{name}_topic": f"~/{name}" for name in INPUTS}}
 
 
 def generate_launch_description() -> LaunchDescription:

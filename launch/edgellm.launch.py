@@ -12,10 +12,13 @@ from launch_ros.actions import LifecycleNode
 from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.substitutions import FindPackageShare
 
+from edgellm_ros.ros.camera_topic import camera_topic
+
 TOPICS = {
     "image": "Topic of the camera frames.",
     "camera_info": "Topic of the camera's calibration, for the overlay.",
     "odom": "Topic of the odometry.",
+    "joint_states": "Topic of the joint states, for a policy.",
     "command": "Topic of the text commands.",
     "audio": "Topic of the microphone's audio.",
 }
@@ -63,6 +66,12 @@ def generate_launch_description() -> LaunchDescription:
                 for name, description in TOPICS.items()
             ),
             DeclareLaunchArgument(
+                "camera_topics",
+                default_value="",
+                description="Topics of a policy's cameras besides the one on image_topic, as NAME:=TOPIC "
+                "separated by spaces.",
+            ),
+            DeclareLaunchArgument(
                 "autostart",
                 default_value="true",
                 choices=["true", "false"],
@@ -107,6 +116,12 @@ def _start_node(context: LaunchContext) -> list[LifecycleNode]:
     for name in ("engine_dir", "lora", "device", "chunking"):
         if value(name):
             overrides[name] = ParameterValue(value(name), value_type=str)  # a name may look like a number
+    remappings = [(f"~/{name}", value(f"{name}_topic")) for name in TOPICS]
+    for given in value("camera_topics").split():
+        name, separator, topic = given.partition(":=")
+        if not (name and separator and topic):
+            raise ValueError(f"camera_topics must be NAME:=TOPIC separated by spaces, got {given!r}")
+        remappings.append((camera_topic(name), topic))
     enclave = ["--enclave", value("enclave")] if value("enclave") else []
     return [
         LifecycleNode(
@@ -115,7 +130,7 @@ def _start_node(context: LaunchContext) -> list[LifecycleNode]:
             name="edgellm",
             namespace=value("namespace"),
             parameters=[value("params_file"), overrides],
-            remappings=[(f"~/{name}", value(f"{name}_topic")) for name in TOPICS],
+            remappings=remappings,
             arguments=["--ros-args", "--log-level", value("log_level"), *enclave],
             output="screen",
         )

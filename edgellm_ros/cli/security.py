@@ -45,6 +45,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help=f"name of a node that sends goals of ~/plan; may be repeated (default: {PLAN_CLIENT})",
     )
     parser.add_argument(
+        "--camera",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a policy's camera besides the one on ~/image, with frames on ~/NAME/image; may be repeated",
+    )
+    parser.add_argument(
         "--arena",
         action="store_true",
         help="for the simulated world of demo.launch.py: with an enclave for it, and its topics",
@@ -59,8 +66,9 @@ def run(args: argparse.Namespace) -> int:
     from edgellm_ros.ros.security.keystore import has_sros2, make_keystore
     from edgellm_ros.ros.security.policy import make_enclaves, parse_remapping, policy_xml
 
-    remappings = dict(map(parse_remapping, args.remap))
-    enclaves = make_enclaves(args.namespace, remappings, args.client or [PLAN_CLIENT], args.arena)
+    remappings = dict(parse_remapping(text, args.camera) for text in args.remap)
+    clients = args.client or [PLAN_CLIENT]
+    enclaves = make_enclaves(args.namespace, remappings, clients, args.arena, args.camera)
     policy, keystore = args.out / "policy.xml", args.out / "keystore"
     args.out.mkdir(parents=True, exist_ok=True)
     write_atomically(policy, policy_xml(enclaves).encode())

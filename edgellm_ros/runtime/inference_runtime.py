@@ -343,8 +343,8 @@ class LLMInferenceRuntime:
         return self._metrics.action
 
     def lora_names(self) -> list[str]:
-        """Return the names of the loaded adapters, sorted."""
-        return self.pipeline.loras.names()
+        """Return the names of the loaded adapters, sorted; a policy has none."""
+        return [] if self._policy is not None else self.pipeline.loras.names()
 
     def switch_lora_weights(self, name: str) -> None:
         """Set the active adapter: used by requests that name none.
@@ -356,8 +356,8 @@ class LLMInferenceRuntime:
 
     @property
     def active_lora(self) -> str:
-        """Name of the adapter for requests that name none; "" is the base model."""
-        return self.pipeline.loras.active
+        """Name of the adapter for requests that name none; "" is the base model, and for a policy."""
+        return "" if self._policy is not None else self.pipeline.loras.active
 
     def close(self) -> None:
         """Free engines and buffers after the running batch.

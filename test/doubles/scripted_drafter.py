@@ -14,6 +14,12 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
 
+class ScriptedTrees(SpecDecodeDraftingConfig):
+    """Prompt lookup whose runtime loads graphs that take trees, for a drafter that proposes trees."""
+
+    is_chain = False
+
+
 class ScriptedDrafter:
     """`answers`: request -> tokens of its answer; `right`: share of right tokens of right parents.
 
@@ -71,7 +77,8 @@ def draft_by_script(
 ) -> ScriptedDrafter:
     """Let a runtime that drafts decode with trees of `size` nodes, of up to steps + 1 tokens per round.
 
-    A hybrid gets chains. A draft head must draft with the same number of steps.
+    A hybrid gets chains. A draft head must draft with the same number of steps. A runtime that drafts by
+    prompt lookup must be made with ScriptedTrees: on CUDA, graphs for chains take no mask.
     """
     pipeline = runtime.pipeline
     config = SpecDecodeDraftingConfig(32, steps, size, falls_back=False)

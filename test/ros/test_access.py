@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import pytest
 import rclpy
 
+from edgellm_ros.builder import export
 from edgellm_ros.client import PlanClient
 from edgellm_ros.ros.arena.arena_link import ArenaLink
 from edgellm_ros.ros.arena.follower_link import FollowerLink
@@ -18,6 +19,7 @@ from edgellm_ros.ros.node.node import EdgeLLMNode
 from edgellm_ros.ros.processes import own_domain
 from edgellm_ros.ros.security.access import ARENA_REMAPPINGS
 from edgellm_ros.ros.security.policy import CALL, EXECUTE, PUBLISH, REPLY, REQUEST, SUBSCRIBE, make_enclaves
+from fixtures.smolvla_checkpoint import CAMERAS, write_smolvla
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,20 +27,23 @@ pytestmark = [
 ]
 NAMESPACE = "/robot"
 NODES = ("edgellm", "edgellm_follower", "arena", "plan_client")
-# Parameters with which the node opens every topic that it has.
-EVERYTHING: dict[str, object] = {}
+FURTHER = list(CAMERAS)[1:]  # of the policy's cameras; the first one is on ~/image
 ACTION_SERVICES = ("send_goal", "get_result", "cancel_goal")
 ACTION_TOPICS = ("feedback", "status")
 
 
 @pytest.fixture(scope="module")
-def rights(tiny_engine) -> Iterator[dict[str, dict[str, set[str]]]]:
-    """What each node publishes, subscribes, serves and calls, by the names of the graph."""
+def rights(tmp_path_factory) -> Iterator[dict[str, dict[str, set[str]]]]:
+    """What each node publishes, subscribes, serves and calls, by the names of the graph.
+
+    The node has a policy, with which it opens every topic that it has.
+    """
+    folder = tmp_path_factory.mktemp("policy")
+    export(write_smolvla(folder / "checkpoint"), folder / "engine")
     arguments = ["--ros-args", "-r", f"__ns:={NAMESPACE}", "-p", "use_sim_time:=true"]
     for (node, name), new in ARENA_REMAPPINGS.items():
         arguments += ["-r", f"{node}:{name}:={new}"]
-    parameters = {"engine_dir": str(tiny_engine), **EVERYTHING}
-    overrides = [rclpy.Parameter(name, value=value) for name, value in parameters.items()]
+    overrides = [rclpy.Parameter("engine_dir", value=str(folder / "engine"))]
     stamped = [rclpy.Parameter("stamped", value=True)]  # as the arena expects
     with ExitStack() as stack:
         domain = stack.enter_context(own_domain())
@@ -91,5 +96,5 @@ def granted(enclave) -> dict[tuple[str, str], set[str]]:
 @pytest.mark.parametrize("name", NODES)
 @pytest.mark.parametrize("right", [PUBLISH, SUBSCRIBE, REPLY, REQUEST], ids=lambda right: right[1])
 def test_a_node_may_do_exactly_what_it_does(name, right, rights):
-    enclaves = {each.node: each for each in make_enclaves(NAMESPACE, {}, arena=True)}
+    enclaves = {each.node: each for each in make_enclaves(NAMESPACE, {}, arena=True, cameras=FURTHER)}
     assert granted(enclaves[name])[right] == rights[name][right]

@@ -28,7 +28,7 @@ def node(domain):
 def test_leaves_no_thread_and_no_engines_and_the_node_can_be_configured_again(node, monkeypatch, part):
     closed = []
     runtime = SimpleNamespace(
-        config=SimpleNamespace(audio=None, vision=None, action=None),
+        config=SimpleNamespace(audio=None, vision=None, action=None, policy=None),
         lora_names=lambda: [],
         close=lambda: closed.append(True),
         closed=True,

@@ -26,7 +26,7 @@ FIELDS = {
     srv.SaveSystemPrompt.Request: "system_prompt lora",
     srv.GetMetrics.Response: "success message names values",
     action.Plan.Goal: "prompt system_prompt images audio lora sampling noise_seed action_samples "
-    "denoise_steps earlier_messages previous_chunk tools",
+    "denoise_steps earlier_messages previous_chunk state tools",
     action.Plan.Feedback: "text tokens stage",
     action.Plan.Result: "generation action_chunks paths termination_reason message",
 }

@@ -87,7 +87,7 @@ def test_no_argument_reaches_the_node_past_the_demo(load):
         declared = {argument.args[0] for argument in entities(load(name), "DeclareLaunchArgument")}
         assert given.keys() == declared
     assert follower["view"] == "none"  # one view for both
-    for name in ("image", "camera_info", "odom", "command", "audio"):
+    for name in ("image", "camera_info", "odom", "joint_states", "command", "audio"):
         assert edgellm[f"{name}_topic"] == f"~/{name}"
     assert follower["action_chunk_topic"] == "edgellm/action_chunk"  # what the node publishes to
     assert follower["odom_topic"] == "edgellm/odom"
@@ -105,6 +105,32 @@ def test_arguments_of_the_follower_override_its_file_only_where_they_are_given(l
     (node,) = module._start_node(None)
     assert node.kwargs["parameters"][1] == {"autostart": True, "use_sim_time": False, **changed}
     assert ("~/action_chunk", "edgellm/action_chunk") in node.kwargs["remappings"]
+
+
+def started(load, **given: str) -> Recorded:
+    """The node that edgellm.launch.py starts with these arguments."""
+    module = load("edgellm")
+    declared = entities(module, "DeclareLaunchArgument")
+    values = {argument.args[0]: argument.kwargs["default_value"] for argument in declared} | given
+    module.LaunchConfiguration = lambda name: SimpleNamespace(perform=lambda context: values[name])
+    (node,) = module._start_node(None)
+    return node
+
+
+def test_the_cameras_of_a_policy_get_their_topics(load):
+    node = started(
+        load, image_topic="/top/image_raw", camera_topics="wrist:=/wrist/image_raw left.arm:=/left/image_raw"
+    )
+    found = dict(node.kwargs["remappings"])
+    assert found["~/image"] == "/top/image_raw"
+    assert found["~/wrist/image"] == "/wrist/image_raw"
+    assert found["~/left_arm/image"] == "/left/image_raw"
+
+
+@pytest.mark.parametrize("given", ["wrist", "wrist:=", ":=/wrist/image_raw", "wrist:= /wrist/image_raw"])
+def test_topics_of_cameras_in_another_form_are_refused(load, given):
+    with pytest.raises(ValueError, match="camera_topics must be NAME:=TOPIC separated by spaces, got"):
+        started(load, camera_topics=given)
 
 
 @pytest.mark.parametrize("name", ["edgellm", "follower"])

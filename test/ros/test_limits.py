@@ -48,6 +48,12 @@ CASES = {
         Plan.Goal(previous_chunk=[PreviousChunk(chunk=ActionChunk(values=[0.0] * 1001))]),
         "the goal has 4004 bytes of data, at most 4000 are taken",
     ),
+    "message_bytes of a state": (
+        16,
+        Plan.Goal(state=[0.0] * 2),
+        Plan.Goal(state=[0.0] * 3),
+        "the goal has 24 bytes of data, at most 16 are taken",
+    ),
     "text_length": (
         6,
         Plan.Goal(prompt="go", system_prompt="be", earlier_messages=[ChatMessage(text="ok")]),

@@ -388,6 +388,8 @@ class TestGoal:
             ({"earlier_messages": ["hello"]}, r"earlier_messages\[0\] must be \(role, text\)"),
             ({"earlier_messages": [("user", 1)]}, "field must be of type 'str'"),
             ({"audio": 5}, "audio must be .* got int"),
+            ({"state": [[1.0, 2.0]]}, "^state: The .* field must be .* 'float'"),
+            ({"state": "home"}, "could not convert string to float"),
             ({"previous_chunk": 5}, 'previous_chunk must be "off", a PreviousChunk or its .* got int'),
             ({"previous_chunk": {"delay": 1.5}}, "^previous_chunk: The 'delay' field must be of type 'int'"),
             ({"previous_chunk": {"late": 1}}, "^previous_chunk: Invalid arguments .* late"),
@@ -400,6 +402,10 @@ class TestGoal:
     def test_numbers_of_numpy_are_numbers(self):
         goal = make_goal("go", noise_seed=np.int64(3), temperature=np.float32(0.5), top_k=np.int32(4))
         assert (goal.noise_seed, goal.sampling.temperature, goal.sampling.top_k) == (3, 0.5, 4)
+
+    def test_a_state_may_be_an_array(self):
+        for state in (np.array([1, 2], np.float32), [1, 2], (1.0, 2.0)):
+            assert list(make_goal("go", state=state).state) == [1.0, 2.0]
 
     def test_a_json_schema_may_be_a_mapping(self):
         goal = make_goal("go", json_schema={"type": "object"})

@@ -35,6 +35,7 @@ class Server:
             service_depth=100, result_timeout=result_timeout, limits=limits(**changes)
         )
         self.frames: list[weakref.ref] = []
+        self.has_paths = True  # chunks of a policy have none
         self._peer = peer
         self._node = LifecycleNode("planning", context=peer.node.context)
         self._executor = SingleThreadedExecutor(context=peer.node.context)
@@ -86,7 +87,7 @@ class Server:
 
     def _plan(self, job: Job) -> Outcome:
         count = job.request[0]
-        chunks, paths = [ActionChunk()] * count, [Path()] * count
+        chunks, paths = [ActionChunk()] * count, [Path()] * count * self.has_paths
         result = SimpleNamespace(generation=Plan.Result().generation, action_chunks=chunks, paths=paths)
         return Outcome(COMPLETED, "", result)
 
@@ -141,14 +142,16 @@ def test_the_images_of_a_goal_are_freed_when_it_ends(serve):
     assert server.result(handle).result.termination_reason == COMPLETED
 
 
-def test_the_oldest_trajectories_are_dropped_when_too_many_are_kept(serve, monkeypatch):
+@pytest.mark.parametrize("has_paths", [True, False])
+def test_the_oldest_trajectories_are_dropped_when_too_many_are_kept(serve, monkeypatch, has_paths):
     monkeypatch.setattr(plan_server, "MAX_KEPT_TRAJECTORIES", 5)
     server = serve()
+    server.has_paths = has_paths
     first, second, third = (server.plan(trajectories=2) for _ in range(3))
-    counts = [len(server.result(handle).result.paths) for handle in (first, second, third)]
+    counts = [len(server.result(handle).result.action_chunks) for handle in (first, second, third)]
     assert counts == [0, 2, 2]
     result = server.result(first).result
-    assert (result.termination_reason, len(result.action_chunks)) == (COMPLETED, 0)
+    assert (result.termination_reason, len(result.paths)) == (COMPLETED, 0)
     assert result.message == "the trajectories were dropped: too many newer results"
 
 

@@ -12,8 +12,11 @@ from builtin_interfaces.msg import Time
 
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.ros.node.cameras import Cameras
 from edgellm_ros.ros.node.input_time import Frame, StaleInputError
-from edgellm_ros.ros.node.planner import Planner, PlanRequest
+from edgellm_ros.ros.node.plan_inputs import PlanInputs
+from edgellm_ros.ros.node.plan_request import PlanRequest
+from edgellm_ros.ros.node.planner import Planner
 from edgellm_ros.ros.node.worker import COMPLETED, ERROR, STALE_INPUT, Job, Outcome
 from edgellm_ros.runtime.metrics import StageClock
 from edgellm_ros.runtime.request import LLMGenerationResponse, SamplingParams
@@ -31,7 +34,7 @@ def outcome_of(error: Exception) -> Outcome:
     quiet = SimpleNamespace(
         get_clock=lambda: None, get_logger=lambda: SimpleNamespace(error=lambda text: None)
     )
-    return Planner(quiet, None, None, None, None, None, None).plan(Job(fail, math.inf, lambda outcome: None))
+    return Planner(quiet, None, None, None, None).plan(Job(fail, math.inf, lambda outcome: None))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,7 @@ def plan_with(earlier: list[Frame], newest: Frame) -> tuple:
         seconds = StageClock(CpuDevice().mark).metrics()
         return LLMGenerationResponse("I go.", [1], "stop", 3, None, None, None, 0, "", seconds)
 
-    config = SimpleNamespace(vision=True, audio=None, action=None)
+    config = SimpleNamespace(vision=True, audio=None, action=None, expert=None, policy=None)
     runtime = SimpleNamespace(config=config, handle_request=handle_request, active_lora="")
     now = SimpleNamespace(nanoseconds=20 * 10**9)
     quiet = SimpleNamespace(
@@ -74,7 +77,9 @@ def plan_with(earlier: list[Frame], newest: Frame) -> tuple:
     parameters = SimpleNamespace(
         max_input_age=30.0, future_stamp_tolerance=1.0, frame_interval=0.5, frame_id="", limits=limits()
     )
-    planner = Planner(quiet, SimpleNamespace(current=parameters), runtime, None, None, None, None)
+    current = SimpleNamespace(current=parameters)
+    inputs = PlanInputs(quiet, current, config, None, None, Cameras(()), None, None)
+    planner = Planner(quiet, current, runtime, inputs, None)
     request = PlanRequest(
         request_id="1", prompt="go", system_prompt="", frames=(newest,), sound=None, lora="",
         sampling=SamplingParams, noise_seed=None, action_samples=0, denoise_steps=None,

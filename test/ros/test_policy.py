@@ -74,6 +74,15 @@ class TestNames:
         assert {"/robot/edgellm/action_chunk", "/robot/odom"} <= follower.allowed[SUBSCRIBE]
         assert "/robot/cmd_vel" in follower.allowed[PUBLISH]
 
+    def test_further_cameras_of_a_policy_are_heard_under_their_names_or_remapped(self):
+        remapping = parse_remapping("edgellm:~/left_arm/image:=/left/image_raw", ["wrist", "left.arm"])
+        found = enclaves(remappings=[remapping], cameras=["wrist", "left.arm"])["edgellm"]
+        assert {"/robot/edgellm/wrist/image", "/left/image_raw"} <= found.allowed[SUBSCRIBE]
+        assert "/robot/edgellm/left_arm/image" not in found.allowed[SUBSCRIBE]
+        assert "/robot/edgellm/wrist/image" not in enclaves()["edgellm"].allowed[SUBSCRIBE]
+        with pytest.raises(ValueError, match="the node edgellm has no '~/wrist/image'"):
+            parse_remapping("edgellm:~/wrist/image:=/wrist/image_raw")
+
     def test_with_the_arena_the_follower_has_the_topics_of_the_demo(self):
         found = enclaves(arena=True)
         assert "/robot/edgellm/odom" in found["edgellm_follower"].allowed[SUBSCRIBE]

@@ -45,10 +45,42 @@ def test_drafting_that_the_engine_does_not_support(tiny_engine):
         open_runtime(parameters_of(tiny_engine, drafting="eagle"), get_logger("test"))
 
 
-def test_a_policy_is_refused_because_the_node_needs_text(tmp_path):
-    export(write_smolvla(tmp_path / "checkpoint"), tmp_path / "engine")
-    with pytest.raises(ValueError, match=r"the node needs an engine that answers with text; .* \(smolvla\)"):
-        open_runtime(parameters_of(tmp_path / "engine"), get_logger("test"))
+@pytest.fixture(scope="module")
+def policy_engine(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("policy")
+    export(write_smolvla(folder / "checkpoint"), folder / "engine")
+    return folder / "engine"
+
+
+def test_a_policy_is_opened(policy_engine):
+    with open_runtime(parameters_of(policy_engine, noise_seed=3), get_logger("test")) as runtime:
+        assert runtime.config.policy is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cameras": ["top", "left"]}, "parameter cameras must be different cameras of top, wrist, got"),
+        ({"cameras": ["top", "top"]}, "parameter cameras must be different cameras of top, wrist, got"),
+        ({"state_joints": ["a", "b"]}, "parameter state_joints must be 3 different joints, for state_0, "),
+        ({"state_joints": ["a", "b", "a"]}, "parameter state_joints must be 3 different joints"),
+        ({"lora": "careful"}, r"parameter lora needs an engine with a language model.*\(smolvla\)"),
+        ({"loras": ["careful=/tmp"]}, "parameter loras needs an engine with a language model"),
+        ({"prefix_cache_file": "/tmp/x"}, "parameter prefix_cache_file needs an engine with a language"),
+        ({"frames_per_plan": 2}, "parameter frames_per_plan is 2, but the engine takes no videos"),
+        ({"chunking": "trained"}, "parameter chunking must be off, guided or frozen"),
+        ({"drafting": "lookup"}, "drafting"),
+    ],
+)
+def test_parameters_that_do_not_fit_a_policy_are_refused(policy_engine, changes, message):
+    with pytest.raises(ValueError, match=message):
+        open_runtime(parameters_of(policy_engine, **changes), get_logger("test"))
+
+
+@pytest.mark.parametrize("name", ["cameras", "state_joints"])
+def test_parameters_of_policies_are_refused_by_a_language_model(tiny_engine, name):
+    with pytest.raises(ValueError, match=f"parameter {name} is for policies, this engine is none"):
+        open_runtime(parameters_of(tiny_engine, **{name: ["top"]}), get_logger("test"))
 
 
 def test_fused_decoding_on_a_device_without_it(tiny_engine):
@@ -91,6 +123,8 @@ def parameters_of(engine, **changes) -> SimpleNamespace:
         "lora": "",
         "noise_seed": 0,
         "frames_per_plan": 1,
+        "cameras": [""],
+        "state_joints": [""],
         "chunking": "off",
         "tool_call_format": "auto",
     }

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from doubles.deferred_runtime import WatchedDevice, queueing
-from doubles.scripted_drafter import draft_by_script
+from doubles.scripted_drafter import ScriptedTrees, draft_by_script
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.grammar import GrammarMatcher
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
@@ -18,13 +18,13 @@ from fixtures.answers_of_grammars import GRAMMARS, PLAN, WORD, check, random_req
 from fixtures.requests_for_tests import assert_same_with_drafting, request
 
 LOOKUP = SpecDecodeDraftingConfig(1, 7, 8, "lookup", falls_back=False)
-CHAIN = SpecDecodeDraftingConfig(1, 23, 24, "lookup", falls_back=False)
+TREES = ScriptedTrees(1, 23, 24, "lookup", falls_back=False)
 TALKING = {"prompt": "what do you see?", "repetition_penalty": 1.3, "max_tokens": 30}
 
 
 @pytest.fixture(scope="module")
 def drafting(draft_engine, device):
-    with LLMInferenceRuntime(draft_engine, device, prefix_cache_bytes=0, drafting=CHAIN) as runtime:
+    with LLMInferenceRuntime(draft_engine, device, prefix_cache_bytes=0, drafting=TREES) as runtime:
         yield runtime
 
 

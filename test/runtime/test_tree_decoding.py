@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 
 from doubles.deferred_runtime import WatchedDevice, queueing
-from doubles.scripted_drafter import draft_by_script
+from doubles.scripted_drafter import ScriptedTrees, draft_by_script
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.runtime.decoding.speculative import tree_decoding
-from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.random_requests import cancelled_at, random_request
 from fixtures.requests_for_tests import IMAGE, SOUND, assert_close, assert_same_with_drafting, request
 
-CHAIN = SpecDecodeDraftingConfig(1, 23, 24, "lookup", falls_back=False)
+TREES = ScriptedTrees(1, 23, 24, "lookup", falls_back=False)
 TALKING = {"prompt": "what do you see?", "repetition_penalty": 1.3}
 DRAWING = {"prompt": "stop", "temperature": 1.2, "seed": 3, "repetition_penalty": 1.2}
 FILLING = {"prompt": "abc " * 60, "max_tokens": 1000}  # an answer without end
@@ -28,7 +27,7 @@ ACTING = {"images": (IMAGE,), "action_samples": 2}
 
 @pytest.fixture(scope="module")
 def drafting(acting_draft_engine, device):
-    with LLMInferenceRuntime(acting_draft_engine, device, prefix_cache_bytes=0, drafting=CHAIN) as runtime:
+    with LLMInferenceRuntime(acting_draft_engine, device, prefix_cache_bytes=0, drafting=TREES) as runtime:
         yield runtime
 
 
@@ -197,7 +196,7 @@ def test_rounds_are_queued_ahead_on_an_asynchronous_device(acting_draft_engine, 
     monkeypatch.setattr(tree_decoding, "STEPS_ALONE", 0)  # the answers are short
     rng = np.random.default_rng(3)
     with queueing(), LLMInferenceRuntime(
-        acting_draft_engine, WatchedDevice(), prefix_cache_bytes=0, drafting=CHAIN
+        acting_draft_engine, WatchedDevice(), prefix_cache_bytes=0, drafting=TREES
     ) as runtime:
         device = runtime.pipeline.device
         for _ in range(4):

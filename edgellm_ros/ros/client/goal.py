@@ -174,6 +174,7 @@ CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "audio": to_audio,
     "earlier_messages": to_messages,
     "previous_chunk": to_previous_chunk,
+    "state": lambda state: np.asarray(state, np.float64).tolist(),
     "tools": lambda tools: [_tool_text(tool, index) for index, tool in enumerate(_listed(tools))],
     "stop": lambda stop: [stop] if isinstance(stop, str) else list(stop),
     "json_schema": lambda schema: "" if schema == "" else schema_text(schema),

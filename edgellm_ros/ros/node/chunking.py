@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from rclpy.node import Node
 
+from edgellm_ros.diffusion.action_head import HeadConfig
 from edgellm_ros.diffusion.chunking import ChunkCondition
-from edgellm_ros.diffusion.config import ActionConfig
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.msg import ActionChunk
 from edgellm_ros.ros.messaging import NANOSECONDS
@@ -61,7 +61,7 @@ class Chunking:
     """
 
     def __init__(
-        self, node: Node, parameters: LiveParameters, action: ActionConfig | None, metrics: NodeMetrics
+        self, node: Node, parameters: LiveParameters, action: HeadConfig | None, metrics: NodeMetrics
     ) -> None:
         self._parameters = parameters
         self._action = action
@@ -118,7 +118,7 @@ class Chunking:
         self._metrics.count("chunks_continued")
         return condition
 
-    def _continue(self, motion: Motion, form: str, action: ActionConfig) -> ChunkCondition:
+    def _continue(self, motion: Motion, form: str, action: HeadConfig) -> ChunkCondition:
         """Return the condition of a plan. ValueError with the reason why it continues no chunk."""
         last = self._last
         if last is None:

@@ -18,11 +18,16 @@ from edgellm_ros.ros.node.parts import Parts
 INPUT_VALUES = (
     "image_rate",
     "odometry_rate",
+    "joint_state_rate",
     "audio_rate",
     "frames_received",
     "frames_refused",
     "frames_dropped",
+    "further_frames_received",
+    "further_frames_refused",
     "odometry_refused",
+    "joint_states_refused",
+    "joint_states_incomplete",
     "audio_refused",
     "commands_refused",
     "utterances",
@@ -64,7 +69,9 @@ def input_status(parts: Parts, values: Mapping[str, float], parameters: Paramete
             problems.append((WARN, parts.inputs.image_problem))
         if metrics.frames.age > parameters.max_input_age:
             problems.append((WARN, f"no camera frame {_since(metrics.frames.age)}"))
-        if parts.runtime.config.action is not None:
+        if parts.runtime.config.policy is not None:
+            problems += _policy_problems(parts, parameters)
+        elif parts.runtime.config.action is not None:
             if odometry.newest_stamp is None:
                 problems.append((WARN, "no odometry: the robot is assumed to stand still"))
             elif metrics.odometry.age > parameters.max_input_age:
@@ -73,9 +80,24 @@ def input_status(parts: Parts, values: Mapping[str, float], parameters: Paramete
             problems.append((WARN, f"~/audio: {parts.speech.problem}"))
     shown: dict[str, object] = {name: values[name] for name in INPUT_VALUES if name in values}
     shown["image_age"], shown["odometry_age"] = metrics.frames.age, metrics.odometry.age
-    shown["audio_age"] = metrics.sound.age
+    shown["joint_state_age"], shown["audio_age"] = metrics.joint_states.age, metrics.sound.age
     shown["camera_intrinsics"], shown["camera_pose"] = camera.intrinsics_from, camera.pose_from
     return make_status("inputs", problems, shown)
+
+
+def _policy_problems(parts: Parts, parameters: Parameters) -> list[tuple[bytes, str]]:
+    """Return what is wrong with the further cameras and the joints of a policy."""
+    cameras, joints, age = parts.cameras, parts.joints, parts.metrics.joint_states.age
+    problems = [
+        (WARN, f"no frame of the camera {name} so far")
+        for name, frames in zip(cameras.topics, cameras.last(), strict=True)
+        if not frames
+    ]
+    if joints.problem:
+        problems.append((FAULT, joints.problem))
+    elif age > parameters.max_input_age:
+        problems.append((WARN, f"no joint state with all of state_joints {_since(age)}"))
+    return problems
 
 
 def plan_status(metrics: NodeMetrics, values: Mapping[str, float], waiting: int) -> DiagnosticStatus:

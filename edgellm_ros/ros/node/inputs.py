@@ -1,28 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Input topics of the node.
 
-Callbacks store and forward messages: of the camera the newest frame, and those that a plan with several
+Callbacks store and forward messages: of each camera the newest frame, and those that a plan with several
 frames needs.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from nav_msgs.msg import Odometry
 from rclpy.lifecycle import LifecycleNode
 from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy
-from sensor_msgs.msg import CompressedImage, Image
+from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import String
 
 from edgellm_ros.ros.messaging import overridable
+from edgellm_ros.ros.node.cameras import Cameras
 from edgellm_ros.ros.node.command_trigger import Command, CommandTrigger
 from edgellm_ros.ros.node.frame_history import FrameHistory
 from edgellm_ros.ros.node.input_time import Frame, StaleInputError, check_not_future
 from edgellm_ros.ros.node.jobs import JobFactory
+from edgellm_ros.ros.node.joint_states import JointStates
 from edgellm_ros.ros.node.live_parameters import LiveParameters
-from edgellm_ros.ros.node.metrics import NodeMetrics, RecentProblem
+from edgellm_ros.ros.node.metrics import NodeMetrics, Rate, RecentProblem
 from edgellm_ros.ros.node.odometry import OdometryBuffer
+from edgellm_ros.ros.node.sample_buffer import SampleBuffer
 from edgellm_ros.ros.node.speech_input import SpeechInput, audio_type
 from edgellm_ros.ros.node.worker import PlanWorker
 
@@ -32,7 +36,10 @@ RELIABILITIES = {"best_effort": ReliabilityPolicy.BEST_EFFORT, "reliable": Relia
 
 
 class Inputs:
-    """Subscriptions to ~/image, ~/odom, ~/command and ~/audio, until `close`."""
+    """Subscriptions to ~/image, ~/odom, ~/command and ~/audio, until `close`.
+
+    For a policy also to its further cameras and ~/joint_states.
+    """
 
     def __init__(
         self,
@@ -43,6 +50,8 @@ class Inputs:
         odometry: OdometryBuffer,
         trigger: CommandTrigger,
         frames: FrameHistory,
+        cameras: Cameras,
+        joints: JointStates,
         speech: SpeechInput,
         metrics: NodeMetrics,
     ) -> None:
@@ -52,6 +61,8 @@ class Inputs:
         self._odometry = odometry
         self._trigger = trigger
         self._frames = frames
+        self._cameras = cameras
+        self._joints = joints
         self._jobs = jobs
         self._speech = speech
         self._metrics = metrics
@@ -61,8 +72,15 @@ class Inputs:
     def open(self) -> None:
         """Subscribe to all input topics."""
         parameters = self._parameters.current
+        image_type = IMAGE_TYPES[parameters.image_transport]
+        of_policies: list[tuple[Any, str, Any, int]] = []
+        if self._cameras.names:
+            of_policies.append((JointState, "~/joint_states", self._on_joint_state, 50))
+            for name, topic in self._cameras.topics.items():
+                of_policies.append((image_type, topic, partial(self._on_further_image, name, topic), 1))
         for message_type, topic, callback, depth in (
-            (IMAGE_TYPES[parameters.image_transport], "~/image", self._on_image, 1),
+            *of_policies,
+            (image_type, "~/image", self._on_image, 1),
             (Odometry, "~/odom", self._on_odometry, 50),
             (audio_type(parameters.audio_transport), "~/audio", self._on_audio, 100),
             (String, "~/command", self._on_command, 10),
@@ -93,23 +111,15 @@ class Inputs:
         self._subscriptions = []
         self._trigger.clear()
         self._frames.clear()
+        self._cameras.clear()
         self._odometry.clear()
+        self._joints.clear()
         self._speech.clear()
         self._image_problem.clear()
 
     def _on_image(self, message: Image | CompressedImage) -> None:
-        self._metrics.count("frames_received")
-        frame = Frame(message, arrival=self._node.get_clock().now().nanoseconds)
-        parameters = self._parameters.current
-        try:
-            parameters.limits.check_data("the camera frame", [message.data])
-            check_not_future(
-                "the camera frame", frame.time, frame.arrival, parameters.future_stamp_tolerance
-            )
-        except (StaleInputError, ValueError) as error:
-            self._metrics.count("frames_refused")
-            self._image_problem.set(f"~/image: {error}")
-            self._node.get_logger().error(f"~/image: {error}", throttle_duration_sec=LOG_THROTTLE_S)
+        frame = self._accept("~/image", "frames", message)
+        if frame is None:
             return
         self._metrics.frames.tick()
         self._frames.add(frame, self._parameters.current.frame_interval)
@@ -123,18 +133,48 @@ class Inputs:
         if pair is not None:
             self._worker.submit_topic(self._jobs.from_command(*pair), preempt=False)
 
+    def _on_further_image(self, name: str, topic: str, message: Image | CompressedImage) -> None:
+        frame = self._accept(topic, "further_frames", message)
+        if frame is not None:
+            self._cameras.add(name, frame)
+
+    def _accept(self, topic: str, counter: str, message: Image | CompressedImage) -> Frame | None:
+        """Return a camera frame with its arrival; None if it is refused."""
+        self._metrics.count(f"{counter}_received")
+        frame = Frame(message, arrival=self._node.get_clock().now().nanoseconds)
+        parameters = self._parameters.current
+        try:
+            parameters.limits.check_data("the camera frame", [message.data])
+            check_not_future("the camera frame", frame.time, frame.arrival, parameters.future_stamp_tolerance)
+        except (StaleInputError, ValueError) as error:
+            self._metrics.count(f"{counter}_refused")
+            self._image_problem.set(f"{topic}: {error}")
+            self._node.get_logger().error(f"{topic}: {error}", throttle_duration_sec=LOG_THROTTLE_S)
+            return None
+        return frame
+
     def _on_odometry(self, message: Odometry) -> None:
         self._metrics.count("odometry_received")
-        was_good = not self._odometry.problem
+        self._store(message, self._odometry, "~/odom", "odometry", self._metrics.odometry)
+
+    def _on_joint_state(self, message: JointState) -> None:
+        self._metrics.count("joint_states_received")
+        if self._joints.is_complete(message):
+            self._store(message, self._joints, "~/joint_states", "joint_states", self._metrics.joint_states)
+        else:
+            self._metrics.count("joint_states_incomplete")
+
+    def _store(self, message: Any, buffer: SampleBuffer, topic: str, counter: str, rate: Rate) -> None:
+        was_good = not buffer.problem
         arrival = self._node.get_clock().now().nanoseconds
         try:
-            self._odometry.add(message, arrival, self._parameters.current.future_stamp_tolerance)
+            buffer.add(message, arrival, self._parameters.current.future_stamp_tolerance)
         except ValueError as error:
-            self._metrics.count("odometry_refused")
+            self._metrics.count(f"{counter}_refused")
             if was_good:  # log the first bad message of a series
-                self._node.get_logger().error(f"~/odom: {error}", throttle_duration_sec=LOG_THROTTLE_S)
+                self._node.get_logger().error(f"{topic}: {error}", throttle_duration_sec=LOG_THROTTLE_S)
             return
-        self._metrics.odometry.tick()
+        rate.tick()
 
     def _on_command(self, message: String) -> None:
         self._metrics.count("commands_received")

@@ -15,6 +15,7 @@ from functools import partial
 from rclpy.node import Node
 
 from edgellm_ros.action import Plan as PlanAction
+from edgellm_ros.ros.node.cameras import Cameras
 from edgellm_ros.ros.node.chunking import Chunking
 from edgellm_ros.ros.node.command_trigger import Command
 from edgellm_ros.ros.node.frame_history import FrameHistory
@@ -32,7 +33,7 @@ from edgellm_ros.ros.node.messages import (
 )
 from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.outputs import Outputs
-from edgellm_ros.ros.node.planner import PlanRequest
+from edgellm_ros.ros.node.plan_request import PlanRequest
 from edgellm_ros.ros.node.worker import COMPLETED, PREEMPTED, SKIPPED, Job, Outcome, PlanWorker
 from edgellm_ros.runtime.conversation import Message
 from edgellm_ros.runtime.request import Progress
@@ -54,9 +55,11 @@ class JobFactory:
         outputs: Outputs,
         metrics: NodeMetrics,
         frames: FrameHistory,
+        cameras: Cameras,
         chunking: Chunking,
     ) -> None:
         self._frames = frames
+        self._cameras = cameras
         self._parameters = parameters
         self._worker = worker
         self._outputs = outputs
@@ -66,7 +69,7 @@ class JobFactory:
         self._numbers: Counter[str] = Counter()
 
     def from_command(self, command: Command, frame: Frame) -> Job:
-        """Make the job of a typed or spoken command and a camera frame, with the frames before it."""
+        """Make the job of a typed or spoken command, with a camera frame and those before and beside it."""
         parameters, sound = self._parameters.current, command.sound
         kind = "command" if sound is None else "utterance"
         self._numbers[kind] += 1
@@ -76,6 +79,7 @@ class JobFactory:
             system_prompt=parameters.system_prompt,
             frames=(frame,),
             earlier_frames=self._frames.before(frame, parameters.frame_interval, parameters.max_input_age),
+            further_frames=self._cameras.last(),
             sound=None if sound is None else lambda: sound,
             lora="",
             sampling=lambda: sampling_from_parameters(parameters),
@@ -132,6 +136,7 @@ class JobFactory:
             ),
             previous_chunk=partial(chunk_condition_from_message, previous[0]) if previous else None,
             tools=(lambda: tools_from_goal(tools)) if tools else None,
+            state=tuple(goal.state),
         )
         return self._make(request, on_progress, on_done)
 

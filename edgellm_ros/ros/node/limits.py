@@ -40,7 +40,7 @@ class Limits:
         self._check("images", "the goal has", len(images), "images, with those of earlier messages")
         self._check("messages", "the goal has", len(earlier), "earlier messages")
         previous = [each.chunk.values for each in goal.previous_chunk]
-        self.check_data("the goal", [*(each.data for each in (*images, *goal.audio)), *previous])
+        self.check_data("the goal", [*(each.data for each in (*images, *goal.audio)), *previous, goal.state])
         calls = [call for message in earlier for call in message.tool_calls]
         said = [*(each.text for each in earlier), *(call.name + call.arguments for call in calls)]
         self.check_text("the goal", [goal.prompt, goal.system_prompt, *said])

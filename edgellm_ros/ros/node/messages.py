@@ -12,8 +12,8 @@ import numpy as np
 from std_msgs.msg import Header
 
 from edgellm_ros.action import Plan as PlanAction
+from edgellm_ros.diffusion.action_head import SpaceConfig
 from edgellm_ros.diffusion.chunking import FORMS, ChunkCondition
-from edgellm_ros.diffusion.config import ActionSpaceConfig
 from edgellm_ros.echo import quoted
 from edgellm_ros.msg import ActionChunk, AudioChunk, ChatMessage, Generation, PreviousChunk, ToolCall
 from edgellm_ros.multimodal.pcm import PcmFormat, join
@@ -108,7 +108,7 @@ def earlier_messages_from_goal(
     return tuple(messages)
 
 
-def chunk_condition_from_message(message: PreviousChunk, space: ActionSpaceConfig) -> ChunkCondition | None:
+def chunk_condition_from_message(message: PreviousChunk, space: SpaceConfig) -> ChunkCondition | None:
     """Convert the previous chunk of a goal; None if its form is "off".
 
     ValueError for a value out of range, or a chunk that is not of the action space.
@@ -232,7 +232,7 @@ def to_generation(
 
 
 def to_action_chunks(
-    response: LLMGenerationResponse, space: ActionSpaceConfig, header: Header, request_id: str
+    response: LLMGenerationResponse, space: SpaceConfig, header: Header, request_id: str
 ) -> list[ActionChunk]:
     """Convert the actions of an answer, one chunk per sample.
 

@@ -77,6 +77,7 @@ class NodeMetrics:
         self._counts: Counter[str] = Counter()
         self._latencies: dict[str, deque[float]] = {name: deque(maxlen=WINDOW) for name in LATENCIES}
         self.frames, self.odometry, self.sound, self.plans = Rate(), Rate(), Rate(), Rate()
+        self.joint_states = Rate()
         self.gauges: dict[str, Callable[[], float]] = {}
         self.problem = ""
 
@@ -112,6 +113,7 @@ class NodeMetrics:
                     values[f"{name}_latency_max"] = max(latencies)
         values["image_rate"] = self.frames.per_second
         values["odometry_rate"] = self.odometry.per_second
+        values["joint_state_rate"] = self.joint_states.per_second
         values["audio_rate"] = self.sound.per_second
         values["plan_rate"] = self.plans.per_second
         values["memory_resident"] = float(resident_memory())

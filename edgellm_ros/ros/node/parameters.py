@@ -108,6 +108,24 @@ SPECS: dict[str, Spec] = {
         256,
         fixed=True,
     ),
+    "cameras": Spec(
+        [""],
+        "For policies: the robot's cameras, by the policy's names for them. Frames of the first are on "
+        "~/image, those of another on ~/NAME/image; [''] = all cameras of the policy, in its order.",
+        fixed=True,
+    ),
+    "camera_tolerance": Spec(
+        0.2,
+        "For policies: maximum time in seconds from a frame on ~/image to the frames of the other cameras.",
+        0.0,
+        3600.0,
+    ),
+    "state_joints": Spec(
+        [""],
+        "For policies: names on ~/joint_states of the joints whose positions are the robot's state, in the "
+        "order of the policy's state; [''] = the policy's own names.",
+        fixed=True,
+    ),
     "frame_interval": Spec(
         0.5, "Time in seconds between the frames of a plan with several frames.", 0.01, 3600.0
     ),
@@ -133,18 +151,22 @@ SPECS: dict[str, Spec] = {
         10.0, "Time limit of a plan in seconds, from the arrival of its request.", 0.01, 3600.0
     ),
     "max_input_age": Spec(
-        1.0, "Maximum age of camera frames and odometry in seconds; older input is refused.", 0.01, 3600.0
+        1.0,
+        "Maximum age of camera frames, odometry and joint states in seconds; older input is refused.",
+        0.01,
+        3600.0,
     ),
     "future_stamp_tolerance": Spec(
         0.5,
-        "Maximum time in seconds that a camera frame or odometry may be stamped ahead of the node's clock; "
-        "input stamped further in the future is refused.",
+        "Maximum time in seconds that a frame, odometry or a joint state may be stamped ahead of the node's "
+        "clock; input stamped further in the future is refused.",
         0.0,
         3600.0,
     ),
     "odom_wait": Spec(
         0.05,
-        "Maximum time in seconds that a plan waits for odometry as new as its camera frame.",
+        "Maximum time in seconds that a plan waits for odometry, joint states and frames of further cameras "
+        "as new as its camera frame.",
         0.0,
         10.0,
     ),
@@ -278,7 +300,7 @@ SPECS: dict[str, Spec] = {
     ),
     "limits.message_bytes": Spec(
         2**28,
-        "Most bytes of images, sound and trajectories in a message: goal, camera frame, audio chunk.",
+        "Most bytes of images, sound, trajectories and state in a message: goal, camera frame, audio chunk.",
         1,
         2**31 - 1,
     ),
@@ -348,6 +370,9 @@ class Parameters:
     input_reliability: str
     plan_on: str
     frames_per_plan: int
+    cameras: list[str]
+    camera_tolerance: float
+    state_joints: list[str]
     frame_interval: float
     queue_size: int
     service_depth: int

@@ -9,16 +9,19 @@ from rclpy.lifecycle import LifecycleNode
 
 from edgellm_ros.multimodal.voice_activity import VoiceActivity
 from edgellm_ros.ros.node.camera_source import CameraSource
+from edgellm_ros.ros.node.cameras import Cameras, camera_names
 from edgellm_ros.ros.node.chunking import Chunking
 from edgellm_ros.ros.node.command_trigger import CommandTrigger
 from edgellm_ros.ros.node.frame_history import FrameHistory
 from edgellm_ros.ros.node.inputs import Inputs
 from edgellm_ros.ros.node.jobs import JobFactory
+from edgellm_ros.ros.node.joint_states import JointStates, state_joints
 from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.lora_changes import LoraChanges
 from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.odometry import OdometryBuffer
 from edgellm_ros.ros.node.outputs import Outputs
+from edgellm_ros.ros.node.plan_inputs import PlanInputs
 from edgellm_ros.ros.node.plan_server import PlanServer
 from edgellm_ros.ros.node.planner import Planner
 from edgellm_ros.ros.node.services import Services
@@ -45,24 +48,42 @@ class Parts:
         `voice` is None for an engine without audio encoder. After an exception the thread has ended.
         """
         self.runtime = runtime
+        config, start = runtime.config, parameters.current
         # State that callbacks fill and the planning thread reads
         self.metrics = NodeMetrics()
         self.odometry = OdometryBuffer()
-        self.trigger = CommandTrigger(parameters.current.plan_on)
-        self.frames = FrameHistory(parameters.current.frames_per_plan)
+        self.trigger = CommandTrigger(start.plan_on)
+        self.frames = FrameHistory(start.frames_per_plan)
+        self.cameras = Cameras(camera_names(start.cameras, config.policy))
+        self.joints = JointStates(state_joints(start.state_joints, config.policy))
         # Planning
-        self.chunking = Chunking(node, parameters, runtime.config.action, self.metrics)
-        self.planner = Planner(
-            node, parameters, runtime, self.odometry, self.trigger, self.frames, self.chunking
+        self.chunking = Chunking(node, parameters, config.action, self.metrics)
+        observed = PlanInputs(
+            node,
+            parameters,
+            config,
+            self.trigger,
+            self.frames,
+            self.cameras,
+            self.odometry,
+            self.joints,
         )
+        self.planner = Planner(node, parameters, runtime, observed, self.chunking)
         with ExitStack() as undo:  # if a part cannot be made: the thread would keep the process alive
-            self.worker = PlanWorker(self.planner.plan, parameters.current.queue_size)
+            self.worker = PlanWorker(self.planner.plan, start.queue_size)
             undo.callback(self.worker.close)
             self.camera = CameraSource(node, parameters)
             self.outputs = Outputs(node, parameters, self.camera, self.metrics)
             undo.callback(self.outputs.destroy)
             self.jobs = JobFactory(
-                node, parameters, self.worker, self.outputs, self.metrics, self.frames, self.chunking
+                node,
+                parameters,
+                self.worker,
+                self.outputs,
+                self.metrics,
+                self.frames,
+                self.cameras,
+                self.chunking,
             )
             self.loras = LoraChanges(node, parameters, runtime, self.worker)
             undo.callback(self.loras.destroy)
@@ -76,6 +97,8 @@ class Parts:
                 self.odometry,
                 self.trigger,
                 self.frames,
+                self.cameras,
+                self.joints,
                 self.speech,
                 self.metrics,
             )

@@ -149,16 +149,16 @@ class PlanServer:
             result.generation = outcome.result.generation
             result.action_chunks = outcome.result.action_chunks
             result.paths = outcome.result.paths
-            if result.paths:
+            if result.action_chunks:
                 self._bound_kept_results(result)
         return result
 
     def _bound_kept_results(self, newest: PlanAction.Result) -> None:
         """Drop the trajectories of the oldest results while there are too many."""
         self._kept.append(newest)
-        kept = sum(len(result.paths) for result in self._kept)
+        kept = sum(len(result.action_chunks) for result in self._kept)
         while kept > MAX_KEPT_TRAJECTORIES and len(self._kept) > 1:
             oldest = self._kept.popleft()
-            kept -= len(oldest.paths)
+            kept -= len(oldest.action_chunks)
             oldest.action_chunks, oldest.paths = [], []
             oldest.message = "the trajectories were dropped: too many newer results"

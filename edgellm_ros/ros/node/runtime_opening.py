@@ -9,11 +9,14 @@ from rclpy.impl.rcutils_logger import RcutilsLogger
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.ros.node.cameras import camera_names
 from edgellm_ros.ros.node.chunking import chunking_problem
+from edgellm_ros.ros.node.joint_states import state_joints
 from edgellm_ros.ros.node.loras import parse_loras
 from edgellm_ros.ros.node.parameters import Parameters
 from edgellm_ros.runtime.decoding.speculative.drafting_config import drafting_config
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.lora import canonical_name
 
 
 def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceRuntime:
@@ -25,7 +28,7 @@ def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceR
     if not parameters.engine_dir:
         raise ValueError("parameter engine_dir is empty: set it to a directory made by `edgellm export`")
     size, config = parameters.prefix_cache_mb, EngineConfig.load(parameters.engine_dir)
-    config.check_answers_with_text("the node")
+    _check_policy(parameters, config)
     drafting = drafting_config(
         parameters.drafting,
         config,
@@ -60,13 +63,33 @@ def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceR
             raise ValueError(f"parameter {problem}")
         for name, directory in parse_loras(parameters.loras).items():
             runtime.add_lora(name, directory)
-        runtime.switch_lora_weights(parameters.lora)
         runtime.set_action_noise_seed(parameters.noise_seed)
-        runtime.capture_decoding_cuda_graph()
+        if config.policy is None:
+            runtime.switch_lora_weights(parameters.lora)
+            runtime.capture_decoding_cuda_graph()
     except BaseException:
         runtime.close()
         raise
     return runtime
+
+
+def _check_policy(parameters: Parameters, config: EngineConfig) -> None:
+    """Check the parameters of policies, and for a policy those that need a language model. ValueError."""
+    camera_names(parameters.cameras, config.policy)
+    state_joints(parameters.state_joints, config.policy)
+    if config.policy is None:
+        return
+    language_model = {
+        "lora": canonical_name(parameters.lora),
+        "loras": [name for name in parameters.loras if name],
+        "prefix_cache_file": parameters.prefix_cache_file,
+    }
+    for name, value in language_model.items():
+        if value:
+            raise ValueError(
+                f"parameter {name} needs an engine with a language model; this one is a policy "
+                f"({config.policy.kind}): leave it empty"
+            )
 
 
 def close_runtime(runtime: LLMInferenceRuntime, parameters: Parameters, logger: RcutilsLogger) -> None:

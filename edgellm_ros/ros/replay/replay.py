@@ -101,6 +101,7 @@ class Replay:
         self.options = options
         refuse_existing(options.out)
         self._config = EngineConfig.load(options.engine_dir)
+        self._config.check_answers_with_text("a replay")
         self._expected = read_output_bag(options.expect) if options.expect is not None else None
         self._bag = Bag(options.bag)
         try:

@@ -2,13 +2,16 @@
 """The table of all topics, services and actions, with those who may use them.
 
 A new topic of a node is one row of INTERFACES. test/ros/test_access.py compares the rows with what the nodes
-really make.
+really make. Further cameras of a policy have the rows of `camera_interfaces`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+
+from edgellm_ros.ros.camera_topic import camera_topic
 
 EDGELLM, FOLLOWER, ARENA = "edgellm", "edgellm_follower", "arena"  # nodes of this package
 PLAN_CLIENT = "plan_client"  # a node that sends goals
@@ -72,6 +75,7 @@ def _of_lifecycle_nodes(node: str) -> list[Interface]:
 INTERFACES = (
     *_of_lifecycle_nodes(EDGELLM),
     Interface(EDGELLM, Kind.IN, "~/image", (ARENA,)),
+    Interface(EDGELLM, Kind.IN, "~/joint_states"),  # of a policy
     Interface(EDGELLM, Kind.IN, "~/odom", (ARENA,)),
     Interface(EDGELLM, Kind.IN, "~/audio", (ARENA,)),
     Interface(EDGELLM, Kind.IN, "~/command", (ARENA, OPERATOR)),
@@ -109,6 +113,13 @@ INTERFACES = (
     # The commands `ros2 ...` make a node with a random number in its name.
     *(Interface(role, Kind.SERVICE, f"{ROS2_COMMANDS}/get_type_description") for role in READERS),
 )
+
+
+def camera_interfaces(cameras: Sequence[str]) -> tuple[Interface, ...]:
+    """Return the rows of a policy's cameras besides the one on ~/image."""
+    return tuple(Interface(EDGELLM, Kind.IN, camera_topic(name)) for name in cameras)
+
+
 # As in follower.launch.py and, with the arena, in demo.launch.py.
 REMAPPINGS = {
     (FOLLOWER, "~/action_chunk"): "edgellm/action_chunk",

@@ -21,6 +21,7 @@ from edgellm_ros.ros.security.access import (
     PLAN_CLIENT,
     REMAPPINGS,
     Kind,
+    camera_interfaces,
 )
 
 VERSION = "0.2.0"  # of the policy format, sros2/policy/schemas/policy.xsd
@@ -53,11 +54,12 @@ class Enclave:
         return expand("~", self.namespace, self.node)
 
 
-def parse_remapping(text: str) -> tuple[tuple[str, str], str]:
+def parse_remapping(text: str, cameras: Sequence[str] = ()) -> tuple[tuple[str, str], str]:
     """Return node, name and new name of "NODE:NAME:=NEW", as after `--ros-args --remap`.
 
-    ValueError for another form.
+    `cameras`: of a policy, besides the one on ~/image. ValueError for another form.
     """
+    interfaces = (*INTERFACES, *camera_interfaces(cameras))
     rule, _, new = text.partition(":=")
     node, _, name = rule.partition(":")
     if not NAME.fullmatch(node) or not FROM_NAME.fullmatch(name) or not new:
@@ -65,13 +67,17 @@ def parse_remapping(text: str) -> tuple[tuple[str, str], str]:
     if node not in {interface.node for interface in INTERFACES}:
         known = ", ".join(dict.fromkeys(interface.node for interface in INTERFACES))
         raise ValueError(f"remapping {quoted(text)}: no node {quoted(node)}, expected one of {known}")
-    if name != "__node" and (node, name) not in {(each.node, each.name) for each in INTERFACES}:
+    if name != "__node" and (node, name) not in {(each.node, each.name) for each in interfaces}:
         raise ValueError(f"remapping {quoted(text)}: the node {node} has no {quoted(name)}")
     return (node, name), new
 
 
 def make_enclaves(
-    namespace: str, remappings: Remappings, clients: Sequence[str] = (PLAN_CLIENT,), arena: bool = False
+    namespace: str,
+    remappings: Remappings,
+    clients: Sequence[str] = (PLAN_CLIENT,),
+    arena: bool = False,
+    cameras: Sequence[str] = (),
 ) -> list[Enclave]:
     """Return the enclaves of a robot.
 
@@ -79,6 +85,7 @@ def make_enclaves(
     - remappings: (node, name) -> new name, besides those of the launch files
     - clients: names of the nodes that send goals
     - arena: the simulated world is in the robot's place, with the topics of demo.launch.py
+    - cameras: of a policy, besides the one on ~/image
 
     ValueError for a name that ROS does not allow.
     """
@@ -95,7 +102,7 @@ def make_enclaves(
             _check("node", NAME, name)
         if role != ARENA or arena:
             enclaves[role] = [Enclave(namespace, name) for name in names]
-    for interface in INTERFACES:
+    for interface in (*INTERFACES, *camera_interfaces(cameras)):
         for owner in enclaves.get(interface.node, ()):
             renamed = rules.get((interface.node, interface.name), interface.name)
             name = expand(renamed, namespace, owner.node)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cameras of a policy: the first one publishes on ~/image, each further one on a topic of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from edgellm_ros.diffusion.policy_config import PolicyConfig
+from edgellm_ros.echo import quoted
+from edgellm_ros.ros.camera_topic import camera_topic
+from edgellm_ros.ros.messaging import NANOSECONDS
+from edgellm_ros.ros.node.input_time import Frame, StaleInputError
+
+STORED = 4  # frames of a camera: a plan may begin a little after its own frame, with newer ones there
+SAME_TIME_NS = 5_000_000  # by which stamps of cameras that were triggered together may differ
+FurtherFrames = tuple[tuple[Frame, ...], ...]  # of each further camera, oldest first
+
+
+def camera_names(given: Sequence[str], policy: PolicyConfig | None) -> tuple[str, ...]:
+    """Return the cameras of the robot, by the parameter `cameras`; () without a policy.
+
+    Without names they are all cameras of the policy. ValueError for a camera that the policy does not have, a
+    repeated one, two with one topic, and for names without a policy.
+    """
+    names = tuple(name for name in given if name)
+    if policy is None:
+        if names:
+            raise ValueError(f"parameter cameras is for policies, this engine is none: got {quoted(names)}")
+        return ()
+    known = policy.cameras.names
+    names = names or known
+    if not set(names) <= set(known) or len(set(names)) < len(names):
+        raise ValueError(
+            f"parameter cameras must be different cameras of {', '.join(known)}, got "
+            f"{quoted(', '.join(names))}"
+        )
+    topics = [camera_topic(name) for name in names[1:]]
+    if len(set(topics)) < len(topics):
+        raise ValueError(f"parameter cameras: {', '.join(names)} have the same topics {', '.join(topics)}")
+    return names
+
+
+class Cameras:
+    """The last frames of each further camera. Filled by callbacks, read by the planning thread."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        """Hold no frames of cameras with these names, the first of which is that of ~/image."""
+        self.names = names
+        self.topics = {name: camera_topic(name) for name in names[1:]}
+        self._frames: dict[str, tuple[Frame, ...]] = dict.fromkeys(self.topics, ())
+        self._arrived = threading.Condition()
+
+    def add(self, name: str, frame: Frame) -> None:
+        """Store a frame of a further camera."""
+        with self._arrived:
+            self._frames[name] = (*self._frames[name], frame)[-STORED:]
+            self._arrived.notify_all()
+
+    def last(self) -> FurtherFrames:
+        """Return the last frames of each further camera, oldest first; none of a camera without a frame."""
+        with self._arrived:
+            return tuple(self._frames.values())
+
+    def clear(self) -> None:
+        """Drop all frames."""
+        with self._arrived:
+            self._frames = dict.fromkeys(self.topics, ())
+
+    def beside(
+        self, first: Frame, paired: FurtherFrames, wait_s: float, tolerance_s: float
+    ) -> tuple[Frame, ...]:
+        """Return the frames of all cameras: that of ~/image, and of each further one the nearest to it.
+
+        `paired`: `last` when the frame arrived. Waits up to `wait_s` for frames as new as the first one, but
+        not for a camera that has sent none. StaleInputError for a camera without a frame, or whose nearest is
+        stamped more than `tolerance_s` before or after the first.
+        """
+        time = first.time or 0
+        as_new = time - SAME_TIME_NS
+        with self._arrived:
+            self._arrived.wait_for(
+                lambda: all(_time(each[-1]) >= as_new for each in self._frames.values() if each), wait_s
+            )
+        frames = [first]
+        for (name, topic), before, now in zip(self.topics.items(), paired, self.last(), strict=True):
+            if not before and not now:
+                raise StaleInputError(
+                    f"no frame of the camera {quoted(name)} has arrived on {topic} (parameter cameras)"
+                )
+            nearest = min((*before, *now), key=lambda frame: abs(_time(frame) - time))
+            apart_s = (_time(nearest) - time) / NANOSECONDS
+            if abs(apart_s) > tolerance_s:
+                than = "newer" if apart_s > 0 else "older"
+                raise StaleInputError(
+                    f"the frame of the camera {quoted(name)} is {abs(apart_s):.2f} s {than} than that on "
+                    f"~/image, limit {tolerance_s:g} s (parameter camera_tolerance)"
+                )
+            frames.append(nearest)
+        return tuple(frames)
+
+
+def _time(frame: Frame) -> int:
+    return frame.time or 0  # frames of a topic have a time

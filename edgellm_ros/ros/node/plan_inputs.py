@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collects what the robot sees and where it is, at the start of a plan.
+
+Runs on the planning thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rclpy.node import Node
+from std_msgs.msg import Header
+
+from edgellm_ros.diffusion.config import ActionConfig
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.multimodal.video import Video
+from edgellm_ros.ros.messaging import NANOSECONDS, to_nanoseconds
+from edgellm_ros.ros.node.cameras import Cameras, FurtherFrames
+from edgellm_ros.ros.node.command_trigger import CommandTrigger
+from edgellm_ros.ros.node.frame_history import FrameHistory
+from edgellm_ros.ros.node.images import decode_image
+from edgellm_ros.ros.node.input_time import Frame, StaleInputError, check_age, check_not_future
+from edgellm_ros.ros.node.joint_states import JointStates
+from edgellm_ros.ros.node.live_parameters import LiveParameters
+from edgellm_ros.ros.node.odometry import OdometryBuffer
+from edgellm_ros.ros.node.plan_request import PlanRequest
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What a plan is made of, besides words and sound."""
+
+    images: tuple[np.ndarray, ...]
+    video: Video | None  # takes the place of the images
+    header: Header  # of the frame: stamp and camera; without a frame, the present time
+    start: int | None  # time of the plan's first action in ns; None if a frame has no time
+    fields: dict[str, Any]  # of LLMGenerationRequest: history and speed, or state and cameras
+
+
+class PlanInputs:
+    """Frames, odometry and joint states, which callbacks fill, for one plan after another."""
+
+    def __init__(
+        self,
+        node: Node,
+        parameters: LiveParameters,
+        config: EngineConfig,
+        trigger: CommandTrigger,
+        camera: FrameHistory,
+        cameras: Cameras,
+        odometry: OdometryBuffer,
+        joints: JointStates,
+    ) -> None:
+        """`trigger` has the newest camera frame, `camera` those before it, `cameras` those of others."""
+        self._parameters = parameters
+        self._config = config
+        self._trigger = trigger
+        self._camera = camera
+        self._cameras = cameras
+        self._odometry = odometry
+        self._joints = joints
+        self._clock = node.get_clock()
+        self._logger = node.get_logger()
+
+    def observe(self, request: PlanRequest) -> Observation:
+        """Collect the inputs of a request.
+
+        StaleInputError for one that is missing, too old or stamped in the future; ValueError for one that
+        cannot be used.
+        """
+        frames, further = request.frames, request.further_frames
+        if frames is None:
+            frames, further = self._newest()
+        self._check_ages(frames)
+        header = self._header(frames)
+        start = self._start(frames, header)
+        fields: dict[str, Any] = {}
+        if self._config.policy is not None:
+            fields = {"state": self._state(request, frames), "cameras": self._cameras.names}
+            frames = self._of_all_cameras(frames, further)
+        elif request.state:
+            raise ValueError("this engine is no policy, the goal has a state")
+        elif self._config.expert is not None:
+            fields["history"], fields["speed"] = self._history(frames, self._config.expert)
+        images = self._images(frames)
+        return Observation(images, self._video(request, frames, images), header, start, fields)
+
+    def _newest(self) -> tuple[tuple[Frame, ...], FurtherFrames]:
+        """Return the newest frame on ~/image, if the engine takes any, and those of further cameras."""
+        newest = self._trigger.frame
+        if newest is not None:
+            return (newest,), self._cameras.last()
+        if self._config.vision is not None or self._config.policy is not None:
+            raise StaleInputError("the request has no image, and no camera frame has arrived on ~/image")
+        return (), ()
+
+    def _check_ages(self, frames: tuple[Frame, ...]) -> None:
+        parameters, now = self._parameters.current, self._clock.now().nanoseconds
+        for frame in frames:
+            if frame.time is not None:
+                check_not_future("the camera frame", frame.time, now, parameters.future_stamp_tolerance)
+                check_age("the camera frame", frame.time, now, parameters.max_input_age)
+
+    def _of_all_cameras(self, frames: tuple[Frame, ...], further: FurtherFrames | None) -> tuple[Frame, ...]:
+        """Return a frame for each camera of a policy."""
+        parameters = self._parameters.current
+        if further is not None:
+            wait_s, tolerance_s = parameters.odom_wait, parameters.camera_tolerance
+            return self._cameras.beside(frames[0], further, wait_s, tolerance_s)
+        names = self._cameras.names
+        if len(frames) != len(names):
+            raise ValueError(
+                f"the goal has {len(frames)} images, expected one of each camera: {', '.join(names)} "
+                "(parameter cameras)"
+            )
+        return frames
+
+    def _images(self, frames: tuple[Frame, ...]) -> tuple[np.ndarray, ...]:
+        """Decode frames. ValueError, with the camera's name if there are several."""
+        if len(self._cameras.names) < 2:
+            return tuple(map(self._decode, frames))
+        images = []
+        for name, frame in zip(self._cameras.names, frames, strict=True):
+            try:
+                images.append(self._decode(frame))
+            except ValueError as error:
+                raise ValueError(f"camera {name}: {error}") from None
+        return tuple(images)
+
+    def _decode(self, frame: Frame) -> np.ndarray:
+        return decode_image(frame.message, self._parameters.current.limits.image_pixels)
+
+    def _video(
+        self, request: PlanRequest, frames: tuple[Frame, ...], images: tuple[np.ndarray, ...]
+    ) -> Video | None:
+        """Return the camera frames before the frame of the plan, and this frame, as a video.
+
+        None if there are none before it, as with the parameter frames_per_plan 1. Earlier frames that cannot
+        be decoded or have another size are left out.
+        """
+        parameters, earlier = self._parameters.current, request.earlier_frames
+        if request.frames is None and frames:
+            earlier = self._camera.before(frames[0], parameters.frame_interval, parameters.max_input_age)
+        found = []
+        for frame in earlier:
+            try:
+                found.append((frame.time, self._decode(frame)))
+            except ValueError as error:
+                self._logger.warning(f"an earlier camera frame is left out: {error}")
+        found = [(time, pixels) for time, pixels in found if pixels.shape == images[0].shape]
+        if not found:
+            return None
+        found.append((frames[0].time, images[0]))
+        start = found[0][0]
+        return Video([pixels for _, pixels in found], [(time - start) / NANOSECONDS for time, _ in found])
+
+    def _header(self, frames: tuple[Frame, ...]) -> Header:
+        """Return the header of the oldest frame; without a frame, the present time."""
+        if not frames:
+            return Header(stamp=self._clock.now().to_msg())
+        headers = (frame.message.header for frame in frames)
+        return min(headers, key=lambda header: to_nanoseconds(header.stamp))
+
+    def _start(self, frames: tuple[Frame, ...], header: Header) -> int | None:
+        if not frames:
+            return to_nanoseconds(header.stamp)
+        times = [frame.time for frame in frames]
+        return None if None in times else min(time for time in times if time is not None)
+
+    def _time_of(self, frames: tuple[Frame, ...]) -> float | None:
+        """Return the time in seconds of the oldest frame; None without a time to align with."""
+        times = [frame.time for frame in frames if frame.time is not None]
+        return None if not times or len(times) < len(frames) else min(times) / NANOSECONDS
+
+    def _history(
+        self, frames: tuple[Frame, ...], action: ActionConfig
+    ) -> tuple[np.ndarray | None, float | None]:
+        """Return past poses and speed at the time of the oldest frame."""
+        parameters, stamp = self._parameters.current, self._time_of(frames)
+        points, dt = action.trajectory_history.num_points, action.trajectory_history.dt
+        if stamp is None:
+            now = self._clock.now().nanoseconds
+            return self._odometry.newest_state(now, points, dt, parameters.max_input_age)
+        self._odometry.wait_until(stamp, parameters.odom_wait)
+        return self._odometry.state_at(stamp, points, dt, parameters.max_input_age)
+
+    def _state(self, request: PlanRequest, frames: tuple[Frame, ...]) -> np.ndarray:
+        """Return the state of a policy: the request's, else the joints' at the time of the oldest frame."""
+        if request.state:
+            return np.array(request.state)
+        parameters, stamp = self._parameters.current, self._time_of(frames)
+        if stamp is None:
+            return self._joints.newest_state(self._clock.now().nanoseconds, parameters.max_input_age)
+        self._joints.wait_until(stamp, parameters.odom_wait)
+        return self._joints.state_at(stamp, parameters.max_input_age)

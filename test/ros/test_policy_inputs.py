@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cameras and joints of a policy: their names by the parameters, and the joint state of a plan."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from builtin_interfaces.msg import Time
+from sensor_msgs.msg import JointState
+
+from edgellm_ros.ros.camera_topic import camera_topic
+from edgellm_ros.ros.node.cameras import Cameras, camera_names
+from edgellm_ros.ros.node.input_time import Frame, StaleInputError
+from edgellm_ros.ros.node.joint_states import JointStates, state_joints
+from fixtures.peer import image_message
+
+NONE_GIVEN = [""]  # the default of the parameters
+PIXELS = np.zeros((2, 2, 3), np.uint8)
+
+
+def policy(cameras: tuple[str, ...] = ("top", "wrist", "left"), state: tuple[str, ...] = ("a", "b")):
+    return SimpleNamespace(
+        cameras=SimpleNamespace(names=cameras), state=SimpleNamespace(names=state, dim=len(state))
+    )
+
+
+def at(seconds: float) -> Frame:
+    """A frame that is stamped at this time."""
+    return Frame(image_message(PIXELS, Time(sec=int(seconds), nanosec=round(seconds % 1 * 1e9))))
+
+
+class TestCameras:
+    def test_are_all_of_the_policy_in_its_order_or_those_that_are_named(self):
+        assert camera_names(NONE_GIVEN, policy()) == ("top", "wrist", "left")
+        assert camera_names(["left", "top"], policy()) == ("left", "top")
+        assert camera_names(NONE_GIVEN, None) == ()
+
+    def test_the_first_has_no_topic_of_its_own(self):
+        topics = Cameras(("left", "top", "wrist")).topics
+        assert topics == {"top": "~/top/image", "wrist": "~/wrist/image"}
+
+    @pytest.mark.parametrize(
+        ("name", "topic"),
+        [
+            ("wrist", "~/wrist/image"),
+            ("observation.image2", "~/observation_image2/image"),
+            ("__left--arm__", "~/left_arm/image"),
+            ("2", "~/camera_2/image"),
+        ],
+    )
+    def test_topics_are_names_of_ros(self, name, topic):
+        assert camera_topic(name) == topic
+
+    def test_two_cameras_with_one_topic_are_refused(self):
+        with pytest.raises(ValueError, match=r"top, a\.b, a-b have the same topics ~/a_b/image, ~/a_b/image"):
+            camera_names(NONE_GIVEN, policy(("top", "a.b", "a-b")))
+
+    def test_a_frame_without_a_stamp_has_the_time_of_its_arrival(self):
+        cameras = Cameras(("top", "wrist"))
+        cameras.add("wrist", Frame(image_message(PIXELS), arrival=9_900_000_000))
+        assert len(cameras.beside(at(10.0), cameras.last(), 0.0, tolerance_s=0.1)) == 2
+        with pytest.raises(StaleInputError, match=r"is 0\.10 s older than that on ~/image, limit 0\.05 s"):
+            cameras.beside(at(10.0), cameras.last(), 0.0, tolerance_s=0.05)
+
+    def test_a_plan_gets_the_frame_that_is_nearest_to_its_own(self):
+        cameras = Cameras(("top", "wrist"))
+        frames = [at(seconds) for seconds in (9.9, 9.95, 10.02, 10.1)]
+        for frame in frames:
+            cameras.add("wrist", frame)
+        first = at(10.0)
+        assert cameras.beside(first, cameras.last(), 0.0, 0.2) == (first, frames[2])
+
+    def test_a_plan_that_begins_late_keeps_the_frames_that_were_there(self):
+        cameras, first, frame = Cameras(("top", "wrist")), at(10.0), at(9.99)
+        cameras.add("wrist", frame)
+        paired = cameras.last()
+        for i in range(10):
+            cameras.add("wrist", at(10.5 + i))
+        assert cameras.beside(first, paired, 0.0, 0.2) == (first, frame)
+
+    def test_a_plan_waits_for_a_frame_of_the_same_time_that_arrives_after_its_own(self):
+        cameras, first, same = Cameras(("top", "wrist")), at(10.0), at(10.0)
+        cameras.add("wrist", at(9.9))
+        timer = threading.Timer(0.05, lambda: cameras.add("wrist", same))
+        timer.start()
+        start = time.monotonic()
+        assert cameras.beside(first, cameras.last(), 10.0, 0.2) == (first, same)
+        assert time.monotonic() - start < 5.0
+
+    def test_a_frame_that_was_taken_a_moment_earlier_is_as_new(self):
+        cameras, first, frame = Cameras(("top", "wrist")), at(10.0), at(9.996)
+        cameras.add("wrist", frame)
+        start = time.monotonic()
+        assert cameras.beside(first, cameras.last(), 10.0, 0.2) == (first, frame)
+        assert time.monotonic() - start < 5.0
+
+    def test_a_camera_without_a_frame_is_not_waited_for(self):
+        cameras, start = Cameras(("top", "wrist")), time.monotonic()
+        with pytest.raises(
+            StaleInputError, match="no frame of the camera 'wrist' has arrived on ~/wrist/i"
+        ):
+            cameras.beside(at(10.0), cameras.last(), 10.0, 0.2)
+        assert time.monotonic() - start < 5.0
+
+
+class TestJoints:
+    def test_have_the_names_of_the_policys_state_unless_they_are_named(self):
+        assert state_joints(NONE_GIVEN, policy()) == ("a", "b")
+        assert state_joints(["pan", "lift"], policy()) == ("pan", "lift")
+        assert state_joints(NONE_GIVEN, None) == ()
+
+    def test_a_message_with_fewer_positions_than_names_is_refused(self):
+        joints = JointStates(("a",))
+        with pytest.raises(ValueError, match="a joint state has 2 names and 1 positions"):
+            joints.add(JointState(name=["a", "b"], position=[1.0]))
+        with pytest.raises(ValueError, match="2 names and 1 positions"):
+            joints.newest_state(0, 1.0)
+
+    def test_a_state_stamped_in_the_future_is_refused(self):
+        joints, message = JointStates(("a",)), JointState(name=["a"], position=[1.0])
+        message.header.stamp = Time(sec=12)
+        with pytest.raises(StaleInputError, match=r"joint state is stamped 2\.00 s in the future"):
+            joints.add(message, 10 * 10**9, 0.5)
+
+    def test_the_newest_state_is_stale_when_it_is_old(self):
+        joints, message = JointStates(("a", "b")), JointState(name=["b", "a"], position=[1.0, 2.0])
+        joints.add(message, 10 * 10**9)
+        np.testing.assert_array_equal(joints.newest_state(11 * 10**9, 1.0), [2.0, 1.0])
+        with pytest.raises(StaleInputError, match=r"the newest joint state is 2\.00 s old, limit 1 s"):
+            joints.newest_state(12 * 10**9, 1.0)
