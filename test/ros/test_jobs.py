@@ -9,10 +9,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from sensor_msgs.msg import Image
 
 from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.ros.node.cameras import Cameras
 from edgellm_ros.ros.node.command_trigger import Command
 from edgellm_ros.ros.node.frame_history import FrameHistory
+from edgellm_ros.ros.node.input_time import Frame
 from edgellm_ros.ros.node.jobs import JobFactory
 from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.worker import CANCELLED, TIMEOUT, Outcome
@@ -35,7 +38,9 @@ def job_of(command: Command, frame: np.ndarray, plan_timeout: float = 10.0):
         plan_done=lambda outcome: None,
         get_logger=lambda: SimpleNamespace(warning=lambda text, **throttle: None),
     )
-    jobs = JobFactory(quiet, LiveParameters(parameters), quiet, quiet, quiet, FrameHistory(1), None)
+    live, frames, cameras = LiveParameters(parameters), FrameHistory(1), Cameras(("top", "wrist"))
+    cameras.add("wrist", Frame(Image()))
+    jobs = JobFactory(quiet, live, quiet, quiet, quiet, frames, cameras, None)
     return jobs.from_command(command, frame)
 
 
