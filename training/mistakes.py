@@ -54,7 +54,8 @@ def continuations(
 ) -> list[Continuation | None]:
     """Make a continuation for each situation.
 
-    None for situations without a drive to a target, and where the given actions or every way on collide.
+    Where every way on collides, the expert brakes. None for situations without a drive to a target, and where
+    the whole chunk collides.
     """
     made: list[Continuation | None] = [None for _ in situations]
     going = [(i, s) for i, s in enumerate(situations) if s.has_actions and s.target is not None]
@@ -71,11 +72,10 @@ def continuations(
         prefixes.append(route.actions[: int(rng.integers(1, LONGEST + 1))])
         x, y, heading, speed = rollout(case.state, prefixes[-1])[-1]
         reached.append(State(x, y, wrap(heading), speed))
-    ways_on = expert.routes_batch([s.scene for s in cases], reached, targets, manner)
-    for (i, case), prefix, routes in zip(going, prefixes, ways_on, strict=True):
-        route = expert.choose(routes, rng)
-        if not (route.collides or not route.arrives or collides(case, prefix)):
-            actions = np.concatenate([prefix, route.actions])[:HORIZON]
+    ways_on = expert.plan_batch([s.scene for s in cases], reached, targets, rng, manner)
+    for (i, case), prefix, way_on in zip(going, prefixes, ways_on, strict=True):
+        actions = np.concatenate([prefix, way_on])[:HORIZON]
+        if not collides(case, actions):
             made[i] = Continuation(actions, len(prefix))
     return made
 

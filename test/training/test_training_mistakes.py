@@ -48,17 +48,18 @@ def test_the_rows_after_the_given_ones_are_an_experts_plan_from_where_they_lead(
             continue
         given = continuation.given
         reached = State(*rollout(situation.state, continuation.actions[:given])[-1])
-        ways = expert.routes(situation.scene, reached, situation.target)
+        routes = expert.routes(situation.scene, reached, situation.target)
+        free = [route.actions for route in routes if not route.collides]
         rest = continuation.actions[given:]
-        assert min(np.abs(way.actions[: len(rest)] - rest).max() for way in ways) < 1e-6
+        ways = free or [expert.brake(reached.speed)]
+        assert min(np.abs(way[: len(rest)] - rest).max() for way in ways) < 1e-6
 
 
 def test_a_continuation_collides_with_nothing_in_the_true_scene(made):
-    """Up to the millimetres that the expert grazes a solid by after its arrival."""
     for situation, continuation in made:
         if continuation is not None:
             track = rollout(situation.state, continuation.actions)
-            assert min(situation.scene.clearance(x, y) for x, y in track[:, :2]) >= ROBOT_RADIUS - 5e-3
+            assert min(situation.scene.clearance(x, y) for x, y in track[:, :2]) >= ROBOT_RADIUS - 1e-9
 
 
 def test_given_rows_often_lead_elsewhere_than_the_experts_own(made):
