@@ -4,8 +4,8 @@
 A robot continues actions that were planned for an older frame, so they may lead to something that has come
 into view since. The expert's own actions never do: they tell where the solids are, and a model that learned
 to continue those alone would trust them more than the picture. Here the first actions are those of a driver
-who misses some solids and misplaces the others, and the expert, who knows the scene, drives on from where
-they lead.
+who misses some solids and misplaces the others, or drives where the expert stops; and the expert, who knows
+the scene, goes on from where they lead.
 """
 
 from __future__ import annotations
@@ -54,17 +54,18 @@ def continuations(
 ) -> list[Continuation | None]:
     """Make a continuation for each situation.
 
-    Where every way on collides, the expert brakes. None for situations without a drive to a target, and where
-    the whole chunk collides.
+    Where every way on collides, the expert brakes. Where it stops on command, or because it does not see what
+    it shall go to, the mistaken driver drives to any solid. None for situations without actions, and where
+    the chunk collides.
     """
     made: list[Continuation | None] = [None for _ in situations]
-    going = [(i, s) for i, s in enumerate(situations) if s.has_actions and s.target is not None]
-    if not going:
+    driven = [(i, s) for i, s in enumerate(situations) if s.has_actions]
+    if not driven:
         return made
-    cases = [s for _, s in going]
-    targets = [s.target for s in cases]
-    believed = [mistaken_scene(rng, s.scene, s.target) for s in cases]
-    begun = expert.routes_batch(believed, [s.state for s in cases], targets, manner)
+    cases = [s for _, s in driven]
+    goals = [int(rng.integers(len(s.scene.solids))) if s.target is None else s.target for s in cases]
+    believed = [mistaken_scene(rng, s.scene, goal) for s, goal in zip(cases, goals, strict=True)]
+    begun = expert.routes_batch(believed, [s.state for s in cases], goals, manner)
     prefixes, reached = [], []
     for case, routes in zip(cases, begun, strict=True):
         any_side = rng.random() < ANY_SIDE
@@ -72,8 +73,8 @@ def continuations(
         prefixes.append(route.actions[: int(rng.integers(1, LONGEST + 1))])
         x, y, heading, speed = rollout(case.state, prefixes[-1])[-1]
         reached.append(State(x, y, wrap(heading), speed))
-    ways_on = expert.plan_batch([s.scene for s in cases], reached, targets, rng, manner)
-    for (i, case), prefix, way_on in zip(going, prefixes, ways_on, strict=True):
+    ways_on = expert.plan_batch([s.scene for s in cases], reached, [s.target for s in cases], rng, manner)
+    for (i, case), prefix, way_on in zip(driven, prefixes, ways_on, strict=True):
         actions = np.concatenate([prefix, way_on])[:HORIZON]
         if not collides(case, actions):
             made[i] = Continuation(actions, len(prefix))
