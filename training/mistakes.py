@@ -4,8 +4,8 @@
 A robot continues actions that were planned for an older frame, so they may lead to something that has come
 into view since. The expert's own actions never do: they tell where the solids are, and a model that learned
 to continue those alone would trust them more than the picture. Here the first actions are those of a driver
-who misses some solids and misplaces the others, or drives where the expert stops; and the expert, who knows
-the scene, goes on from where they lead.
+who misses some solids and misplaces the others, drives where the expert stops, or just keeps the speed; and
+the expert, who knows the scene, goes on from where they lead.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ LONGEST = 16  # actions of the mistaken driver
 MISSED = 0.4  # share of the solids that it does not see, the target apart
 MISPLACED = 0.25  # m: standard deviation of the others' places, in x and y
 ANY_SIDE = 0.4  # share of its plans with a random choice of sides instead of a cheap one
+INATTENTIVE = 0.3  # share of its plans that keep the speed, also 0, and a curvature
 FAR = 1e3  # m: where a solid changes nothing
 _BATCH = 48
 
@@ -70,7 +71,10 @@ def continuations(
     for case, routes in zip(cases, begun, strict=True):
         any_side = rng.random() < ANY_SIDE
         route = routes[int(rng.integers(len(routes)))] if any_side else expert.choose(routes, rng)
-        prefixes.append(route.actions[: int(rng.integers(1, LONGEST + 1))])
+        prefix = route.actions[: int(rng.integers(1, LONGEST + 1))].copy()
+        if rng.random() < INATTENTIVE:
+            prefix[:] = 0.0, prefix[0, 1]
+        prefixes.append(prefix)
         x, y, heading, speed = rollout(case.state, prefixes[-1])[-1]
         reached.append(State(x, y, wrap(heading), speed))
     ways_on = expert.plan_batch([s.scene for s in cases], reached, [s.target for s in cases], rng, manner)

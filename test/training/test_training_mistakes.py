@@ -86,6 +86,15 @@ def test_the_expert_stops_a_driver_who_should_stop(made):
         assert rollout(State(*state), rest)[-1, 3] < 0.01
 
 
+def test_some_given_rows_keep_the_speed_also_at_rest_and_the_expert_changes_it(made):
+    kept = [(s, c) for s, c in made if c is not None and not c.actions[: c.given, 0].any()]
+    assert 0.2 < len(kept) / sum(c is not None for _, c in made) < 0.5
+    assert any(s.state.speed > 0.2 for s, _ in kept)
+    starts = [c for s, c in kept if s.state.speed == 0 and s.family == "start" and s.target is not None]
+    assert starts
+    assert all(c.actions[c.given :, 0].max() > 0.1 for c in starts)
+
+
 def test_situations_without_actions_have_no_continuation():
     cases = [s for s in islice(situations(3), 96) if not s.has_actions]
     assert cases
