@@ -25,9 +25,9 @@ from edgellm_ros.arena.unicycle import HORIZON, ROBOT_RADIUS, State, rollout, wr
 
 LONGEST = 16  # actions of the mistaken driver
 MISSED = 0.4  # share of the solids that it does not see, the target apart
-MISPLACED = 0.25  # m: standard deviation of the others' places, in x and y
+MISPLACED = 0.1  # m: standard deviation of the others' places, in x and y
 ANY_SIDE = 0.4  # share of its plans with a random choice of sides instead of a cheap one
-INATTENTIVE = 0.3  # share of its plans that keep the speed, also 0, and a curvature
+INATTENTIVE = 0.25  # share of its plans that keep the speed, also 0, and a curvature
 FAR = 1e3  # m: where a solid changes nothing
 _BATCH = 48
 
