@@ -4,8 +4,8 @@
 A robot continues actions that were planned for an older frame, so they may lead to something that has come
 into view since. The expert's own actions never do: they tell where the solids are, and a model that learned
 to continue those alone would trust them more than the picture. Here the first actions are those of a driver
-who misses some solids and misplaces the others, and the expert, who knows the scene, drives on from where
-they lead.
+who misses some solids and misplaces the others, drives where the expert stops, or just keeps the speed; and
+the expert, who knows the scene, goes on from where they lead.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from edgellm_ros.arena.unicycle import HORIZON, ROBOT_RADIUS, State, rollout, wr
 
 LONGEST = 16  # actions of the mistaken driver
 MISSED = 0.4  # share of the solids that it does not see, the target apart
-MISPLACED = 0.25  # m: standard deviation of the others' places, in x and y
+MISPLACED = 0.1  # m: standard deviation of the others' places, in x and y
 ANY_SIDE = 0.4  # share of its plans with a random choice of sides instead of a cheap one
+INATTENTIVE = 0.25  # share of its plans that keep the speed, also 0, and a curvature
 FAR = 1e3  # m: where a solid changes nothing
 _BATCH = 48
 
@@ -54,28 +55,32 @@ def continuations(
 ) -> list[Continuation | None]:
     """Make a continuation for each situation.
 
-    None for situations without a drive to a target, and where the given actions or every way on collide.
+    Where every way on collides, the expert brakes. Where it stops on command, or because it does not see what
+    it shall go to, the mistaken driver drives to any solid. None for situations without actions, and where
+    the chunk collides.
     """
     made: list[Continuation | None] = [None for _ in situations]
-    going = [(i, s) for i, s in enumerate(situations) if s.has_actions and s.target is not None]
-    if not going:
+    driven = [(i, s) for i, s in enumerate(situations) if s.has_actions]
+    if not driven:
         return made
-    cases = [s for _, s in going]
-    targets = [s.target for s in cases]
-    believed = [mistaken_scene(rng, s.scene, s.target) for s in cases]
-    begun = expert.routes_batch(believed, [s.state for s in cases], targets, manner)
+    cases = [s for _, s in driven]
+    goals = [int(rng.integers(len(s.scene.solids))) if s.target is None else s.target for s in cases]
+    believed = [mistaken_scene(rng, s.scene, goal) for s, goal in zip(cases, goals, strict=True)]
+    begun = expert.routes_batch(believed, [s.state for s in cases], goals, manner)
     prefixes, reached = [], []
     for case, routes in zip(cases, begun, strict=True):
         any_side = rng.random() < ANY_SIDE
         route = routes[int(rng.integers(len(routes)))] if any_side else expert.choose(routes, rng)
-        prefixes.append(route.actions[: int(rng.integers(1, LONGEST + 1))])
+        prefix = route.actions[: int(rng.integers(1, LONGEST + 1))].copy()
+        if rng.random() < INATTENTIVE:
+            prefix[:] = 0.0, prefix[0, 1]
+        prefixes.append(prefix)
         x, y, heading, speed = rollout(case.state, prefixes[-1])[-1]
         reached.append(State(x, y, wrap(heading), speed))
-    ways_on = expert.routes_batch([s.scene for s in cases], reached, targets, manner)
-    for (i, case), prefix, routes in zip(going, prefixes, ways_on, strict=True):
-        route = expert.choose(routes, rng)
-        if not (route.collides or not route.arrives or collides(case, prefix)):
-            actions = np.concatenate([prefix, route.actions])[:HORIZON]
+    ways_on = expert.plan_batch([s.scene for s in cases], reached, [s.target for s in cases], rng, manner)
+    for (i, case), prefix, way_on in zip(driven, prefixes, ways_on, strict=True):
+        actions = np.concatenate([prefix, way_on])[:HORIZON]
+        if not collides(case, actions):
             made[i] = Continuation(actions, len(prefix))
     return made
 
