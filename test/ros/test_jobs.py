@@ -14,8 +14,10 @@ from edgellm_ros.msg import AudioChunk, ChatMessage, SamplingParams, ToolCall
 from sensor_msgs.msg import Image
 
 from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.ros.node.cameras import Cameras
 from edgellm_ros.ros.node.command_trigger import Command
 from edgellm_ros.ros.node.frame_history import FrameHistory
+from edgellm_ros.ros.node.input_time import Frame
 from edgellm_ros.ros.node.jobs import JobFactory
 from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.worker import CANCELLED, TIMEOUT, Job, Outcome
@@ -43,7 +45,9 @@ def factory(**changes: object) -> JobFactory:
         plan_done=lambda outcome: None,
         get_logger=lambda: SimpleNamespace(warning=lambda text, **throttle: None),
     )
-    return JobFactory(quiet, LiveParameters(parameters), quiet, quiet, quiet, FrameHistory(1), None)
+    live, frames, cameras = LiveParameters(parameters), FrameHistory(1), Cameras(("top", "wrist"))
+    cameras.add("wrist", Frame(Image()))
+    return JobFactory(quiet, live, quiet, quiet, quiet, frames, cameras, None)
 
 
 def job_of(command: Command, frame: np.ndarray, **parameters: object) -> Job:

@@ -27,7 +27,7 @@ class SlowRuntime:
     """Adapters by name alone. A load waits for `go`; a directory called broken cannot be loaded."""
 
     def __init__(self) -> None:
-        self.config = SimpleNamespace(audio=None, vision=None, action=None)
+        self.config = SimpleNamespace(audio=None, vision=None, action=None, policy=None)
         self.active_lora = ""
         self.closed = False
         self.go = threading.Event()
