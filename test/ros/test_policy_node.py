@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -269,6 +270,20 @@ def test_a_missing_camera_is_named_with_its_topic(peer):
     assert reason == R.STALE_INPUT
     assert message == "no frame of the camera 'wrist' has arrived on ~/wrist/image (parameter cameras)"
     assert "no frame of the camera wrist so far" in peer.status("inputs").message
+
+
+def test_inputs_that_stopped_are_on_diagnostics(peer):
+    stamp = peer.now()
+    joints(peer, stamp)
+    wrist(peer, stamp)
+    assert peer.set_parameter("max_input_age", 0.5).successful
+    try:
+        peer.listen(0.6)
+        message = peer.status("inputs").message
+    finally:
+        assert peer.set_parameter("max_input_age", 30.0).successful
+    assert re.search(r"no frame of the camera wrist for \d+\.\d s", message)
+    assert re.search(r"no joint state with all of state_joints for \d+\.\d s", message)
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(-0.5, "0.50 s older"), (0.3, "0.30 s newer")])
