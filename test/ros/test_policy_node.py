@@ -150,7 +150,9 @@ def test_the_qos_of_the_topics_is_that_of_other_inputs_and_can_be_overridden(pee
         ("wrist/image", ReliabilityPolicy.RELIABLE),
         ("joint_states", ReliabilityPolicy.BEST_EFFORT),
     ):
-        (subscription,) = peer.node.get_subscriptions_info_by_topic(f"/edgellm/{topic}")
+        name = f"/edgellm/{topic}"
+        peer.wait(lambda name=name: peer.node.count_subscribers(name) == 1, f"subscription to {topic}")
+        (subscription,) = peer.node.get_subscriptions_info_by_topic(name)
         assert subscription.qos_profile.reliability == expected
 
 
