@@ -106,3 +106,34 @@ def node(start_node, peer, arena_engine):
     )  # fmt: skip
     peer.connect()
     return child
+
+
+@pytest.fixture(scope="session")
+def policy_engine(tmp_path_factory):
+    """The engine of a policy with two cameras, `top` and `wrist`."""
+    from fixtures.policy_robot import export_policy
+
+    return export_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def policy_runtime(policy_engine, runtime_device):
+    """The runtime of this engine, in the test's process."""
+    from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+
+    with LLMInferenceRuntime(policy_engine, runtime_device) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def policy_node(start_node, peer, policy_engine):
+    """A robot beside a node with this engine."""
+    from fixtures.policy_robot import STATE_JOINTS, PolicyRobot
+
+    start_node(
+        engine_dir=policy_engine, autostart="true", state_joints=f"[{', '.join(STATE_JOINTS)}]",
+        max_input_age=30.0, plan_timeout=30.0, input_reliability="reliable",
+        **{"qos_overrides./edgellm/joint_states.subscription.reliability": "best_effort"},
+    )  # fmt: skip
+    peer.connect()
+    return PolicyRobot(peer)

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 import pytest
 import rclpy
 
-from edgellm_ros.builder import export
 from edgellm_ros.client import PlanClient
 from edgellm_ros.ros.arena.arena_link import ArenaLink
 from edgellm_ros.ros.arena.follower_link import FollowerLink
@@ -19,7 +18,7 @@ from edgellm_ros.ros.node.node import EdgeLLMNode
 from edgellm_ros.ros.processes import own_domain
 from edgellm_ros.ros.security.access import ARENA_REMAPPINGS
 from edgellm_ros.ros.security.policy import CALL, EXECUTE, PUBLISH, REPLY, REQUEST, SUBSCRIBE, make_enclaves
-from fixtures.smolvla_checkpoint import CAMERAS, write_smolvla
+from fixtures.smolvla_checkpoint import CAMERAS
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,17 +32,15 @@ ACTION_TOPICS = ("feedback", "status")
 
 
 @pytest.fixture(scope="module")
-def rights(tmp_path_factory) -> Iterator[dict[str, dict[str, set[str]]]]:
+def rights(policy_engine) -> Iterator[dict[str, dict[str, set[str]]]]:
     """What each node publishes, subscribes, serves and calls, by the names of the graph.
 
     The node has a policy, with which it opens every topic that it has.
     """
-    folder = tmp_path_factory.mktemp("policy")
-    export(write_smolvla(folder / "checkpoint"), folder / "engine")
     arguments = ["--ros-args", "-r", f"__ns:={NAMESPACE}", "-p", "use_sim_time:=true"]
     for (node, name), new in ARENA_REMAPPINGS.items():
         arguments += ["-r", f"{node}:{name}:={new}"]
-    overrides = [rclpy.Parameter("engine_dir", value=str(folder / "engine"))]
+    overrides = [rclpy.Parameter("engine_dir", value=str(policy_engine))]
     stamped = [rclpy.Parameter("stamped", value=True)]  # as the arena expects
     with ExitStack() as stack:
         domain = stack.enter_context(own_domain())

@@ -236,6 +236,14 @@ class TestCommand:
         command = f"ros2 security generate_artifacts -k {out}/keystore -p {out}/policy.xml"
         assert command in capsys.readouterr().out
 
+    def test_a_camera_of_a_policy_is_an_option(self, tmp_path):
+        remapping = "edgellm:~/left/image:=/left/image_raw"
+        options = ["--camera", "wrist", "--camera", "left", "--remap", remapping]
+        assert cli.main(["security", "--out", str(tmp_path), *options]) == 0
+        rules = dict([parse_remapping(remapping, ["left"])])
+        expected = policy_xml(make_enclaves("/", rules, cameras=["wrist", "left"]))
+        assert (tmp_path / "policy.xml").read_text() == expected
+
     def test_a_wrong_remapping_is_one_line_and_writes_nothing(self, tmp_path, capsys):
         out = tmp_path / "security"
         assert cli.main(["security", "--out", str(out), "--remap", "edgellm:~/imgae:=/camera"]) == 2

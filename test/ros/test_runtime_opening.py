@@ -8,13 +8,11 @@ from types import SimpleNamespace
 import pytest
 from rclpy.logging import get_logger
 
-from edgellm_ros.builder import export
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.ros.node.runtime_opening import open_runtime
 from edgellm_ros.runtime import pipeline
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-from fixtures.smolvla_checkpoint import write_smolvla
 from fixtures.tiny_adapter import write_adapter
 
 
@@ -43,13 +41,6 @@ def test_drafting_as_the_parameters_say(tiny_engine):
 def test_drafting_that_the_engine_does_not_support(tiny_engine):
     with pytest.raises(ValueError, match="this engine has no draft head"):
         open_runtime(parameters_of(tiny_engine, drafting="eagle"), get_logger("test"))
-
-
-@pytest.fixture(scope="module")
-def policy_engine(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("policy")
-    export(write_smolvla(folder / "checkpoint"), folder / "engine")
-    return folder / "engine"
 
 
 def test_a_policy_is_opened(policy_engine):

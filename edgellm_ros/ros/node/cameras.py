@@ -11,6 +11,7 @@ from edgellm_ros.echo import quoted
 from edgellm_ros.ros.camera_topic import camera_topic
 from edgellm_ros.ros.messaging import NANOSECONDS
 from edgellm_ros.ros.node.input_time import Frame, StaleInputError
+from edgellm_ros.ros.node.metrics import Rate
 
 STORED = 4  # frames of a camera: a plan may begin a little after its own frame, with newer ones there
 SAME_TIME_NS = 5_000_000  # by which stamps of cameras that were triggered together may differ
@@ -48,13 +49,14 @@ class Cameras:
         """Hold no frames of cameras with these names, the first of which is that of ~/image."""
         self.names = names
         self.topics = {name: camera_topic(name) for name in names[1:]}
-        self._frames: dict[str, tuple[Frame, ...]] = dict.fromkeys(self.topics, ())
         self._arrived = threading.Condition()
+        self.clear()
 
     def add(self, name: str, frame: Frame) -> None:
         """Store a frame of a further camera."""
         with self._arrived:
             self._frames[name] = (*self._frames[name], frame)[-STORED:]
+            self._rates[name].tick()
             self._arrived.notify_all()
 
     def last(self) -> FurtherFrames:
@@ -62,10 +64,15 @@ class Cameras:
         with self._arrived:
             return tuple(self._frames.values())
 
+    def ages(self) -> dict[str, float]:
+        """Return the seconds since the last frame of each further camera; infinite without a frame."""
+        return {name: rate.age for name, rate in self._rates.items()}
+
     def clear(self) -> None:
         """Drop all frames."""
         with self._arrived:
-            self._frames = dict.fromkeys(self.topics, ())
+            self._frames: dict[str, tuple[Frame, ...]] = dict.fromkeys(self.topics, ())
+            self._rates = {name: Rate() for name in self.topics}
 
     def beside(
         self, first: Frame, paired: FurtherFrames, wait_s: float, tolerance_s: float

@@ -87,11 +87,11 @@ def input_status(parts: Parts, values: Mapping[str, float], parameters: Paramete
 
 def _policy_problems(parts: Parts, parameters: Parameters) -> list[tuple[bytes, str]]:
     """Return what is wrong with the further cameras and the joints of a policy."""
-    cameras, joints, age = parts.cameras, parts.joints, parts.metrics.joint_states.age
+    joints, age = parts.joints, parts.metrics.joint_states.age
     problems = [
-        (WARN, f"no frame of the camera {name} so far")
-        for name, frames in zip(cameras.topics, cameras.last(), strict=True)
-        if not frames
+        (WARN, f"no frame of the camera {name} {_since(seconds)}")
+        for name, seconds in parts.cameras.ages().items()
+        if seconds > parameters.max_input_age
     ]
     if joints.problem:
         problems.append((FAULT, joints.problem))
