@@ -283,6 +283,11 @@ def test_a_step_is_that_of_numpy(fused, shape, lengths):
                     windows=(20, None)),
             [65, 23], 3, True, id="bf16, heads of 96, a window, 2 trees of 3 tokens",
         ),
+        pytest.param(
+            changed(fp8_cache=True, dtype="bf16", head_dim=96, rotary_dim=96, max_rows=16,
+                    windows=(20, None)),
+            [65, 23, 150, 1, 16, 17, 100, 34, 5], 1, False, id="bf16, heads of 96, a window, 9 rows",
+        ),
     ],
 )  # fmt: skip
 def test_a_step_with_an_fp8_cache_is_that_of_numpy(fused, shape, lengths, tokens, tree):
@@ -362,6 +367,32 @@ def test_a_step_with_kernels_for_x_is_that_of_numpy(fused, tied, direct_rows):
     shape = changed(tied=tied, hidden=192, inner=320, mlp_bias=True, hidden_state_layers=(1, 2), max_rows=16)
     tuning = dataclasses.replace(CPU_TUNING, repeated_bytes=0, direct_rows=direct_rows)
     check(fused, shape, list(range(6, 150, 13)), tuning=tuning)
+
+
+@pytest.mark.parametrize(
+    "changes, batch, tokens, slots",
+    [
+        pytest.param({}, 2, 3, 1, id="3 tokens each"),
+        pytest.param({"heads": 7, "kv_heads": 1}, 5, 1, 1, id="9 heads of 8 warps"),
+        pytest.param({"quantized": (("o", Quantized(4, 64)),)}, 5, 1, 1, id="quantised weights"),
+        pytest.param({}, 5, 1, 2, id="two blocks of a product beside it"),
+    ],
+)
+def test_only_the_attention_of_a_batch_of_single_tokens_makes_their_new_rows(changes, batch, tokens, slots):
+    shape = changed(max_rows=8)
+    assert attention_kernels(shape, 5, 1, 1) == ["batch_attention"]
+    others = dataclasses.replace(shape, **changes)
+    assert attention_kernels(others, batch, tokens, slots) == ["new_rows", "tree_attention"]
+
+
+def attention_kernels(shape: FusedShape, batch: int, tokens: int, slots: int) -> list[str]:
+    """Return the kernels between qkv and what follows the attention, in the first layer."""
+    device, program = fused_on_cpu.FusedDoubleDevice(5), Recorder()
+    weights, tensors = Model(shape, [40] * batch, tokens=tokens).on_device(device)
+    tuning = dataclasses.replace(CPU_TUNING, paired_rows_hidden=1 << 20 if slots == 2 else 0)
+    FusedDecoder(device, shape, weights, lambda plan: program, tuning).run(tensors)
+    names = [launch.name for launch in program.launches]
+    return names[names.index("qkv") + 1 : min(names.index(name) for name in ("o_x", "o") if name in names)]
 
 
 @pytest.mark.slow
@@ -573,8 +604,26 @@ def test_the_kernels_keep_their_variables_in_registers(arch, head_dim, rows, for
     Program(compiler.source(), "c++", options).compile("cubin", logs=log)
     frames = dict(re.findall(r"Function properties for (\w+)\n\D*(\d+) bytes stack frame", log.getvalue()))
     attention = {"new_rows", "tree_attention"} if rows > 1 else {"attention"}
+    if plan.attends_in_batch(1):
+        attention |= {"batch_attention"}
     assert {"qkv", *attention, "o", "gate_up", "down", "lm_head"} < set(frames)
     assert set(frames.values()) == {"0"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim, dtype", [(128, "fp16"), (64, "bf16")])
+def test_the_attention_of_a_batch_leaves_registers_for_the_kernels_beside_it(head_dim, dtype):
+    sizes = {"hidden": 2560, "inner": 9728, "head_dim": head_dim, "rotary_dim": head_dim}
+    shape = changed(max_rows=8, dtype=dtype, tied=True, **sizes)
+    plan = FusedPlan(shape, 8, 132, 227 << 10, FusedTuning())
+    assert plan.attends_in_batch(1)
+    log = io.StringIO()
+    options = dataclasses.replace(compiler.options("sm_90", plan), ptxas_options="-v")
+    Program(compiler.source(), "c++", options).compile("cubin", logs=log)
+    found = re.findall(r"entry function '(\w+)'[\s\S]*?Used (\d+) registers", log.getvalue())
+    registers = {name: -(-int(count) // 8) * 8 for name, count in found}  # eights of a thread
+    beside = registers["batch_attention"] + registers["o_x"] + max(registers["qkv"], registers["o"])
+    assert beside * 256 <= 64 << 10
 
 
 def test_a_shape_that_the_kernels_do_not_take_is_refused(fused):

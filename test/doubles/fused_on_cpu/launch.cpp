@@ -6,7 +6,9 @@
 #include "fused.inc"
 
 #ifndef KERNELS
-#if !ATTENDS_BY_ROW
+#if ATTENDS_IN_BATCH
+#define ATTENTION_KERNELS KERNEL(new_rows) KERNEL(tree_attention) KERNEL(batch_attention)
+#elif !ATTENDS_BY_ROW
 #define ATTENTION_KERNELS KERNEL(new_rows) KERNEL(tree_attention)
 #elif ROWS > 1
 #define ATTENTION_KERNELS KERNEL(attention) KERNEL(new_rows) KERNEL(tree_attention)

@@ -35,6 +35,7 @@ T& poisoned(T& memory, unsigned& block) {
 }  // namespace fused_on_cpu
 
 #define PRODUCT_LIMITS
+#define BATCH_ATTENTION_LIMITS
 #define STATIC_SHARED(type, name)                \
   static thread_local type name##_memory;        \
   static thread_local unsigned name##_block = 0; \

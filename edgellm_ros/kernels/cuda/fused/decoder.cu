@@ -9,7 +9,7 @@
 // without tensor cores, with quantised weights, and for one row of a small model.
 //
 // A row is a token. Several tokens of one sequence, a chain or a tree, and many rows take new_rows and tree_attention in
-// place of `attention`.
+// place of `attention`; batches of single tokens take batch_attention, where it has room beside blocks of products.
 
 // Multiply this block's share, and add what the adapters add to it. finish: as of `multiply`.
 template <class P, class Finish>
@@ -127,9 +127,20 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
-    tree_attention(const u16* queries, const i64* kv_length, const CacheValue* key_cache, const CacheValue* value_cache, float* sums,
+    tree_attention(const u16* queries, const i64* kv_length, CacheValue* key_cache, CacheValue* value_cache, float* sums,
                    float* scales, i64 window, const unsigned char* mask, i64 tokens, i64 splits) {
-  attend_from_tree(queries, kv_length, key_cache, value_cache, sums, scales, (int)window, mask, (int)tokens, (int)splits);
+  attend_from_tree<QUERIES, false>(queries, {}, kv_length, key_cache, value_cache, sums, scales, (int)window, mask,
+                                   (int)tokens, (int)splits);
+}
+#endif
+
+#if ATTENDS_IN_BATCH
+extern "C" __global__ void BATCH_ATTENTION_LIMITS
+    batch_attention(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
+                    const float* sin_table, const i64* position_ids, const i64* kv_length, CacheValue* key_cache,
+                    CacheValue* value_cache, float* sums, float* scales, i64 window, i64 splits) {
+  attend_from_tree<8, true>(nullptr, {parts, bias, q_norm, k_norm, cos_table, sin_table, position_ids}, kv_length,
+                            key_cache, value_cache, sums, scales, (int)window, nullptr, 1, (int)splits);
 }
 #endif
 

@@ -220,6 +220,8 @@ class FusedDecoder:
             mask = tensors["attention_mask"].pointer if tokens > 1 and "attention_mask" in tensors else 0
             seen = queries, length, *caches, *splits, window, mask, tokens, most_splits
             attention = {"new_rows": (*made, queries, tokens), "tree_attention": seen}
+            if plan.attends_in_batch(tokens):
+                attention = {"batch_attention": (*made, *splits, window, most_splits)}
         merge = window, tokens, most_splits
         qkv_lora, o_lora, gate_up_lora, down_lora = _adapters(tensors, layer)
         return {

@@ -62,7 +62,9 @@ class FusedTuning:
     - direct_tile: columns of the narrow tiles of such products
     - filled_at_once: steps of a ring that a block has on their way at once before it waits for the kernel
       before, where kernels may start early. With tensor cores only.
-    - attention_rows: the largest batch whose attention makes the new rows itself, with tensor cores
+    - attention_rows: the largest batch whose attention does without tensor cores, where products have them
+    - batch_registers: those of a block of batch_attention for heads of up to 128. A block of a product and
+      one of o_x have room beside it, so `o` reads its weights while the attention runs.
     - repeated_bytes: what the blocks of a product but o may read, all together, to make x; for more, a
       kernel of its own makes x. With tensor cores only.
     - blocks: blocks of a product per multiprocessor
@@ -108,6 +110,7 @@ class FusedTuning:
     repeated_bytes: int = 4 << 20
     blocks: int = 1
     attention_rows: int = 1
+    batch_registers: int = 34 << 10
     attention_threads: int = 256
     attention_blocks: int = 1
     split_rows: int = 64
@@ -430,8 +433,19 @@ class FusedPlan:
         return 4 * self.rows * heads * self.splits
 
     def makes_new_rows(self, tokens: int) -> bool:
-        """Return whether new_rows and tree_attention take the place of `attention`."""
+        """Return whether new_rows and tree_attention, or batch_attention, take the place of `attention`."""
         return tokens > 1 or (self.mma and self.rows > self.tuning.attention_rows)
+
+    def attends_in_batch(self, tokens: int) -> bool:
+        """Return whether batch_attention takes the place of new_rows and tree_attention.
+
+        It has a warp for each head that it makes, and starts early only beside single blocks of products
+        that leave registers.
+        """
+        heads = self.shape.heads // self.shape.kv_heads + 2
+        room = heads * WARP <= self.tuning.attention_threads
+        beside = self.tuning.slots < 2 and not self.shape.quantized and not self.lora_rank
+        return tokens == 1 and self.makes_new_rows(1) and beside and room
 
     def tree_splits(self, rows: int, tokens: int) -> int:
         """Return the most splits of tree_attention: so many that its blocks fill the device once."""
@@ -450,7 +464,7 @@ class FusedPlan:
     def launch(self, name: str, rows: int, early: bool, tokens: int = 1) -> Launch:
         """Return how a kernel is launched for so many rows, `tokens` of each sequence."""
         tuning, shape = self.tuning, self.shape
-        if name == "tree_attention":
+        if name in ("tree_attention", "batch_attention"):
             blocks = shape.kv_heads * self._query_tiles(tokens) * self.tree_splits(rows, tokens)
             return Launch(name, (blocks, rows // tokens), tuning.attention_threads, 0, early)
         if name == "new_rows":
@@ -495,6 +509,7 @@ class FusedPlan:
             early_registers = max(early_registers, MORE_REGISTERS)
         if not shape.quantized or self.lora_rank:
             early_registers = 0
+        batch_registers = tuning.batch_registers if shape.head_dim <= 128 else REGISTERS
         values: dict[str, object] = {
             "BF16": int(shape.dtype == "bf16"),
             "FP8_CACHE": int(shape.fp8_cache),
@@ -510,6 +525,8 @@ class FusedPlan:
             "EARLY_REGISTERS": min(255, early_registers // tuning.threads),
             "ATTENTION_THREADS": tuning.attention_threads,
             "ATTENDS_BY_ROW": int(not self.makes_new_rows(1)),
+            "ATTENDS_IN_BATCH": int(self.attends_in_batch(1)),
+            "BATCH_REGISTERS": min(255, batch_registers // tuning.attention_threads),
             "SPLITS": self.splits,
             "SPLIT_ROWS": tuning.split_rows,
             "HIDDEN": shape.hidden,

@@ -21,6 +21,7 @@ constexpr u32 ONES = BF16 ? 0x3f803f80u : 0x3c003c00u;  // two values of the mod
 #else
 #define PRODUCT_LIMITS __launch_bounds__(THREADS)
 #endif
+#define BATCH_ATTENTION_LIMITS __maxnreg__(BATCH_REGISTERS)
 
 // A place of 16 bytes in shared memory. The compiler cannot see through it, so it stays in one register.
 struct Place {

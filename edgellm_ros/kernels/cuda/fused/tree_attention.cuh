@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of rows that are new in the cache already, on tensor cores: tokens of a chain or a tree, or of a batch.
+// Attention on tensor cores: tokens of a chain or a tree, or of a batch.
 //
-// new_rows makes queries, keys and values of the product `qkv`. Then a block has one KV head, one split of the cache's
-// rows, and QUERIES of the head's queries, a query being a token and one of the heads that share the KV head. A warp
+// new_rows makes queries, keys and values of the product `qkv`; in batch_attention, of sequences with one new token each,
+// a block makes what it needs itself. Then a block has one KV head, one split of the cache's rows, and QUERIES of the head's queries, a query being a token and one of the heads that share the KV head. A warp
 // takes CACHE_ROWS rows of the split at once, every ATTENTION_WARPS-th time. Scores are Q K^T, 16 queries by 8 rows;
 // sums are V^T P^T, 16 dimensions by 8 queries, so that probabilities pass from one product to the next in the
 // registers that they are in. Keys and values come from global memory as they lie there: the order of the dimensions
 // in a product is free, and values are the side whose rows are pairs of registers.
 
-constexpr int QUERIES = HEAD_DIM <= 128 ? 16 : 8, HALVES = QUERIES / 8;
+constexpr int QUERIES = HEAD_DIM <= 128 ? 16 : 8;
 constexpr int CACHE_ROWS = 16;
 constexpr int KEY_CHUNKS = HEAD_DIM / 32;           // a lane reads 8 dimensions of a row in each
 constexpr int VALUE_CHUNKS = (HEAD_DIM + 63) / 64;  // and here too, of four rows
 constexpr bool EARLY_VALUES = HEAD_DIM <= 128;      // whether values are on their way while scores are computed
-constexpr int MERGED = ATTENTION_WARPS <= 4 ? QUERIES : QUERIES / 2;  // queries that warps merge at once
 constexpr float SCORE_SCALE = 1.4426950408889634f;  // scores are in powers of two
 
+// MERGED: queries that warps merge at once; MADE: heads of the new row that the block makes.
+template <int QUERIES, int MERGED, int MADE>
 struct TreeShared {
   union {
     uint4 queries[QUERIES][HEAD_DIM / 8 + (HEAD_DIM % 64 ? 0 : 4)];
@@ -23,6 +24,16 @@ struct TreeShared {
   };
   float scales[ATTENTION_WARPS][QUERIES][2];
   int ends[ROWS];  // of the tokens: their position in the sequence, and 1
+  float made[MADE ? MADE : 1][HEAD_DIM];
+  CacheWord new_row[2][MADE ? HEAD_DIM / 8 : 1];  // k and v
+};
+
+// What a block needs to make the new row of a sequence itself.
+struct NewRows {
+  const float* parts;
+  const u16 *bias, *q_norm, *k_norm;
+  const float *cos_table, *sin_table;
+  const i64* position_ids;
 };
 
 // The tokens of a sequence, and which rows of the cache they see.
@@ -84,11 +95,15 @@ __device__ inline void make_new_rows(const float* parts, const u16* bias, const 
 __device__ inline u32 lower_halves(u32 first, u32 second) { return (first & 0xffffu) | second << 16; }
 __device__ inline u32 upper_halves(u32 first, u32 second) { return first >> 16 | (second & 0xffff0000u); }
 
-__device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_length, const CacheValue* key_cache,
-                                        const CacheValue* value_cache, float* sums, float* scales, int window,
-                                        const unsigned char* mask, int tokens,
-                                        int most_splits) {
-  STATIC_SHARED(TreeShared, own);
+// MAKES: the sequences have one new token each, whose queries, keys and values a block makes itself.
+template <int QUERIES, bool MAKES>
+__device__ inline void attend_from_tree(const u16* all_queries, const NewRows& made, const i64* kv_length,
+                                        CacheValue* key_cache, CacheValue* value_cache, float* sums, float* scales,
+                                        int window, const unsigned char* mask, int tokens, int most_splits) {
+  constexpr int HALVES = QUERIES / 8, MERGED = ATTENTION_WARPS <= 4 ? QUERIES : QUERIES / 2;
+  using Own = TreeShared<QUERIES, MERGED, MAKES ? HEADS_PER_KV + 2 : 0>;
+  static_assert(!MAKES || HEADS_PER_KV + 2 <= ATTENTION_WARPS && HEADS_PER_KV <= QUERIES);
+  STATIC_SHARED(Own, own);
   const int tiles = (tokens * HEADS_PER_KV + QUERIES - 1) / QUERIES;
   const int tile = blockIdx.x % tiles, kv_head = blockIdx.x / tiles % KV_HEADS, split = blockIdx.x / (tiles * KV_HEADS);
   const int sequence = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -122,9 +137,17 @@ __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_le
         values[chunk][i] = valid ? load_once(value_cache + cache + (i64)row * HEAD_DIM + column) : CacheWord{};
       }
   };
-  // The same of the rows that the kernel before has written.
+  // The same of the rows that the kernel before, or this block, has written.
   auto fetch_new_keys = [&](int base) {
     if (base + CACHE_ROWS <= first_new) return;
+    if constexpr (MAKES) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int chunk = 0; chunk < KEY_CHUNKS; ++chunk)
+          if (base + 8 * i + g == first_new) keys[i][chunk] = own.new_row[0][4 * chunk + t];
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = base + 8 * i + g;
@@ -137,6 +160,15 @@ __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_le
   };
   auto fetch_new_values = [&](int base) {
     if (base + CACHE_ROWS <= first_new) return;
+    if constexpr (MAKES) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int chunk = 0; chunk < VALUE_CHUNKS; ++chunk)
+          if (base + i / 2 * 8 + 2 * t + i % 2 == first_new && (HEAD_DIM % 64 == 0 || 64 * chunk + 8 * g < HEAD_DIM))
+            values[chunk][i] = own.new_row[1][8 * chunk + g];
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = base + i / 2 * 8 + 2 * t + i % 2;
@@ -177,17 +209,48 @@ __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_le
   fetch_marks(begin + warp * CACHE_ROWS);
 
   if (split < splits.used && threadIdx.x < tokens) own.ends[threadIdx.x] = tree.end(threadIdx.x);
+  // one warp for each query head, one for k, one for v
+  const bool owner = first_new < end, is_query = warp < HEADS_PER_KV, is_key = warp == HEADS_PER_KV;
+  const bool makes = MAKES && (is_query || owner && warp < HEADS_PER_KV + 2);
+  const int from = (is_query ? kv_head * HEADS_PER_KV + warp : HEADS + (is_key ? 0 : KV_HEADS) + kv_head) * HEAD_DIM;
+  NewHead fresh;
+  if (makes) {
+    const i64 position = made.position_ids[sequence] * (ROTARY_DIM / 2);
+    fresh.prepare(is_query ? made.q_norm : is_key ? made.k_norm : nullptr, made.bias + from, made.cos_table + position,
+                  made.sin_table + position, is_query || is_key);
+  }
   wait_for_kernel_before();
   if (split >= splits.used) return;
+  if constexpr (MAKES) {
+    if (makes) {
+      fresh.read(made.parts, sequence, from);
+      fresh.finish(is_query || is_key, own.made[warp]);
+      CacheValue* const out = (is_key ? key_cache : value_cache) + cache + (i64)first_new * HEAD_DIM;
+#pragma unroll
+      for (int i = 0; i < NewHead::ELEMENTS; ++i) {
+        const int at = fresh.at[i];
+        if (is_query) {
+          reinterpret_cast<u16*>(own.queries[warp])[at] = from_float(fresh.values[i]);
+          continue;
+        }
+        const CacheValue bits = to_cache(fresh.values[i]);
+        reinterpret_cast<CacheValue*>(own.new_row[is_key ? 0 : 1])[at] = bits;
+        out[at] = bits;
+      }
+    }
+    __syncthreads();
+  }
   fetch_new_keys(begin + warp * CACHE_ROWS);
   if constexpr (EARLY_VALUES) fetch_new_values(begin + warp * CACHE_ROWS);
-  for (int i = threadIdx.x; i < queries * HEAD_DIM / 8; i += ATTENTION_THREADS) {
-    const int query = first_query + i / (HEAD_DIM / 8), token = query / HEADS_PER_KV;
-    const int head = kv_head * HEADS_PER_KV + query % HEADS_PER_KV, row = sequence * tokens + token;
-    const uint4* const source = reinterpret_cast<const uint4*>(all_queries + (row * HEADS + head) * HEAD_DIM);
-    own.queries[i / (HEAD_DIM / 8)][i % (HEAD_DIM / 8)] = load(source + i % (HEAD_DIM / 8));
+  if constexpr (!MAKES) {
+    for (int i = threadIdx.x; i < queries * HEAD_DIM / 8; i += ATTENTION_THREADS) {
+      const int query = first_query + i / (HEAD_DIM / 8), token = query / HEADS_PER_KV;
+      const int head = kv_head * HEADS_PER_KV + query % HEADS_PER_KV, row = sequence * tokens + token;
+      const uint4* const source = reinterpret_cast<const uint4*>(all_queries + (row * HEADS + head) * HEAD_DIM);
+      own.queries[i / (HEAD_DIM / 8)][i % (HEAD_DIM / 8)] = load(source + i % (HEAD_DIM / 8));
+    }
+    __syncthreads();
   }
-  __syncthreads();
 
   int ends[HALVES];
   float highest[HALVES], total[HALVES];
