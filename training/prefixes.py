@@ -146,7 +146,7 @@ def evaluate_experts(
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = part_parser(
-        __doc__, minutes=3.5, rate=4e-4, capacity=60_000, clips=20_000, first=2048, seed=3, scenes=128
+        __doc__, minutes=4.5, rate=4e-4, capacity=60_000, clips=20_000, first=2048, seed=3, scenes=128
     )
     parser.add_argument("--out", type=Path, help="folder for the expert (default: CHECKPOINT/action_expert)")
     parser.add_argument(

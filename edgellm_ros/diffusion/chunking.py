@@ -15,7 +15,8 @@ with a strength and a pull for each action and step, so that one kernel serves t
 - frozen (GR00T N1.7): the actions begin as those of the previous chunk; the first ones stay, and the velocity
   of the others rises along the chunk.
 - trained (arXiv 2512.05964): the first actions are those of the previous chunk, with the time of finished
-  actions; for checkpoints that have learned this.
+  actions; for checkpoints that have learned this. The velocity of following ones may be corrected as in
+  guided.
 
 docs/real_time_chunking.md explains the choice.
 """
@@ -49,9 +50,10 @@ class ChunkCondition:
     executed: int  # its actions before the time of the new observation, from 0
     delay: int  # actions that are executed until the new chunk arrives, from 0; they stay as they are
     form: str = GUIDED  # "guided", "frozen" or "trained"
-    horizon: int | None = None  # new actions under the previous chunk's influence; None = all that are left
-    schedule: str = "linear"  # falling weights of "guided" after `delay`: "linear", "exp", "ones" or "zeros"
-    max_guidance_weight: float | None = None  # limit of "guided", up to 1000; None = number of Euler steps
+    # New actions under the previous chunk's influence; None = all that are left, with "trained" `delay`.
+    horizon: int | None = None
+    schedule: str = "linear"  # falling weights after `delay`: "linear", "exp", "ones" or "zeros"
+    max_guidance_weight: float | None = None  # their limit, up to 1000; None = number of Euler steps
 
     def __post_init__(self) -> None:
         try:
@@ -90,7 +92,9 @@ class ChunkCondition:
     @property
     def end(self) -> int:
         """First new action that the previous chunk has no influence on."""
-        return self.left if self.horizon is None else self.horizon
+        if self.horizon is not None:
+            return self.horizon
+        return self.delay if self.form == TRAINED else self.left
 
     @property
     def unchanged(self) -> np.ndarray:
@@ -204,16 +208,16 @@ def conditioned_run(condition: ChunkCondition, normalised: np.ndarray, steps: in
     delay, end = condition.delay, condition.end
     strength, pull = np.ones((steps, total)), np.zeros((steps, total))
     kept = clean = 0
-    if condition.form == GUIDED:
+    if condition.form == FROZEN:
+        kept, strength[:] = end, velocity_ramp(delay, end, total)
+    else:
         limit = condition.max_guidance_weight or float(steps)
         weights = prefix_weights(delay, end, total, condition.schedule)
         for step in range(steps):
             time = step / steps
             pull[step] = guidance(time, limit) * weights
             strength[step] = 1.0 - (1.0 - time) * pull[step]
-    elif condition.form == FROZEN:
-        kept, strength[:] = end, velocity_ramp(delay, end, total)
-    else:
+    if condition.form == TRAINED:
         kept = clean = delay
-        strength[:, :delay] = 0.0
+        strength[:, :delay] = pull[:, :delay] = 0.0
     return ConditionedRun(previous, kept, clean, strength.astype(np.float32), pull.astype(np.float32))

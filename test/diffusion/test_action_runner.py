@@ -274,6 +274,16 @@ class TestChunks:
         kept = UnicycleActionSpace(config.action.action_space).normalise(self.CHUNK[1:3])
         np.testing.assert_array_equal(found[:, :2], np.stack([kept] * 3))
 
+    def test_actions_after_the_trained_ones_are_guided_up_to_the_horizon(self, coupled, cache, config):
+        found = self.sample(coupled(6), cache, 5, executed=1, delay=2, horizon=4, form="trained")
+        previous = self.previous(config.action, 1)
+        expected = continue_trained(self.velocity, self.noise, previous, 2, 5, end=4)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        assert (
+            np.abs(found[:, 2:] - continue_trained(self.velocity, self.noise, previous, 2, 5)[:, 2:]).max()
+            > 0.01
+        )
+
     def test_more_steps_than_a_graph_has_continue_a_chunk(self, coupled, cache, config):
         steps = STEPS_PER_GRAPH + 3
         found = self.sample(coupled(1), cache, steps, executed=2, delay=1)

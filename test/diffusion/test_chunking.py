@@ -70,6 +70,14 @@ def test_the_limit_of_the_guidance_is_the_number_of_steps_by_default():
     np.testing.assert_array_equal(limited.pull[0, :2], [3, 3])
 
 
+def test_trained_actions_have_no_influence_behind_them_unless_a_horizon_asks_for_it():
+    run = conditioned_run(ChunkCondition(CHUNK, executed=0, delay=2, form="trained"), CHUNK, 5)
+    assert not run.pull.any()
+    faded = conditioned_run(ChunkCondition(CHUNK, 0, 2, "trained", horizon=4), CHUNK, 5)
+    np.testing.assert_allclose(faded.pull[0], [0, 0, 5 * 2 / 3, 5 / 3, 0, 0], rtol=1e-6)
+    assert (run.kept, run.clean) == (faded.kept, faded.clean) == (2, 2)
+
+
 def test_actions_are_copied(action):
     chunk = CHUNK.copy()
     condition = ChunkCondition(chunk, executed=1, delay=1)

@@ -94,6 +94,13 @@ def test_the_horizon_is_that_of_the_parameter_within_what_is_left():
         assert node.next(0.5).horizon == expected
 
 
+def test_after_trained_actions_the_influence_fades_in_a_quarter_of_the_delay():
+    for horizon, expected in ((0, 10), (1, 8), (12, 12)):  # the delay is 8 rows
+        node = Node("trained", horizon, rtc_max_delay=16)
+        node.publish(latency=0.8)
+        assert node.next(0.8).horizon == expected
+
+
 @pytest.mark.parametrize(
     ("plan", "reason"),
     [

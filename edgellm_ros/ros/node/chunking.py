@@ -24,7 +24,9 @@ from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.parameters import OFF
 
 LATENCIES = 10  # of the last chunks, whose longest is the expected one
-DELAYS_OF_INFLUENCE = 2  # the default horizon: the influence fades while as much time passes again
+# The default horizon in delays: the influence fades while as much time passes again, or a quarter of it after
+# actions that the checkpoint has learned to continue, which needs no help to go on from them.
+DELAYS_OF_INFLUENCE = {"guided": 2.0, "frozen": 2.0, "trained": 1.25}
 SAME_ROW = 1e-3  # rows that stamps may be off by rounding
 LOG_THROTTLE_S = 1.0
 
@@ -137,7 +139,7 @@ class Chunking:
         if executed >= space.horizon:
             raise ValueError(f"the last chunk is {rows * space.dt:.2f} s old, and nothing is left of it")
         delay, left = self.delay, space.horizon - executed
-        horizon = self._parameters.current.chunking_horizon or DELAYS_OF_INFLUENCE * delay
+        horizon = self._parameters.current.chunking_horizon or math.ceil(DELAYS_OF_INFLUENCE[form] * delay)
         actions = shifted(last.actions, max(rows - executed, 0.0))
         condition = ChunkCondition(actions, executed, delay, form, min(max(horizon, delay, 1), left))
         condition.check(action)

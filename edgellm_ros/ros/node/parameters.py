@@ -225,8 +225,8 @@ SPECS: dict[str, Spec] = {
     ),
     "chunking_horizon": Spec(
         0,
-        "Actions of a plan that the last chunk has influence on, with chunking guided or frozen; 0 = twice "
-        "those that are executed until the plan arrives.",
+        "Actions of a plan that the last chunk has influence on; 0 = those that are executed until the plan "
+        "arrives, and as many again, or a quarter of them with chunking trained.",
         0,
         MAX_INT32,
     ),
