@@ -74,9 +74,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument(
         "--chunking",
-        choices=CHUNKING,
-        default="off",
-        help="how the node fits a chunk of actions to the chunk before it (default: %(default)s)",
+        choices=("auto", *CHUNKING),
+        default="auto",
+        help="how the node fits a chunk of actions to the chunk before it (default: trained with "
+        "--inference-delay, if the checkpoint is trained for it, else off)",
     )
     arguments.add_device(parser)
     arguments.add_decode(parser)

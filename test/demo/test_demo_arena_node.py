@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from edgellm_ros.ros.arena.demo import (
     DemoOptions,
     arena_arguments,
     node_arguments,
+    resolved,
 )
 from edgellm_ros.ros.messaging import to_nanoseconds, to_time
 from edgellm_ros.ros.node.parameters import SPECS
@@ -150,6 +152,28 @@ class TestArguments:
         node, arena = self.words(chunking="frozen", follower=True)
         assert 'chunking:="frozen"' in node
         assert 'execution:="auto"' in arena
+
+    @pytest.mark.parametrize(
+        ("learned", "fields", "expected"),
+        [
+            (16, {"inference_delay": 0.8}, "trained"),
+            (16, {"inference_delay": 0.8, "execution": "async"}, "trained"),
+            (16, {"inference_delay": 0.8, "execution": "wait"}, "off"),
+            (16, {}, "off"),
+            (0, {"inference_delay": 0.8}, "off"),
+        ],
+    )
+    def test_chunking_auto_continues_chunks_while_plans_take_time(self, learned, fields, expected):
+        config = SimpleNamespace(action=SimpleNamespace(rtc_max_delay=learned))
+        options = DemoOptions(
+            1, 1, Path("out"), Path("engine"), Path("checkpoint"), "cpu", 1, chunking="auto", **fields
+        )
+        assert resolved(options, config).chunking == expected
+
+    def test_chunking_that_is_named_stays(self):
+        folders = Path("out"), Path("engine"), Path("checkpoint")
+        options = DemoOptions(1, 1, *folders, "cpu", 1, chunking="guided")
+        assert resolved(options, SimpleNamespace(action=None)) is options
 
     def test_the_command_has_the_forms_and_executions_that_the_nodes_have(self):
         assert SPECS["chunking"].choices == CHUNKING

@@ -8,6 +8,7 @@ through a pipe), and ends the processes on every way out.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import selectors
 import statistics
@@ -24,6 +25,7 @@ from edgellm_ros.arena.unicycle import DT
 from edgellm_ros.builder.export_cache import export_if_needed
 from edgellm_ros.engine.device import open_device
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.ros.arena.display import Display
 from edgellm_ros.ros.processes import (
     FOLLOWER_MODULE,
@@ -72,7 +74,20 @@ class DemoOptions:
     follower: bool = False
     inference_delay: float = 0.0  # s
     execution: str = "auto"
-    chunking: str = "off"
+    chunking: str = "off"  # or "auto", which run_demo resolves
+
+
+def resolved(options: DemoOptions, config: EngineConfig) -> DemoOptions:
+    """Return the options with the chunking that drives best, if it is "auto".
+
+    While plans take time, that is to continue chunks, if the checkpoint was trained for it: see
+    docs/real_time_chunking.md.
+    """
+    if options.chunking != "auto":
+        return options
+    learned = config.action is not None and config.action.rtc_max_delay > 0
+    driving = options.inference_delay > 0 and options.execution in ("auto", Execution.ASYNC.value)
+    return dataclasses.replace(options, chunking="trained" if learned and driving else "off")
 
 
 def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
@@ -90,6 +105,7 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
         lambda: display.status(f"exporting {options.checkpoint} to {options.engine_dir} ..."),
         options.precision,
     )
+    options = resolved(options, config)
     find_adapter(options.engine_dir, options.lora)
     if options.spoken and config.audio is None:
         raise EngineError(
