@@ -53,7 +53,7 @@ def in_process(engine, delay_steps: int) -> tuple[World, list[str], list[float],
 def test_a_drive_with_late_plans_is_over_topics_as_in_process(arena_engine, tmp_path):
     command = [
         sys.executable, "-m", "edgellm_ros", "demo", "--engine", arena_engine, "--out", tmp_path, "--json",
-        "--seed", str(SEED), "--inference-delay", "0.8",
+        "--seed", str(SEED), "--inference-delay", "0.8", "--chunking", "off",
     ]  # fmt: skip
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=240, check=False,
