@@ -126,7 +126,10 @@ def course_of(speed: float, actions: NDArray) -> Course:
 
 
 def record_plan(time: float, state: State, frame: NDArray[np.uint8], plan: Plan) -> PlanRecord:
-    """Record a plan for the frame of `time` (s) and `state`, with its paths in the base frame."""
+    """Record a plan for the frame of `time` and `state`, with its paths.
+
+    `time` is in seconds; the paths are in the base frame.
+    """
     here = State(speed=state.speed)
     path = None if plan.actions is None else rollout(here, plan.actions)
     others = None if plan.others is None else np.stack([rollout(here, actions) for actions in plan.others])

@@ -50,13 +50,14 @@ def drive_delayed(
     execution: Execution = Execution.ASYNC,
     replan_steps: int = REPLAN_STEPS,
 ) -> Drive:
-    """Drive until the episode's outcome is settled, with plans that arrive `delay_steps` after their frames.
+    """Drive until the episode's outcome is settled, with delayed plans.
 
-    `think(frame, age)` is called `age` steps after the frame [H, W, 3] RGB was taken and returns its plan.
-    `on_step` is called after each step of the world. The robot brakes, with the curvature that it has, if it
-    has no plan, no actions in its plan, or no rows left. A robot that stands, and that its plan lets stand
-    for `delay_steps`, sees the same at the end of this time: its frame is taken then, with an age of 0, so
-    that its plan begins with the first row. ValueError for a negative delay or replan_steps below 1.
+    A plan arrives `delay_steps` after its frame. `think(frame, age)` is called `age` steps after the frame
+    [H, W, 3] RGB was taken and returns its plan. `on_step` is called after each step of the world. The robot
+    brakes, with the curvature that it has, if it has no plan, no actions in its plan, or no rows left. A
+    robot that stands, and that its plan lets stand for `delay_steps`, sees the same at the end of this time:
+    its frame is taken then, with an age of 0, so that its plan begins with the first row. ValueError for a
+    negative delay or replan_steps below 1.
     """
     if delay_steps < 0 or replan_steps < 1:
         raise ValueError(

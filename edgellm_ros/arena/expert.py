@@ -190,7 +190,10 @@ def _problem(
 
 
 def _seen_from(states: NDArray, problem: _Problem) -> tuple[NDArray, NDArray]:
-    """Compute bearings and distances [N, K, M] of all solids' centres, seen from states [N, K, 4]."""
+    """Compute bearings and distances [N, K, M] of the centres of all solids.
+
+    They are seen from states [N, K, 4].
+    """
     gap = problem.xy[:, None] - states[:, :, None, :2]
     return np.arctan2(gap[..., 1], gap[..., 0]), np.hypot(gap[..., 0], gap[..., 1])
 

@@ -46,7 +46,7 @@ def jumps(track: NDArray, drivers: Sequence[int | None]) -> tuple[Jumps, Jumps]:
 
 
 def excess_jumps(track: NDArray, continuations: Mapping[int, tuple[float, float]]) -> Jumps:
-    """Return by how much the jumps at changes differ from those that the old plans had led to.
+    """Return by how much jumps at changes differ from those old plans had led to.
 
     track: states [T+1, 4]; continuations: for the steps in which a plan took over, the action (m/s^2, 1/m) of
     the plan before it. 0 means that the new plan goes on as the old one. A robot that stands has no value.
@@ -64,5 +64,5 @@ def excess_jumps(track: NDArray, continuations: Mapping[int, tuple[float, float]
 
 
 def motion(track: NDArray) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the accelerations [T] and yaw rates [T] of the steps between states [T+1, 4]."""
+    """Return accelerations [T] and yaw rates [T] of the steps between states [T+1, 4]."""
     return np.diff(track[:, 3]) / DT, wrap(np.diff(track[:, 2])) / DT

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels between engines: embedding, rotary rows, masks, sampling, trees, Euler steps.
+"""Kernels between engines: embedding, RoPE, masks, sampling, trees, Euler steps.
 
 Each kind of device has its own implementation of the same protocol.
 """
@@ -57,9 +57,9 @@ def load_kernels(device: Device, early: bool = False) -> Kernels:
 
 
 def load_tree_kernels(device: Device, early: bool = False) -> TreeKernels:
-    """Load the kernels of speculative decoding. EngineError for an unsupported kind of memory.
+    """Load the kernels of speculative decoding.
 
-    early: see `load_kernels`.
+    EngineError for an unsupported kind of memory. early: see `load_kernels`.
     """
     if device.memory == "cpu":
         from edgellm_ros.kernels.tree_host import HostTreeKernels

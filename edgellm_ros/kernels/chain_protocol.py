@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocols of kernels that take more of a draft head's work than one run: whole chains, and prompts."""
+"""The protocols of kernels that take more of a draft head's work than one run.
+
+They take whole chains, and prompts.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from edgellm_ros.kernels.tree_protocol import DraftTable, DraftTree
 
 @dataclass(frozen=True)
 class ChainDraft:
-    """Tensors of a draft of B sequences with W accepted tokens, by a head with states of size H.
+    """Tensors of a draft by a head, for B sequences with W accepted tokens.
+
+    H is the size of the head's states.
 
     - tokens [B,W] int64, states [B,W,H] before them; counts [B] int64: so many of a row's tokens are accepted
       A row without any belongs to a sequence that has ended, and gets no draft.
@@ -57,7 +62,10 @@ class ChainDrafter(Protocol):
 
 
 class PromptRows(Protocol):
-    """Writes the KV rows of prompts of one head on one device: all that is used of its run on them."""
+    """Writes the KV rows of prompts of one head on one device.
+
+    These rows are all that is used of the head's run on prompts.
+    """
 
     def run(
         self,

@@ -270,7 +270,9 @@ def sample_row(
 def row_sampler(
     logits: np.ndarray, state: SamplingState, row: int
 ) -> Callable[[int, Sequence[int]], int]:
-    """Return a function that samples at one of several nodes: node, logit indices of its path -> index.
+    """Return a function that samples at one of several nodes.
+
+    It takes a node and the logit indices of its path, and returns an index.
 
     logits [M,V] float32 of the nodes. The result is that of `sample_row`; without a temperature and a penalty
     all nodes are sampled at once.
@@ -282,10 +284,10 @@ def row_sampler(
 
 
 def most_likely(logits: np.ndarray, count: int) -> np.ndarray:
-    """Return the indices of the highest of logits [V], in falling order, the lower index first among equals.
+    """Return the indices of the highest of logits [V], in falling order.
 
-    Of V / width groups, `count` have a maximum that reaches the count-th highest one. So only logits that
-    reach this one can be among the highest, and few do.
+    Among equals the lower index comes first. Of V / width groups, `count` have a maximum that reaches the
+    count-th highest one. So only logits that reach this one can be among the highest, and few do.
     """
     size = len(logits)
     width = max(1, size // (16 * count))

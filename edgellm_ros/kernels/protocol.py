@@ -22,7 +22,7 @@ EXCLUDED = -1e30
 
 @dataclass(frozen=True)
 class RopeTable:
-    """Scaled cosine and sine of the rotary angle of every whole position and frequency.
+    """Scaled cosine and sine of RoPE's angle for every whole position and frequency.
 
     The rows of other positions are computed from those of the whole positions before them.
     """
@@ -68,7 +68,10 @@ class StopState:
 
 @dataclass(frozen=True)
 class PatchLayout:
-    """How an image is cut into patches: tile by tile, merge block by merge block; sizes in pixels."""
+    """How an image is cut into patches: tile by tile, merge block by merge block.
+
+    Sizes are in pixels.
+    """
 
     tile_height: int  # the image's own, if there are no tiles
     tile_width: int
@@ -106,7 +109,10 @@ class SequenceCache:
 
 @dataclass(frozen=True)
 class ConditionedStep:
-    """Tensors of an Euler step that continues a chunk, on the device: see `Kernels.conditioned_step`."""
+    """Tensors of an Euler step that continues a chunk, on the device.
+
+    See `Kernels.conditioned_step`.
+    """
 
     previous: Tensor  # [T,A] fp32
     factors: Tensor  # [3,T] fp32
@@ -118,17 +124,18 @@ class Kernels(Protocol):
     """The kernels on one kind of device."""
 
     def resize(self, image: Tensor, out: Tensor) -> None:
-        """Write out [C,h,w] uint8: the channels of image [H,W,C] uint8, resized with bicubic weights.
+        """Write out [C,h,w] uint8: the channels of image [H,W,C] uint8, resized.
 
-        The bits are those of Pillow's `Image.resize` with `Resampling.BICUBIC`.
+        The weights are bicubic. The bits are those of Pillow's `Image.resize` with `Resampling.BICUBIC`.
         """
         ...
 
     def cut_patches(self, levels: Tensor, frames: Tensor, layout: PatchLayout, out: Tensor) -> None:
-        """Write out [...,C*T*p*p] fp32: the normalised values of the patches of frames [F,C,h,w] uint8.
+        """Write out [...,C*T*p*p] fp32: the normalised values of the frames' patches.
 
-        Each patch has C channels of T frames; the last of F <= T frames is repeated. levels [C,256] fp32: the
-        normalised value of each of a channel's 256 values. The sides of a frame are multiples of the tile's.
+        frames: [F,C,h,w] uint8. Each patch has C channels of T frames; the last of F <= T frames is repeated.
+        levels [C,256] fp32: the normalised value of each of a channel's 256 values. The sides of a frame are
+        multiples of the tile's.
         """
         ...
 
@@ -172,7 +179,9 @@ class Kernels(Protocol):
         cos: Tensor,
         sin: Tensor,
     ) -> None:
-        """Write cos, sin [B,S,D/2] of tokens at positions [B,3,S] f32 (time, height, width).
+        """Write cos, sin [B,S,D/2] of tokens at positions [B,3,S] (time, height, width).
+
+        The positions are f32.
 
         Interleaved as in Qwen3, frequency j belongs to height if j % 3 == 1 and j < 3 * mrope_section[1], to
         width if j % 3 == 2 and j < 3 * mrope_section[2], else to time. Otherwise the first mrope_section[0]
@@ -257,7 +266,9 @@ class Kernels(Protocol):
         ...
 
     def commit_states(self, states: Tensor, next_states: Tensor, first_row: int, counts: Tensor) -> None:
-        """Commit recurrent states: copy row first_row + b of next_states if counts[b] is positive.
+        """Commit recurrent states of the rows with a positive count.
+
+        Row first_row + b of next_states is copied if counts[b] is positive.
 
         states, next_states [L,B,n]: n values for each layer and row; counts [b <= B - first_row].
         """
@@ -278,9 +289,9 @@ class Kernels(Protocol):
     def conditioned_step(
         self, x: Tensor, velocity: Tensor, previous: Tensor, factors: Tensor, dt: float, time: Tensor
     ) -> None:
-        """Add dt * (a * velocity + b * (previous - x)) to x [n,T,A] in place, and write the next times.
+        """Add dt * (a * velocity + b * (previous - x)) to x, and write the next times.
 
-        previous [T,A]; factors [3,T]: a, b and the next time of each row; time [N], N <= T, gets the first
-        ones. All are f32.
+        x [n,T,A] is changed in place; previous [T,A]; factors [3,T]: a, b and the next time of each row; time
+        [N], N <= T, gets the first ones. All are f32.
         """
         ...

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of speculative decoding in NumPy: for the CPU, and as the reference for CUDA."""
+"""The kernels of speculative decoding in NumPy.
+
+They are for the CPU, and the reference for CUDA.
+"""
 
 from __future__ import annotations
 
@@ -307,7 +310,7 @@ class HostTreeKernels:
 
 
 def _written(inputs: Tensor, rows: int, tokens: int) -> np.ndarray:
-    """Return what a run has written [L,rows,tokens,width] to a tensor of `ChainInputs`."""
+    """Return what a run wrote [L,rows,tokens,width] to a tensor of `ChainInputs`."""
     layers, width = inputs.shape[0], inputs.shape[-1]
     flat = inputs.array.reshape(layers, -1)[:, : rows * tokens * width]
     return flat.reshape(layers, rows, tokens, width)
@@ -316,7 +319,10 @@ def _written(inputs: Tensor, rows: int, tokens: int) -> np.ndarray:
 def _advance_state(
     state: np.ndarray, keys: np.ndarray, values: np.ndarray, decays: np.ndarray, strengths: np.ndarray | None
 ) -> None:
-    """Change the state [groups,dk,columns] of one layer and row; keys [tokens,...], and so on."""
+    """Change the state [groups,dk,columns] of one layer and row.
+
+    keys [tokens,...], and so on.
+    """
     (tokens, heads), (_, key_dim, columns) = decays.shape, state.shape
     state = state.reshape(heads, -1, key_dim, columns)
     k = keys.reshape(tokens, -1, key_dim).transpose(1, 0, 2)  # [heads,tokens,dk]
@@ -338,7 +344,10 @@ def _advance_state(
 
 
 def _log_masses(logits: np.ndarray) -> np.ndarray:
-    """Return log(sum(exp(logits - max))) of rows [B,R,V] as float64; NaN where a row is not finite."""
+    """Return log(sum(exp(logits - max))) of rows [B,R,V] as float64.
+
+    It is NaN where a row is not finite.
+    """
     highest, lowest = logits.max(axis=-1), logits.min(axis=-1)
     finite = np.isfinite(highest) & np.isfinite(lowest)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -348,7 +357,10 @@ def _log_masses(logits: np.ndarray) -> np.ndarray:
 
 
 def _earlier_occurrence(entry: np.ndarray, most_ngram: int, least_ngram: int) -> int:
-    """Return the last entry of the latest longest earlier occurrence of the newest tokens; -1 for none."""
+    """Return the last entry of the longest earlier occurrence of the newest tokens.
+
+    Of several, the latest counts. -1: there is none.
+    """
     newest = len(entry) - 1
     ends = np.arange(least_ngram - 1, newest)
     found = -1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of the kernels of speculative decoding, and the tensors of drafts and trees.
+"""The protocol of speculative decoding's kernels; tensors of drafts and trees.
 
 Letters in shapes, besides those of `protocol`: N levels of a draft, K candidates of each node that the draft
 runs on, T entries of a table of candidates, M nodes of a tree, D most tokens of a round. All counts, indices
@@ -86,7 +86,7 @@ class ChainInputs:
 
 @dataclass(frozen=True)
 class DraftTree:
-    """Tokens that the base model verifies in one run. Parents come before their children."""
+    """Tokens that the base model verifies in one run, parents before their children."""
 
     tokens: Tensor  # [B,M] i64; node 0 is the newest token, -1 is never sampled
     parents: Tensor  # [B,M] i64, nodes; -1 for node 0
@@ -155,12 +155,12 @@ class TreeKernels(Protocol):
         newest: Tensor,
         out: DraftInputs,
     ) -> None:
-        """Write the inputs of the draft's run on accepted tokens [B,S]; those after counts[b] are padding.
+        """Write the inputs of the draft's run on accepted tokens [B,S].
 
-        Token s is in slot lengths[b] + s, at position lengths[b] + s + deltas[b], deltas [B] f32. It attends
-        to the lengths[b] committed KV rows, to the tokens before it, and to itself. embedding [V,H]: a token
-        outside takes the nearest row. newest [B,1] gets the index of the last of counts[b] tokens, 0 if there
-        is none. out.write_index is not written: it is `lengths`.
+        Those after counts[b] are padding. Token s is in slot lengths[b] + s, at position lengths[b] + s +
+        deltas[b], deltas [B] f32. It attends to the lengths[b] committed KV rows, to the tokens before it,
+        and to itself. embedding [V,H]: a token outside takes the nearest row. newest [B,1] gets the index of
+        the last of counts[b] tokens, 0 if there is none. out.write_index is not written: it is `lengths`.
         """
         ...
 
@@ -177,12 +177,13 @@ class TreeKernels(Protocol):
         parents: Tensor,
         out: DraftInputs,
     ) -> None:
-        """Select the level's K candidates of the highest scores; write the inputs of the draft's run on them.
+        """Select the level's K candidates of the highest scores, for the draft's run.
 
-        1 <= level < N. Writes nodes[:, level - 1] in falling order of scores, the lower entry first among
-        equals, and parents [B,K,H], the states of their parents. embedding [V,H] has a row for each token.
-        states [B,S,H] are those of the run before: row newest[b,0] is that of the newest token, for level 1;
-        later rows are those of nodes[:, level - 2], and S = K. A row outside of a tensor takes the nearest.
+        Writes the inputs of this run on them. 1 <= level < N. Writes nodes[:, level - 1] in falling order of
+        scores, the lower entry first among equals, and parents [B,K,H], the states of their parents.
+        embedding [V,H] has a row for each token. states [B,S,H] are those of the run before: row newest[b,0]
+        is that of the newest token, for level 1; later rows are those of nodes[:, level - 2], and S = K. A
+        row outside of a tensor takes the nearest.
 
         Node k is in slot lengths[b] + (level - 1) * K + k of the draft's cache, at position lengths[b] +
         level - 1 + deltas[b], deltas [B] f32. It attends to the lengths[b] committed KV rows, to its
@@ -191,10 +192,10 @@ class TreeKernels(Protocol):
         ...
 
     def select_tree(self, table: DraftTable, last_tokens: Tensor, tree: DraftTree) -> None:
-        """Write the tree: the root and the M - 1 entries of the highest scores, in the table's order.
+        """Write the tree: the root and the M - 1 entries of the highest scores.
 
-        last_tokens [B]: the token of node 0. Among equal scores the lower entry wins, so the parent of a
-        selected entry is selected too. ValueError if M > T.
+        The entries are in the table's order. last_tokens [B]: the token of node 0. Among equal scores the
+        lower entry wins, so the parent of a selected entry is selected too. ValueError if M > T.
         """
         ...
 
@@ -226,7 +227,7 @@ class TreeKernels(Protocol):
         path: Tensor,
         offered: Tensor,
     ) -> None:
-        """Sample a token at the root, go to the child that has this token, and so on until there is none.
+        """Sample a token at the root, go to the child with this token, and so on.
 
         logits [B,M,V] f32 of the tree's nodes. Token i of a sequence is sampled as `Kernels.sample` samples
         after a commit of the tokens before: at position state.position[b] + i, with these tokens seen. So the
@@ -270,23 +271,25 @@ class TreeKernels(Protocol):
         out_states: Tensor,
         out_counts: Tensor,
     ) -> None:
-        """Write what a draft continues after a path: `take_rows` of states, and copies of tokens and counts.
+        """Write what a draft continues after a path.
 
-        tokens, out_tokens [B,R]; counts, out_counts [B]; states [B,S,H], path [B,R], out_states [B,R,H].
+        This is `take_rows` of states, and copies of tokens and counts. tokens, out_tokens [B,R]; counts,
+        out_counts [B]; states [B,S,H], path [B,R], out_states [B,R,H].
         """
         ...
 
     def put_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
-        """Write rows index [B,R] of out [B,S,H]: those of source [B,R,H], of the same type.
+        """Write rows index [B,R] of out [B,S,H]: those of source [B,R,H].
 
-        The indices of a sequence differ. A row with an index outside 0..S-1 is left out.
+        Both have the same type. The indices of a sequence differ. A row with an index outside 0..S-1 is left
+        out.
         """
         ...
 
     def find_continuation(
         self, history: Tensor, lengths: Tensor, most_ngram: int, least_ngram: int, tree: DraftTree
     ) -> None:
-        """Write a chain of the tokens that followed earlier occurrences of the newest ones.
+        """Write a chain of tokens that followed earlier occurrences of the newest ones.
 
         history [B,C]: entry i is the token of KV row i; the newest token, entry lengths[b], has no KV row
         yet. Of the n-grams that end at the newest token, with most_ngram >= n >= least_ngram >= 1, the
@@ -297,18 +300,19 @@ class TreeKernels(Protocol):
         ...
 
     def append_history(self, tokens: Tensor, counts: Tensor, lengths: Tensor, history: Tensor) -> None:
-        """Append the newest counts[b] tokens of tokens [B,n] to history [B,C], after `Kernels.commit_rows`.
+        """Append the newest counts[b] tokens of tokens [B,n] to history [B,C].
 
         The last of them becomes entry lengths[b]: see `find_continuation`. Entries outside 0..C-1 are left
-        out.
+        out. Call it after `Kernels.commit_rows`.
         """
         ...
 
     def advance_states(self, states: Tensor, inputs: ChainInputs, tokens: int, counts: Tensor) -> None:
-        """Change the states of the first b rows by the first counts[b] tokens of a run, in place.
+        """Change states of the first b rows by the first counts[b] tokens of a run.
 
-        states [L,B,groups,dk,columns] f32, as `RecurrentConfig.state_shape` has them; counts [b], at most
-        `tokens`. Token t changes the state S [dk,dv] of a head, with key k, value v, decay g and strength s:
+        The states are changed in place. states [L,B,groups,dk,columns] f32, as `RecurrentConfig.state_shape`
+        has them; counts [b], at most `tokens`. Token t changes the state S [dk,dv] of a head, with key k,
+        value v, decay g and strength s:
 
           S <- exp(g) S + k (s (v - exp(g) S^T k))^T      or, without strengths,      S <- exp(g) S + k v^T
 
@@ -317,15 +321,19 @@ class TreeKernels(Protocol):
         ...
 
     def advance_windows(self, windows: Tensor, inputs: Tensor, tokens: int, counts: Tensor) -> None:
-        """Append the first counts[b] inputs of a run to the last inputs of the convolutions, in place.
+        """Append the first counts[b] inputs of a run to the convolutions' last inputs.
 
-        windows [L,B,C,K-1] f32, the newest input last; inputs: those of `ChainInputs`.
+        The windows are changed in place. windows [L,B,C,K-1] f32, the newest input last; inputs: those of
+        `ChainInputs`.
         """
         ...
 
 
 def check_candidates(table: DraftTable, level: int, rows: int, draft_vocab: int) -> None:
-    """Raise ValueError unless logits with so many rows and tokens can be added as a level."""
+    """Raise ValueError unless logits can be added as a level.
+
+    The logits have `rows` rows and `draft_vocab` tokens.
+    """
     if not 1 <= level <= table.levels or rows != (1 if level == 1 else table.top_k):
         raise ValueError(
             f"level {level} of {table.levels} with {rows} rows of logits: expected 1 row for level 1, "

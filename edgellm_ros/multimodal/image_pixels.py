@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all image processors share: checks, normalised values, sizes after resizing."""
+"""What image processors share: checks, normalised values, sizes after resizing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def image_levels(config: VisionTower) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ResizedImage:
-    """A size to which an image is resized, and how the result is cut into patches; in pixels."""
+    """A size to which an image is resized, and how the result is cut into patches.
+
+    Sizes are in pixels.
+    """
 
     height: int
     width: int

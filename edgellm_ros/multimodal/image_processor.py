@@ -15,7 +15,7 @@ from edgellm_ros.multimodal.vision_config import InternVLVisionConfig, VisionCon
 
 
 class ImageProcessor(Protocol):
-    """Says how images become inputs of the vision tower; `Kernels` computes the pixels.
+    """Says how images become the vision tower's inputs; `Kernels` computes the pixels.
 
     All methods raise ValueError for an image that the tower does not take.
     """

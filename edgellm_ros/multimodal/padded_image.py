@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resizes camera images for policies: bilinear, aspect ratio kept, filled up to a square.
+"""Resizes camera images for policies: bilinear, filled up to a square.
+
+The aspect ratio is kept.
 
 Reference: LeRobot 0.4.4, modeling_smolvla.py, resize_with_pad and SmolVLAPolicy.prepare_images.
 """
@@ -12,10 +14,11 @@ from edgellm_ros.multimodal.image_pixels import check_image
 
 
 def padded_image(image: np.ndarray, size: int) -> np.ndarray:
-    """Resize an image [H, W, 3] uint8 to fit into a square: [3, size, size] float32 from -1 to 1.
+    """Resize an image [H, W, 3] uint8 to fit into a square [3, size, size] float32.
 
-    The image is at the right and bottom edge; the rest is -1, black. Neighbouring pixels are weighted in
-    fp32, without a filter when the image shrinks. ValueError for another shape or type.
+    Values are from -1 to 1. The image is at the right and bottom edge; the rest is -1, black. Neighbouring
+    pixels are weighted in fp32, without a filter when the image shrinks. ValueError for another shape or
+    type.
     """
     check_image(image)
     height, width = image.shape[:2]
@@ -49,7 +52,10 @@ def _mixed(first: np.ndarray, second: np.ndarray, share: np.ndarray) -> np.ndarr
 
 
 def _neighbours(before: int, after: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find two neighbours of each pixel of a resized line, and the share of the second, as PyTorch does."""
+    """Find two neighbours of each pixel of a resized line, and the second's share.
+
+    Both are as PyTorch has them.
+    """
     scale = np.float32(before) / np.float32(after)
     places = scale * (np.arange(after, dtype=np.float32) + np.float32(0.5)) - np.float32(0.5)
     places = np.maximum(places, np.float32(0))

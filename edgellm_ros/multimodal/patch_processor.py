@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes images for Qwen's vision towers: any size, in multiples of a merge block.
+"""Processes images for Qwen's vision towers: any size of whole merge blocks.
 
 Reference: transformers, Qwen2VLImageProcessorPil.
 """
@@ -51,7 +51,10 @@ def smart_resize(height: int, width: int, config: QwenVisionTower) -> tuple[int,
 
 
 def check_aspect_ratio(height: int, width: int) -> None:
-    """Check that the sides of an image differ by a factor of at most 200. ValueError otherwise."""
+    """Check that the sides of an image differ by a factor of at most 200.
+
+    ValueError otherwise.
+    """
     if max(height, width) / min(height, width) > MAX_ASPECT_RATIO:
         raise ValueError(
             f"an image's sides may differ by a factor of at most {MAX_ASPECT_RATIO}, got {width}x{height}"
@@ -61,7 +64,9 @@ def check_aspect_ratio(height: int, width: int) -> None:
 def fit_area(
     height: int, width: int, factor: int, low: int, high: int, frames: int = 1, counted_frames: int = 1
 ) -> tuple[int, int]:
-    """Compute a size in multiples of `factor` pixels whose area, over all frames, is from `low` to `high`.
+    """Compute a size in multiples of `factor` pixels, with an area within limits.
+
+    The area, over all frames, is from `low` to `high`.
 
     counted_frames: what the multiples are compared with the limits for; `frames` rounded, in the reference.
     """

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the vision tower's pixel_values on the device: resize, cut into patches, normalise."""
+"""Computes the vision tower's pixel_values on the device.
+
+It resizes images, cuts them into patches and normalises their values.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +38,11 @@ class PixelBuffers:
     def compute(
         self, frames: Sequence[np.ndarray], sizes: Sequence[ResizedImage], levels: Tensor
     ) -> Tensor:
-        """Compute pixel_values float32 of frames [H, W, 3] uint8, valid until the next call.
+        """Compute pixel_values float32 of frames [H, W, 3] uint8.
 
-        Frames have one size; the last one is repeated up to the frames of a patch. The patches of each of
-        `sizes` follow each other. levels [C, 256]: normalised values. See `VisionTower.pixels_shape`.
+        They are valid until the next call. Frames have one size; the last one is repeated up to the frames of
+        a patch. The patches of each of `sizes` follow each other. levels [C, 256]: normalised values. See
+        `VisionTower.pixels_shape`.
         """
         while len(frames) > 1 and frames[-1] is frames[-2]:
             frames = frames[:-1]

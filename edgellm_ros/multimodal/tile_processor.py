@@ -29,7 +29,10 @@ class TileProcessor:
         return tiles + (tiles > 1), self.config.tile_tokens
 
     def resized(self, height: int, width: int) -> list[ResizedImage]:
-        """Return the grid of tiles, row by row, and the whole image as one more tile if there are several."""
+        """Return the grid of tiles, row by row.
+
+        If there are several, the whole image follows as one more tile.
+        """
         rows, columns = best_tile_grid(height, width, self.config)
         size, patch, block = self.config.tile_size, self.config.patch_size, self.config.size_factor
         tile = PatchLayout(size, size, patch, block)
@@ -62,7 +65,10 @@ def best_tile_grid(height: int, width: int, config: InternVLVisionConfig) -> tup
 
 @lru_cache(maxsize=8)
 def _tile_grids(low: int, high: int) -> list[tuple[int, int]]:
-    """List rows and columns of all grids of `low` to `high` tiles, in the reference's order."""
+    """List rows and columns of all grids of `low` to `high` tiles.
+
+    They are in the reference's order.
+    """
     sides = range(1, high + 1)
     grids = [(rows, columns) for columns in sides for rows in sides if low <= rows * columns <= high]
     return sorted(grids, key=lambda grid: grid[0] * grid[1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration of a video processor, and of how a prompt tells the times of frames."""
+"""Configuration of a video processor, and of how prompts tell the times of frames."""
 
 from __future__ import annotations
 

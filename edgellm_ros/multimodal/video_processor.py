@@ -69,15 +69,16 @@ class VideoProcessor:
         return [whole_image(self.tower, *self._resized(len(video.frames), *video.size))]
 
     def group_times(self, video: Video) -> list[float]:
-        """Compute the time of each group in seconds: the mean of its first and last frame's."""
+        """Compute each group's time in seconds: the mean of its first and last frame's."""
         length, times = self.tower.temporal_patch_size, list(video.timestamps or ())
         times += times[-1:] * (-len(times) % length)
         return [(times[i] + times[i + length - 1]) / 2 for i in range(0, len(times), length)]
 
     def group_positions(self, video: Video) -> tuple[float, ...]:
-        """Compute the time of each group on mRoPE's time axis, from the first group's; 0 if times are words.
+        """Compute the time of each group on mRoPE's time axis.
 
-        All products are rounded to float32, in the order of the reference.
+        It is counted from the first group's; 0 if times are words. All products are rounded to float32, in
+        the order of the reference.
         """
         length, per_second = self.tower.temporal_patch_size, np.float32(self._config.tokens_per_second)
         groups = np.arange(-(-len(video.frames) // length), dtype=np.float32)
@@ -105,7 +106,10 @@ class VideoProcessor:
         return np.linspace(0, total - 1, count).round().astype(int).tolist()
 
     def _resized(self, frames: int, height: int, width: int) -> tuple[int, int]:
-        """Compute height and width in pixels after resizing, multiples of patch size times merge size."""
+        """Compute height and width in pixels after resizing.
+
+        They are multiples of patch size times merge size.
+        """
         config, factor, length = self._config, self.tower.size_factor, self.tower.temporal_patch_size
         low, high, cap = config.min_pixels, config.max_pixels, config.max_video_tokens
         if config.processor == LIMITS_OF_A_FRAME:

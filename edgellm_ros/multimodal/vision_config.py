@@ -15,7 +15,7 @@ from edgellm_ros.multimodal.video_config import VideoConfig, check_bicubic
 
 @dataclass(frozen=True)
 class VisionTower:
-    """What all kinds have: a transformer over patches, m x m of which become one token.
+    """What all have: a transformer over patches, m x m of which become one token.
 
     Images are resized, rescaled, normalised and cut into patches by the image processor.
     """
@@ -95,7 +95,7 @@ class VisionTower:
         return 1
 
     def pixels_shape(self, tokens: int) -> tuple[int, ...]:
-        """Return the shape of pixel_values of the largest image of at most `tokens` tokens."""
+        """Return pixel_values' shape for the largest image of at most `tokens` tokens."""
         return tokens * self.patches_per_token, self.patch_dim
 
 
@@ -131,7 +131,10 @@ class QwenVisionTower(VisionTower):
 
 @dataclass(frozen=True)
 class Qwen3VisionConfig(QwenVisionTower):
-    """Vision tower of Qwen3-VL, Qwen3-Omni and Qwen3.5: learned position grid, deepstack."""
+    """Vision tower of Qwen3-VL, Qwen3-Omni and Qwen3.5.
+
+    It has a learned position grid and deepstack.
+    """
 
     kind: Literal["qwen3_vl"] = field(default="qwen3_vl", kw_only=True)
     num_position_embeddings: int  # points of the learned position grid, a square number
@@ -158,7 +161,10 @@ class Qwen3VisionConfig(QwenVisionTower):
 
 @dataclass(frozen=True)
 class Qwen2_5VisionConfig(QwenVisionTower):
-    """Vision tower of Qwen2.5-VL: patches attend within windows, in some blocks to the whole image."""
+    """Vision tower of Qwen2.5-VL, whose patches attend within windows.
+
+    In some blocks they attend to the whole image.
+    """
 
     kind: Literal["qwen2_5_vl"] = field(default="qwen2_5_vl", kw_only=True)
     window_size: int  # side of a window in pixels

@@ -57,7 +57,10 @@ def windows(rows: np.ndarray, columns: np.ndarray, config: Qwen2_5VisionConfig) 
 
 
 def _rotary(rows: np.ndarray, columns: np.ndarray, config: QwenVisionTower) -> dict[str, np.ndarray]:
-    """Compute cos and sin of each patch, half of the angles from its row and half from its column."""
+    """Compute cos and sin of each patch.
+
+    Half of the angles are from its row and half from its column.
+    """
     quarter = config.head_dim // 4
     exponents = np.arange(0, 2 * quarter, 2, dtype=np.float32) / np.float32(2 * quarter)
     inverse = (1.0 / np.float32(config.rope_theta) ** exponents).astype(np.float32)

@@ -23,11 +23,11 @@ MAX_CACHED_GRIDS = 8
 
 
 class VisionRunner:
-    """Runs the vision tower, one image or one group of video frames per run, and owns its inputs.
+    """Runs the vision tower, and owns its inputs.
 
-    The rows of an image depend on that image alone, those of a group on its frames and on the size to which
-    the whole video is resized. `max_tokens`: largest number of rows of one image or video (the limit of a
-    prompt).
+    A run is of one image or one group of video frames. The rows of an image depend on that image alone, those
+    of a group on its frames and on the size to which the whole video is resized. `max_tokens`: largest number
+    of rows of one image or video (the limit of a prompt).
     """
 
     def __init__(

@@ -12,7 +12,10 @@ from edgellm_ros.kernels.cuda.tree_kernels import CudaTreeKernels
 
 
 def load_cuda_kernels(device: Any, early: bool = False) -> CudaKernels:
-    """Load the kernels for a `CudaDevice`, compiled or from the cache. early: see `CudaProgram`."""
+    """Load the kernels for a `CudaDevice`, compiled or from the cache.
+
+    early: see `CudaProgram`.
+    """
     program = CudaProgram(device, cached_kernels(device.arch), early)
     device.fill_kernel = program.function("fill")
     return CudaKernels(device, program)

@@ -99,9 +99,10 @@ def cached(
     compile: Callable[[], bytes],
     directory: Path | None = None,
 ) -> bytes:
-    """Return the cubin of a program with these options from a cache folder; compile it if there is none.
+    """Return the cubin of a program with these options from a cache folder.
 
-    A damaged file is replaced. If the folder is not writable, the kernels are compiled each time.
+    It is compiled if the folder has none. A damaged file is replaced. If the folder is not writable, the
+    kernels are compiled each time.
     """
     file = (directory or cache_directory()) / f"{arch}-{_key(arch, program, chosen)}.cubin"
     try:

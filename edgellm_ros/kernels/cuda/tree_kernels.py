@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of speculative decoding on CUDA tensors: their arguments and launch sizes."""
+"""The kernels of speculative decoding on CUDA tensors.
+
+Here are their arguments and launch sizes.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ HALF = np.dtype(np.float16)
 
 
 class CudaTreeKernels(CudaLaunches):
-    """The kernels of speculative decoding on a GPU; `TreeKernels` documents the methods."""
+    """The kernels of speculative decoding on a GPU.
+
+    `TreeKernels` documents the methods.
+    """
 
     def add_candidates(
         self, logits: Tensor, token_of_logit: Tensor | None, table: DraftTable, level: int
@@ -266,7 +272,10 @@ def _address(tensor: Tensor | None) -> int:
 
 
 def _widths(embedding: Tensor, out: DraftInputs, *states: Tensor) -> tuple[int, int, int]:
-    """Return the unit of moves, and the bytes of a row of states and of the mask, 0 without a mask."""
+    """Return the unit of moves, and the bytes of a row of states and of the mask.
+
+    Those of the mask are 0 if there is none.
+    """
     row, capacity = row_bytes(embedding), 0
     width = widest_unit(row, embedding, out.embeds, *states)
     if out.mask is not None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decode step of a dense decoder, from embeddings to logits, in kernels of our own."""
+"""A decode step of a dense decoder in our own kernels, from embeddings to logits."""

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusedChain: a draft head's chain of tokens, as one launch of a kernel on a cluster of blocks."""
+"""FusedChain: a draft head's chain of tokens, as one launch of a kernel.
+
+The kernel runs on a cluster of blocks.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,10 @@ PHASES = 6  # of a run, in which blocks wait for each other
 
 
 class ChainPlan:
-    """Sizes that the kernel is compiled with, for drafts of so many levels after so many accepted tokens.
+    """Sizes that the kernel is compiled with.
 
-    EngineError, with the reason, if the kernel does not take the head.
+    They are for drafts of so many levels after so many accepted tokens. EngineError, with the reason, if the
+    kernel does not take the head.
     """
 
     files = FILES

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusedDecoder: a decode step of all layers, queued as launches of six kernels per layer."""
+"""FusedDecoder: a decode step of all layers, queued as launches of kernels.
+
+A layer has six kernels.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ class StateFusion:
 
 
 class FusedDecoder:
-    """Decode steps of one model on one device, one token or several tokens per sequence.
+    """Decode steps of one model on one device.
+
+    A step has one token or several tokens per sequence.
 
     - device: a `CudaDevice`
     - compile: makes a program of a plan; None = for the device, from the cache of compiled kernels
@@ -86,9 +91,9 @@ class FusedDecoder:
             self._states = {layer: device.empty(rows, np.uint16) for layer in fusion.layers if layer}
 
     def _make_plans(self, shape: FusedShape, adapted: bool = False) -> dict[int, FusedPlan]:
-        """Plan kernels for a shape, by largest number of rows, up to what the device has room for.
+        """Plan kernels for a shape, by largest number of rows.
 
-        adapted: for sequences with LoRA adapters.
+        There are plans up to what the device has room for. adapted: for sequences with LoRA adapters.
         """
         device, plans, rows = self._device, dict[int, FusedPlan](), 1
         while rows < 2 * shape.max_rows:
@@ -163,7 +168,10 @@ class FusedDecoder:
             yield from self._fusion_launches(self._fusion.layers, tensors, variant, rows)
 
     def _variant(self, tensors: Mapping[str, Tensor], rows: int) -> Variant:
-        """Return the kernels for so many rows; compile those with adapters when they are first used."""
+        """Return the kernels for so many rows.
+
+        Those with adapters are compiled when they are first used.
+        """
         if LORA_TABLE not in tensors:
             return variant_for(self._variants, rows)
         if self._adapted is None:
@@ -184,7 +192,10 @@ class FusedDecoder:
         yield from self._fuse.launches(states, out, rows, self._early)
 
     def _state(self, tensors: Mapping[str, Tensor], layer: int) -> int:
-        """Return the address of the residual stream at the input of a layer that a draft head takes."""
+        """Return the address of the residual stream at the input of a layer.
+
+        A draft head takes this state.
+        """
         if not layer:
             return tensors["inputs_embeds"].pointer
         output = self._hidden_states(tensors, layer) if layer < self._shape.layers else 0
@@ -247,7 +258,7 @@ class FusedDecoder:
         }  # fmt: skip
 
     def _hidden_states(self, tensors: Mapping[str, Tensor], layer: int) -> int:
-        """Return the address of an output of hidden states; 0 if the model has no such output."""
+        """Return the address of an output of hidden states; 0 if the model has none."""
         if layer not in self._shape.hidden_state_layers:
             return 0
         return tensors[f"hidden_states_{layer}"].pointer
@@ -275,7 +286,10 @@ def variant_for(variants: Mapping[int, Variant], rows: int) -> Variant:
 
 
 def compiler_for(device: Any) -> Callable[[Any], Any]:
-    """Return what makes a program of a plan for a device, from the cache of compiled kernels."""
+    """Return what makes a program of a plan for a device.
+
+    The program comes from the cache of compiled kernels.
+    """
     from edgellm_ros.kernels.cuda.fused.compiler import cached_kernels
     from edgellm_ros.kernels.cuda.fused.program import FusedProgram
 

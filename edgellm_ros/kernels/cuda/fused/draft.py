@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusedDraft: runs of a draft head, as launches of the kernels of `FusedDecoder` between two of its own."""
+"""FusedDraft: runs of a draft head, as launches of fused kernels.
+
+These are the kernels of `FusedDecoder`, between two of FusedDraft's own.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ class FusedDraftShape(FusedShape):
 
 
 class FusedDraft(FusedDecoder):
-    """Runs of one draft head on one device; parameters, errors and `max_rows` as of `FusedDecoder`."""
+    """Runs of one draft head on one device.
+
+    Parameters, errors and `max_rows` are as of `FusedDecoder`.
+    """
 
     def __init__(
         self,

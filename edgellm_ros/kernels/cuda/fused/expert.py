@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusedExpert: Euler steps of an action expert, queued as launches of five kernels per layer."""
+"""FusedExpert: Euler steps of an action expert, queued as launches of kernels.
+
+A layer has five kernels.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ Step = tuple[Any, Launch, tuple[int, ...]]  # program, kernel, arguments
 
 
 class FusedExpert:
-    """Euler steps of one action expert on one device, all samples of a sequence at once.
+    """Euler steps of one action expert on one device.
+
+    A step is computed for all samples of a sequence at once.
 
     - device: a `CudaDevice`
     - max_samples: the most samples of a run

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ExpertPlan: blocks and shared memory of the action expert's kernels, for one GPU and one tile of rows."""
+"""ExpertPlan: blocks and shared memory of the action expert's kernels.
+
+A plan is for one GPU and one tile of rows.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ QUERY_TILE = 16  # rows of a block of the attention
 
 @dataclass(frozen=True)
 class ExpertTuning:
-    """Sizes that the time of a step depends on; its results depend on them in rounding only.
+    """Sizes that change the time of a step, and its results in rounding only.
 
     - warps: of a block of a product
     - stages: steps of weights that a warp has on their way to shared memory
@@ -40,7 +43,10 @@ class ExpertTuning:
 
 @dataclass(frozen=True)
 class TilePlan:
-    """Sizes of the blocks of a product [rows,k] times [k,n]; `Product` in expert_product.cuh has them too."""
+    """Sizes of the blocks of a product [rows,k] times [k,n].
+
+    `Product` in expert_product.cuh has them too.
+    """
 
     k: int
     n: int
@@ -73,7 +79,7 @@ class TilePlan:
 
 
 class ExpertPlan:
-    """All sizes that the kernels for one shape, GPU and tile of rows are compiled with.
+    """All sizes that kernels for one shape, GPU and tile of rows are compiled with.
 
     EngineError if a block needs more shared memory than there is.
     """
@@ -93,7 +99,7 @@ class ExpertPlan:
             )
 
     def _cut(self, stages: int) -> int:
-        """Cut the products into tiles; return the largest shared memory of a block in bytes."""
+        """Cut the products into tiles; return a block's largest shared memory in bytes."""
         shape, tuning, rows = self.shape, self.tuning, self.row_tile
         sizes = {
             "qkv": (shape.hidden, shape.qkv_size, shape.head_dim),
@@ -108,7 +114,7 @@ class ExpertPlan:
 
     @property
     def attention_bytes(self) -> int:
-        """Bytes of shared memory of a block of the attention: sums and scales of the warps."""
+        """Bytes of shared memory of a block of the attention: the warps' sums and scales."""
         return self.attention_warps * QUERY_TILE * (4 * (self.shape.head_dim + 16) + 8)
 
     def launch(self, name: str, samples: int, early: bool) -> Launch:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ExpertShape: the sizes of an action expert that the fused kernels are compiled for."""
+"""ExpertShape: sizes of an action expert that fused kernels are compiled for."""
 
 from __future__ import annotations
 

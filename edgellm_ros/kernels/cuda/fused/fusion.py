@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusedFusion: a draft head's fusion of base states, as kernels that follow those of a step."""
+"""FusedFusion: kernels of a draft head's fusion of base states.
+
+They follow those of a step.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusedPlan: how the products of a decode step are cut into tiles and shares, for one GPU."""
+"""FusedPlan: how the products of a decode step are cut into tiles and shares.
+
+A plan is for one GPU.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
 
 @dataclass(frozen=True)
 class FusedTuning:
-    """Sizes that the time of a step depends on; its results depend on them in rounding only.
+    """Sizes that change the time of a step, and its results in rounding only.
 
     - tile, narrow_tile: columns of a tile of products with 2 or 3 parts, and of those with the hidden size as
       columns
@@ -121,7 +124,10 @@ class FusedTuning:
 
 @dataclass(frozen=True)
 class ProductPlan:
-    """Shares of the blocks of one product [rows,k] times [k,n]; `Plan` in gemv.cuh is the same."""
+    """Shares of the blocks of one product [rows,k] times [k,n].
+
+    `Plan` in gemv.cuh is the same.
+    """
 
     k: int
     n: int
@@ -179,7 +185,10 @@ class ProductPlan:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory of a block: copies on their way, x, sums of the warps, sums of adapters."""
+        """Bytes of shared memory of a block.
+
+        They hold copies on their way, x, sums of the warps and sums of adapters.
+        """
         x = 0 if self.direct else x_bytes(self.width, self.rows, self.mma)
         return self.ring + x + self.sums + self.lora
 
@@ -218,7 +227,10 @@ def x_bytes(width: int, rows: int, mma: bool) -> int:
 
 @dataclass(frozen=True)
 class QuantizedProductPlan(ProductPlan):
-    """Shares of the blocks of a product with quantised weights; `QuantizedPlan` is the same."""
+    """Shares of the blocks of a product with quantised weights.
+
+    `QuantizedPlan` is the same.
+    """
 
     form: Quantized = field(default_factory=lambda: Quantized(4, 128))
 
@@ -275,7 +287,7 @@ class Launch:
 
 
 class FusedPlan:
-    """All sizes that the kernels for one shape, GPU and number of rows are compiled with.
+    """All sizes that kernels for one shape, GPU and number of rows are compiled with.
 
     adapted: rows may have LoRA adapters of a rank of up to `shape.lora_rank`.
     """
@@ -368,7 +380,10 @@ class FusedPlan:
             return ProductPlan(k, n, tile, *sizes, whole, self.mma, rank, ready and self.direct)
 
         def apart(nbytes: int, name: str) -> bool:
-            """Return whether a kernel of its own makes x, which blocks would read so many bytes for."""
+            """Return whether a kernel of its own makes x.
+
+            nbytes: what blocks would read to make it.
+            """
             form = shape.form(name)
             most = tuning.repeated_bytes if form is None else tuning.quantized_repeated_bytes
             return (self.mma or form is not None) and nbytes > most
@@ -433,7 +448,10 @@ class FusedPlan:
         return 4 * self.rows * heads * self.splits
 
     def makes_new_rows(self, tokens: int) -> bool:
-        """Return whether new_rows and tree_attention, or batch_attention, take the place of `attention`."""
+        """Return whether other kernels take the place of `attention`.
+
+        They are new_rows and tree_attention, or batch_attention.
+        """
         return tokens > 1 or (self.mma and self.rows > self.tuning.attention_rows)
 
     def attends_in_batch(self, tokens: int) -> bool:
@@ -448,17 +466,23 @@ class FusedPlan:
         return tokens == 1 and self.makes_new_rows(1) and beside and room
 
     def tree_splits(self, rows: int, tokens: int) -> int:
-        """Return the most splits of tree_attention: so many that its blocks fill the device once."""
+        """Return the most splits of tree_attention.
+
+        They are so many that its blocks fill the device once.
+        """
         blocks = self.shape.kv_heads * self._query_tiles(tokens) * (rows // tokens)
         return max(1, min(self.splits, self._multiprocessors // blocks))
 
     def _query_tiles(self, tokens: int) -> int:
-        """Return the blocks of tree_attention among which the queries of a KV head are divided."""
+        """Return among how many blocks of tree_attention a KV head's queries are divided."""
         queries = 16 if self.shape.head_dim <= 128 else 8
         return -(-tokens * self.shape.heads // self.shape.kv_heads // queries)
 
     def has(self, name: str) -> bool:
-        """Return whether a step has this kernel: those with names in _x make x of a product."""
+        """Return whether a step has this kernel.
+
+        Kernels with names in _x make x of a product.
+        """
         return not name.endswith("_x") or self.apart[name.removesuffix("_x")]
 
     def launch(self, name: str, rows: int, early: bool, tokens: int = 1) -> Launch:

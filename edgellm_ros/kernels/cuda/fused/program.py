@@ -40,7 +40,10 @@ class FusedProgram:
         check(result, f"launching the kernel {launch.name}")
 
     def most_clusters(self, launch: Launch) -> int:
-        """Return how many clusters of a kernel the device can run at once; 0 = it has no room for one."""
+        """Return how many clusters of a kernel the device can run at once.
+
+        0: it has no room for one.
+        """
         self._device.activate()
         config = self._configs.get(launch) or self._configure(launch)
         result = driver.cuOccupancyMaxActiveClusters(self._functions[launch.name], config)

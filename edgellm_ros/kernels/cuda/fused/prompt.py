@@ -29,7 +29,10 @@ FILES = (SOURCE, "prompt.cu")
 
 
 class PromptPlan:
-    """Sizes that the kernel is compiled with. EngineError, with the reason, if it does not take the head."""
+    """Sizes that the kernel is compiled with.
+
+    EngineError, with the reason, if it does not take the head.
+    """
 
     files = FILES
 

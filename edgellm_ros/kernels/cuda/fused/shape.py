@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusedShape: the sizes and switches of a decoder that the fused kernels are compiled for."""
+"""FusedShape: sizes and switches of a decoder that fused kernels are compiled for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ ACTIVATIONS = ("silu",)
 
 @dataclass(frozen=True)
 class FusedShape:
-    """Sizes and switches of a decoder whose layers are attention and a gated feed-forward block.
+    """Sizes and switches of a decoder.
+
+    Its layers are attention and a gated feed-forward block.
 
     - dtype: of weights, embeddings, caches and hidden states, "fp16" or "bf16"
     - fp8_cache: whether the caches have E4M3 instead, which GPUs have from compute capability 8.9 on
@@ -66,7 +68,10 @@ class FusedShape:
 
     @property
     def joined(self) -> bool:
-        """Whether the first layer takes the norms of two rows side by side: `FusedDraftShape`."""
+        """Whether the first layer takes the norms of two rows side by side.
+
+        See `FusedDraftShape`.
+        """
         return False
 
     @property
@@ -80,7 +85,7 @@ class FusedShape:
         return self.q_size + 2 * self.kv_size
 
     def window(self, layer: int) -> int | None:
-        """Return the sliding window of a layer, counted from 0; None if it sees the whole cache."""
+        """Return the sliding window of a layer, counted from 0; None = the whole cache."""
         window = self.windows[layer] if self.windows else None
         return window if window is not None and window < self.capacity else None
 

@@ -27,7 +27,10 @@ def unsupported(shape: FusedDraftShape) -> str | None:
 
 
 def sums_bytes(k: int, tiles: int) -> int:
-    """Return the bytes of the sums of a block's warps, of so many tiles of a product of K rows."""
+    """Return the bytes of the sums of a block's warps.
+
+    The sums are of so many tiles of a product of K rows.
+    """
     return TILE_SUMS * tiles * _largest_divisor(k // 16, max(1, THREADS // WARP // tiles))
 
 
