@@ -34,7 +34,10 @@ def repeat(graph: ModelBuilder, x: ir.Value, samples: ir.Value, rank: int) -> ir
 # time -- Mul 2*pi/period --+-- Sin --+
 #                           +-- Cos -- Concat -->
 def time_features(graph: ModelBuilder, time: ir.Value, periods: tuple[float, float], size: int) -> ir.Value:
-    """Add sines and cosines [T,size] fp32 of time [T]; periods: the shortest and the longest."""
+    """Add sines and cosines [T,size] fp32 of time [T].
+
+    periods: the shortest and the longest.
+    """
     low, high = periods
     frequency = 2 * math.pi / (low * (high / low) ** np.linspace(0.0, 1.0, size // 2))
     time = graph.op("Unsqueeze", time, graph.constant([-1]))
@@ -63,9 +66,10 @@ def attend_with_context(
     visible: Sequence[ir.Value | None],
     sizes: StepHeads,
 ) -> ir.Value:
-    """Add attention of steps [n,heads,T,D] to their own keys and to those of a context: [n,T,hidden].
+    """Add attention of steps [n,heads,T,D] to their own keys and to a context's.
 
-    context: keys and values [n,Hkv,P,D]; visible: the inputs of Attention behind the values.
+    Returns [n,T,hidden]. context: keys and values [n,Hkv,P,D]; visible: the inputs of Attention behind the
+    values.
     """
     q, *own = qkv
     keys, values = (_join(graph, *pair, sizes) for pair in zip(own, context, strict=True))

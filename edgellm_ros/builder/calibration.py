@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calibrates the rounding of a language model's weights: scales of its layers' inputs.
+"""Calibrates how a language model's weights are rounded: scales of layers' inputs.
 
     checkpoint -- CalibrationPlan -- inputs of linear layers while the model runs -- find_scales -- export
 
@@ -45,9 +45,9 @@ class CalibrationPlan:
 
 
 def plan_calibration(checkpoint: str | Path, options: ExportOptions) -> CalibrationPlan:
-    """Read a checkpoint that `export` is to round with these options; no weight is read.
+    """Read a checkpoint that `export` is to round with these options.
 
-    Raises the errors of `export`.
+    No weight is read. Raises the errors of `export`.
     """
     checkpoint = Path(checkpoint)
     # In fp32, as a CPU runs it, and without parts that have no share in an answer.

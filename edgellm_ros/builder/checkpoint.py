@@ -81,7 +81,10 @@ class Weights:
         return self._tensors
 
     def multiply(self, name: str, factors: np.ndarray, shift: float = 0.0) -> None:
-        """Multiply shift + a tensor by factors of its shape, or broadcast to it, from here on."""
+        """Multiply shift + a tensor by factors from here on.
+
+        The factors have the tensor's shape or are broadcast to it.
+        """
         self._tensors[name] = MultipliedTensor.of(self._floats(name), factors, shift)
 
     @property
@@ -99,7 +102,7 @@ class Weights:
         )
 
     def quantize(self, layout: Layout) -> None:
-        """Give the layers of a checkpoint that is not quantised the weights of `layout` from here on."""
+        """Give the layers of an unquantised checkpoint `layout`'s weights from here on."""
         if self._layout is not None:
             raise ValueError(f"{self.directory}: the checkpoint is quantised already")
         self._layout = layout
@@ -108,7 +111,7 @@ class Weights:
             raise ValueError(f"{self.where}: no layer can be quantised: the inputs of none fill a group")
 
     def matrix(self, module: str) -> QuantizedMatrix | None:
-        """Return the weight of a quantised layer; None if the layer is not quantised or missing."""
+        """Return the weight of a quantised layer; None if it is unquantised or missing."""
         if self._layout is None:
             return None
         if module not in self._matrices:
@@ -125,7 +128,10 @@ class Weights:
         return any(tensor.startswith(f"{name}.") for tensor in self._tensors)
 
     def list_length(self, name: str) -> int:
-        """Count the modules of a list: `name.0`, `name.1` and so on, up to the first without tensors."""
+        """Count the modules of a list.
+
+        They are `name.0`, `name.1` and so on, up to the first without tensors.
+        """
         inside = (tensor for tensor in self._tensors if tensor.startswith(f"{name}."))
         found = {tensor[len(name) + 1 :].partition(".")[0] for tensor in inside}
         return next(number for number in count() if str(number) not in found)

@@ -38,7 +38,7 @@ class ConfigSection:
         return ValueError(f"{self.where}: {key} {self.data.get(key)!r}: {reason}")
 
     def mixture_of_experts(self, key: str, reason: str) -> MixtureOfExpertsError:
-        """Make the error to raise if the value of `key` makes the model a mixture of experts."""
+        """Make the error to raise if `key`'s value makes the model a mixture of experts."""
         return MixtureOfExpertsError(str(self.fail(key, f"a mixture of experts, only dense {reason}")))
 
     def has(self, key: str) -> bool:
@@ -57,7 +57,7 @@ class ConfigSection:
         return self._get(key, int, "an integer")
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Read an integer from 1 to MAX_SIZE at `key`, or return `default` if the key is missing."""
+        """Read an integer at `key`, 1 to MAX_SIZE; `default` if the key is missing."""
         value = self.integer(key, default)
         if value < 1:
             raise self.fail(key, "expected at least 1")

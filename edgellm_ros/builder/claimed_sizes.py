@@ -16,7 +16,7 @@ DIMENSIONS = ("hidden_size", "head_dim", "attention_head_dim")
 
 
 def check_decoder_sizes(text: ConfigSection, weights: Weights, prefix: str) -> None:
-    """Raise ValueError if the checkpoint lacks tensors of the sizes of a decoder's section.
+    """Raise ValueError if the checkpoint lacks tensors of a decoder section's sizes.
 
     prefix: of the decoder's tensors, such as "model".
     """
@@ -27,7 +27,7 @@ def check_decoder_sizes(text: ConfigSection, weights: Weights, prefix: str) -> N
 def check_layers(
     section: ConfigSection, key: str, weights: Weights, modules: str, default: int | None = None
 ) -> None:
-    """Raise ValueError if a section has more layers than the checkpoint has tensors of.
+    """Raise ValueError if a section has layers of which the checkpoint lacks tensors.
 
     modules: the list of the layers in the names of tensors, such as "model.layers".
     """
@@ -42,7 +42,10 @@ def check_layers(
 
 
 def check_dimensions(section: ConfigSection, weights: Weights) -> None:
-    """Raise ValueError if a size of a section is larger than all dimensions of the checkpoint's tensors."""
+    """Raise ValueError if a section's size exceeds all dimensions of the tensors.
+
+    The tensors are those of the checkpoint.
+    """
     for key in DIMENSIONS:
         if section.has(key) and section.size(key) > weights.largest_dimension:
             has = f"{weights.where.name} has no tensor with a dimension above {weights.largest_dimension}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the layers of a language model's graph for CUDA share: positions, lengths, masks."""
+"""What a language model's layers for CUDA share: positions, lengths, masks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ class CudaStep:
         self._biases: dict[int | None, ir.Value] = {}
 
     def bias(self, window: int | None) -> ir.Value:
-        """Return the mask of a tree as a bias of scores [B,1,S,C], made once for all layers."""
+        """Return the mask of a tree as a bias of scores [B,1,S,C].
+
+        It is made once for all layers.
+        """
         graph, mask = self.graph, self.tree if window is None else self.windowed_mask(window)
         if window not in self._biases:
             with graph.scope("bias"):
@@ -71,7 +74,10 @@ class CudaStep:
         return self._biases[window]
 
     def windowed_mask(self, window: int) -> ir.Value:
-        """Return the mask [B,1,S,C] of a sliding window, for `Attention`, made once for all layers."""
+        """Return the mask [B,1,S,C] of a sliding window, for `Attention`.
+
+        It is made once for all layers.
+        """
         if window not in self._masks:
             graph = self.graph
             with graph.scope(f"window_{window}"):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph of a dense decoder: Llama's layers, with the switches of the families that share them.
+"""Graph of a dense decoder: Llama's layers, with switches.
 
-RMSNorm before attention and feed-forward block, grouped-query attention with RoPE, SwiGLU.
+RMSNorm before attention and feed-forward block, grouped-query attention with RoPE, SwiGLU. The switches are
+those of the families that share the layers.
 
 One graph serves prefill, decode and tree verification. The operators are those that both ONNX Runtime and
 TensorRT's parser support: 4D Attention with an explicit mask and one output, TensorScatter into a cache of
@@ -56,7 +57,7 @@ class DecoderArchitecture:
         return f"{self.prefix}.embed_tokens.weight"
 
     def window(self, layer: int, capacity: int) -> int | None:
-        """Return the sliding window of a layer; None if it sees all of a cache of this capacity."""
+        """Return a layer's sliding window; None if it sees all of a cache of `capacity`."""
         window = self.sliding_windows[layer] if self.sliding_windows else None
         return window if window is not None and window < capacity else None
 
@@ -176,9 +177,9 @@ def attention(
 def rotate_heads(
     graph: ModelBuilder, architecture: DecoderArchitecture, norm: str, x: ir.Value, *rope: ir.Value
 ) -> ir.Value:
-    """Add the norm of heads, if the decoder has one, and RoPE: x [B,heads,S,D] -> [B,heads,S,D].
+    """Add the norm of heads, if the decoder has one, and RoPE.
 
-    rope: cos, sin and, if these are tables, position ids.
+    x and the result: [B,heads,S,D]; rope: cos, sin and, if these are tables, position ids.
     """
     if architecture.head_norms:
         x = graph.rms_norm(norm, x, architecture.runner.head_dim, architecture.epsilon)

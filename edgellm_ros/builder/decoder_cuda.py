@@ -236,7 +236,7 @@ def fused_attention(
 def _normed_heads(
     step: CudaStep, qkv: Sequence[ir.Value], norms: Sequence[ir.Value], epsilon: float
 ) -> Sequence[ir.Value]:
-    """Add the norms of queries and keys; `qkv` and the result are as in `fused_attention`."""
+    """Add norms of queries and keys; `qkv` and result are as in `fused_attention`."""
     if not norms:
         return qkv
     graph, runner = step.graph, step.runner

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gated delta net in standard operators: matrix products within chunks and over chunks.
+"""The gated delta net in standard operators: matrix products in and over chunks.
 
 For each head, with decay a_t = exp(g_t) and strength b_t, the layer computes
 
@@ -137,10 +137,11 @@ def _delta_rule(
     state: ir.Value,
     max_tokens: int,
 ) -> tuple[ir.Value, ir.Value, tuple[ir.Value, ...]]:
-    """Add the delta rule: channels [B,S,q|k|v], gates b and a [B,S,heads] fp32, state as it is bound.
+    """Add the delta rule for channels [B,S,q|k|v].
 
-    Returns y [B,S,heads*dv] fp32, the last state, and keys, values, log-decays and strengths of whole chunks.
-    Letters in shapes: G key heads, R value heads of a key head, c chunks, Q tokens of a chunk.
+    gates: b and a [B,S,heads] fp32; state: as it is bound. Returns y [B,S,heads*dv] fp32, the last state, and
+    keys, values, log-decays and strengths of whole chunks. Letters in shapes: G key heads, R value heads of a
+    key head, c chunks, Q tokens of a chunk.
     """
     op, constant = graph.op, graph.constant
     groups, heads = net.key_heads, net.value_heads // net.key_heads
@@ -215,7 +216,10 @@ def _inverse(graph: ModelBuilder, chunks: Chunks, system: ir.Value) -> ir.Value:
 
 
 def _block_masks(graph: ModelBuilder, chunks: Chunks) -> list[ir.Value]:
-    """Return the identity [Q,Q] and masks of the lower left corners of blocks of 2, 4, ..., CHUNK tokens."""
+    """Return the identity [Q,Q] and masks of the lower left corners of blocks.
+
+    The blocks are of 2, 4, ..., CHUNK tokens.
+    """
     places = np.arange(CHUNK)
     masks = [np.eye(CHUNK)]
     half = 1
@@ -242,10 +246,11 @@ def _states(
     parts: tuple[ir.Value, ...],
     max_chunks: int,
 ) -> ir.Value:
-    """Add the states before the chunks [B,G,R,c,dk,dv]; first [B,G,R,1,dk,dv], parts: U, W, written, total.
+    """Add the states before the chunks [B,G,R,c,dk,dv].
 
-    Chunk i changes a state S to M_i S + N_i, M_i = total - written W, N_i = written U. The maps of all chunks
-    but the last are composed with those 1, 2, 4, ... chunks before them, the first one with the first state.
+    first: [B,G,R,1,dk,dv]; parts: U, W, written, total. Chunk i changes a state S to M_i S + N_i,
+    M_i = total - written W, N_i = written U. The maps of all chunks but the last are composed with those
+    1, 2, 4, ... chunks before them, the first one with the first state.
     """
     op, constant = graph.op, graph.constant
     if max_chunks == 1:
@@ -272,7 +277,10 @@ def _states(
 
 
 def _pick(graph: ModelBuilder, x: ir.Value, where: ir.Value, *sizes: ir.Value) -> ir.Value:
-    """Add a choice of one chunk of each head: x [B,G,R,c,*sizes], where [B,heads] -> [B,heads,*sizes]."""
+    """Add a choice of one chunk of each head.
+
+    x [B,G,R,c,*sizes], where [B,heads] -> [B,heads,*sizes].
+    """
     shape = graph.op("Concat", graph.constant([-1]), *sizes, axis=0)
     return graph.op("Gather", graph.op("Reshape", x, shape), where, axis=0)
 

@@ -127,7 +127,10 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """An export that was checked, before it is written. Paths are relative to the engine directory."""
+    """An export that was checked, before it is written.
+
+    Paths are relative to the engine directory.
+    """
 
     family: str
     parameters: int  # values of the checkpoint's tensors, the action expert's included
@@ -349,7 +352,7 @@ def _check_policy_options(section: ConfigSection, options: ExportOptions) -> Non
 
 
 def _for_a_cpu(part: str, graph: GraphBuilder, options: ExportOptions) -> bool:
-    """Change a graph to one for a CPU; return whether it differs from the standard graph."""
+    """Adapt a graph to a CPU; return whether it differs from the standard graph."""
     cut = attend_to_visible_rows(graph.graph)
     if not options.cpu_int8:
         return cut
@@ -427,9 +430,9 @@ def _read_draft(
 
 
 def variant_path(path: str, form: str) -> str:
-    """Return the path of a variant of the graph at `path`, whose weights the variant has.
+    """Return the path of a variant of the graph at `path`.
 
-    form: "cpu", "cuda" or "chain.cuda".
+    The variant has the weights of that graph. form: "cpu", "cuda" or "chain.cuda".
     """
     return f"{path.removesuffix('.onnx')}.{form}.onnx"
 

@@ -130,7 +130,10 @@ def _first_rows(graph: ModelBuilder, cache: ir.Value, rows: ir.Value) -> ir.Valu
 
 
 def _mask(graph: ModelBuilder, length: ir.Value, rows: ir.Value, steps: int) -> ir.Value:
-    """Make the mask [1,1,T,T+P] of keys: true for the trajectory's and for filled rows of the cache."""
+    """Make the mask [1,1,T,T+P] of keys.
+
+    It is true for the trajectory's keys and for those of filled rows of the cache.
+    """
     with graph.scope("mask"):
         own = graph.constant([True] * steps, BOOL)
         seen = graph.op("Concat", own, graph.op("Less", rows, length), axis=0)

@@ -147,7 +147,7 @@ def describe_layer(
 def _quantized(
     architecture: DecoderArchitecture, modules: list[str], stored: StoredWeights
 ) -> tuple[QuantizedMatrices, ...]:
-    """Describe the quantised matrices of all layers, () if there are none. Undescribed.
+    """Describe all layers' quantised matrices, () if there are none. Undescribed.
 
     stored: weights of the graph for CUDA.
     """

@@ -10,7 +10,7 @@ from edgellm_ros.engine_directory.fused_model import StoredWeight
 
 
 def describe_expert(architecture: ExpertArchitecture, graph: GraphBuilder, file: str) -> FusedExpertModel:
-    """Describe `action/model.onnx`, which `build_expert` built and which is saved as `file`."""
+    """Describe `action/model.onnx`, built by `build_expert` and saved as `file`."""
     stored = graph.stored_weights(file)
 
     def weight(name: str) -> StoredWeight:

@@ -36,7 +36,7 @@ Place = tuple[str, int]  # name of a file of weights, offset in it
 
 
 def weights_file(graph_file: str) -> str:
-    """Return the name of the file with the weights of a graph, beside the graph's file."""
+    """Return the name of the file with a graph's weights, beside the graph's file."""
     return f"{graph_file}.data"
 
 
@@ -127,10 +127,11 @@ class GraphBuilder:
         otherwise: Callable[[], Sequence[ir.Value]],
         dtypes: Sequence[ir.DataType],
     ) -> Sequence[ir.Value]:
-        """Append an If: both functions add the nodes of a branch and return its results, of these types.
+        """Append an If with the branches that two functions add.
 
-        condition: bool, one element. Weights, constants and inputs that a branch adds are those of the graph.
-        A value that a branch makes does not exist outside of it.
+        Both functions add the nodes of a branch and return its results, of these types. condition: bool, one
+        element. Weights, constants and inputs that a branch adds are those of the graph. A value that a
+        branch makes does not exist outside of it.
         """
         outer, branches = self._nodes, []
         for name, build in (("then_branch", then), ("else_branch", otherwise)):
@@ -154,9 +155,10 @@ class GraphBuilder:
         read: Callable[[], np.ndarray],
         dtype: ir.DataType | None = None,
     ) -> ir.Value:
-        """Add a weight in the graph's dtype, or in `dtype`; a weight that was added before is returned.
+        """Add a weight in the graph's dtype, or in `dtype`.
 
-        `read` is called when the file is written and not before, so that weights need not fit in memory.
+        A weight that was added before is returned. `read` is called when the file is written and not before,
+        so that weights need not fit in memory.
         """
         if name in self.graph.initializers:
             return self.graph.initializers[name]
@@ -236,10 +238,11 @@ class GraphBuilder:
         return sizes
 
     def share_weights(self, original: GraphBuilder, file: str, own: bool = False) -> None:
-        """Take weights from the files of `original`, which is saved as `file` in the same folder.
+        """Take weights from the files of `original`.
 
-        Weights of several graphs can be taken, one call for each. own: whether the graph may have weights
-        that the original lacks; else they are a ValueError, as are weights of another shape or type.
+        `original` is saved as `file` in the same folder. Weights of several graphs can be taken, one call for
+        each. own: whether the graph may have weights that the original lacks; else they are a ValueError, as
+        are weights of another shape or type.
         """
         weights, places = dict(original.weights_by_name()), original._places(file)
         for name, weight in self.weights_by_name():
@@ -280,7 +283,7 @@ class GraphBuilder:
         ]
 
     def _places(self, name: str) -> dict[str, Place]:
-        """Return the place of each tensor that is in a file of weights, for a graph saved as `name`."""
+        """Return the place of each tensor in a weights file, for a graph saved as `name`."""
         tensors, file = self._external(), weights_file(name)
         offsets = itertools.accumulate((tensor.nbytes for tensor in tensors), initial=0)
         own = {

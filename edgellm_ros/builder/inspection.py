@@ -203,7 +203,10 @@ def part_report(
     plans: tuple[PlanReport, ...] = (),
     shared: Container[str] = (),
 ) -> PartReport:
-    """Describe one graph; variants: names of its variants' files; shared: weights of another graph."""
+    """Describe one graph.
+
+    variants: names of its variants' files; shared: weights of another graph.
+    """
     nodes = list(graph)
     weights = [
         value.const_value
@@ -254,7 +257,10 @@ def _problem(plan: PlanFile, model: Path) -> str:
 def adapter_reports(
     config: EngineConfig, inputs: Mapping[str, Sequence[Any]], adapters: Mapping[str, PeftAdapter]
 ) -> tuple[AdapterReport, ...]:
-    """Describe adapters of an engine; inputs: name of each input of the language model -> shape."""
+    """Describe adapters of an engine.
+
+    inputs: name of each input of the language model -> shape.
+    """
     itemsize = np.dtype(DTYPES[config.precision].numpy()).itemsize
     reports = []
     for name, adapter in adapters.items():

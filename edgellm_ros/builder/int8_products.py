@@ -138,7 +138,10 @@ class _Nodes:
 
 
 def _bias(product: ir.Node) -> tuple[ir.Node | None, ir.Value | None]:
-    """Find the addition of a bias, which is all that uses a product, and the bias; None for none."""
+    """Find the addition of a bias, and the bias; None for none.
+
+    The addition is all that uses the product.
+    """
     uses = list(product.outputs[0].uses())
     addition = uses[0].node if len(uses) == 1 else None
     if addition is None or addition.op_type != "Add" or product.outputs[0].is_graph_output():
@@ -159,7 +162,7 @@ def _integers(builder: GraphBuilder, new: _Nodes, x: ir.Value) -> tuple[ir.Value
 
 
 def _matrix(value: ir.Value | None) -> _Matrix | None:
-    """Describe a weight, or what is computed from one that is quantised; None for any other value."""
+    """Describe a weight, or what is computed from a quantised one; else return None."""
     if value is None:
         return None
     node, tensor = value.producer(), value.const_value

@@ -214,7 +214,10 @@ class ModelBuilder(GraphBuilder):
             return self.from_fp32(cos), self.from_fp32(sin)
 
     def caches(self, layers: Iterable[int], kv_heads: int, capacity: int, head_dim: int) -> list[Cache]:
-        """Add inputs key_cache_i and value_cache_i [B, kv_heads, capacity, head_dim] for each layer i."""
+        """Add inputs key_cache_i and value_cache_i for each layer i.
+
+        Each is [B, kv_heads, capacity, head_dim].
+        """
         shape: list[Dim] = ["B", kv_heads, capacity, head_dim]
         return [
             (
@@ -252,11 +255,12 @@ class ModelBuilder(GraphBuilder):
     def written_cache(
         self, cache: ir.Value, new: ir.Value, write_index: ir.Value
     ) -> tuple[ir.Value, ir.Value]:
-        """Write new rows [B,Hkv,S,D] to a cache; return the rows to attend to, and the updated cache.
+        """Write new rows [B,Hkv,S,D] to a cache.
 
-        Both are one value if the cache has the graph's type. Of an FP8 cache the rows are in the graph's
-        type, and the new ones are rounded too, so that a token attends to the same values in the run that
-        writes them and later. TensorScatter lacks FP8, in ONNX Runtime (1.31) and in TensorRT (RTX 1.7.1).
+        Returns the rows to attend to, and the updated cache. Both are one value if the cache has the graph's
+        type. Of an FP8 cache the rows are in the graph's type, and the new ones are rounded too, so that a
+        token attends to the same values in the run that writes them and later. TensorScatter lacks FP8, in
+        ONNX Runtime (1.31) and in TensorRT (RTX 1.7.1).
         """
         if self.cache_dtype == self.dtype:
             written = self.op("TensorScatter", cache, new, write_index, axis=-2, mode="linear")

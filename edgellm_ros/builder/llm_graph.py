@@ -34,7 +34,10 @@ class LLMInputs:
     _masks: dict[int, ir.Value] = field(default_factory=dict)  # of sliding windows
 
     def windowed_mask(self, graph: ModelBuilder, window: int | None) -> ir.Value:
-        """Return the mask of layers with a sliding window [B,1,S,C]; None is the mask as it is."""
+        """Return the mask [B,1,S,C] of layers with a sliding window.
+
+        window: None is the mask as it is.
+        """
         if window is None:
             return self.mask
         if window not in self._masks:
@@ -96,9 +99,10 @@ def final_logits(
     norm: Callable[[ir.Value], ir.Value],
     hidden_states: dict[int, ir.Value],
 ) -> ir.Value:
-    """Add the final norm and the head, for the rows in `last_token_ids`; x in the layout of the layers.
+    """Add the final norm and the head, for the rows in `last_token_ids`.
 
-    The norm's result joins `hidden_states`, for all tokens, if it is an output.
+    x: in the layout of the layers. The norm's result joins `hidden_states`, for all tokens, if it is an
+    output.
     """
     hidden, layers = config.hidden_size, config.num_hidden_layers
     x = inputs.tokens.unflatten(x, hidden)

@@ -19,7 +19,7 @@ LM_HEAD_TENSOR = "lm_head.weight"
 
 
 def find_lm_head(weights: Weights, embedding: str, tied: bool, tensor: str = LM_HEAD_TENSOR) -> str:
-    """Choose the tensor [V,H] of the LM head, of which the checkpoint's own is called `tensor`.
+    """Choose the tensor [V,H] of the LM head; the checkpoint's own is `tensor`.
 
     `tied` is the checkpoint's `tie_word_embeddings`. As in transformers 5, a checkpoint with a matrix of its
     own uses that matrix, whatever `tied` says.

@@ -96,7 +96,10 @@ def mamba2_layer(
 
 
 def gated_norm(graph: ModelBuilder, mamba: Mamba2, y: ir.Value, gate: ir.Value) -> ir.Value:
-    """Add the norm of y silu(gate), [B,S,heads*P] fp32 each; the result is of the graph's type."""
+    """Add the norm of y silu(gate), [B,S,heads*P] fp32 each.
+
+    The result is of the graph's type.
+    """
     with graph.module("norm"):
         y = graph.op("Mul", y, silu(graph, gate))
         size = mamba.inner // mamba.groups
@@ -110,10 +113,11 @@ def gated_norm(graph: ModelBuilder, mamba: Mamba2, y: ir.Value, gate: ir.Value) 
 def _scan(
     graph: ModelBuilder, mamba: Mamba2, chunks: Chunks, channels: ir.Value, steps: ir.Value, state: ir.Value
 ) -> tuple[ir.Value, ir.Value, tuple[ir.Value, ...]]:
-    """Add the scan: channels [B,S,C] fp32, steps [B,S,heads] fp32, state as it is bound.
+    """Add the scan of channels [B,S,C] fp32.
 
-    Returns y [B,S,heads*P] fp32, the last state, and B, x, dt and log-decays of whole chunks. Letters in
-    shapes: G groups, R heads of a group, c chunks, Q tokens of a chunk.
+    steps: [B,S,heads] fp32; state: as it is bound. Returns y [B,S,heads*P] fp32, the last state, and B, x, dt
+    and log-decays of whole chunks. Letters in shapes: G groups, R heads of a group, c chunks, Q tokens of a
+    chunk.
     """
     op, constant = graph.op, graph.constant
     groups, size, head_dim = mamba.groups, mamba.state_size, mamba.head_dim

@@ -62,7 +62,10 @@ def memory_report(config: EngineConfig, parts: Sequence[PartReport]) -> MemoryRe
 
 
 def _draft_memory(config: EngineConfig, itemsize: int) -> tuple[int, int]:
-    """Compute the bytes of a draft head's own table of embeddings and of its KV cache; 0 without a head."""
+    """Compute the bytes of a draft head's own table of embeddings and its KV cache.
+
+    They are 0 without a head.
+    """
     draft, builder = config.draft, config.builder
     if draft is None:
         return 0, 0

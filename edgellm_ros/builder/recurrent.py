@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts that recurrent layers share: inputs, chunks of tokens, the causal convolution.
+"""What recurrent layers share: inputs, chunks of tokens, the causal convolution.
 
 A recurrent layer carries two tensors from run to run: the last inputs of its convolution and its state. The
 layers are written as matrix products within chunks of tokens and over chunks, without a loop operator, so one
@@ -32,7 +32,10 @@ State = tuple[ir.Value, ir.Value]  # of one layer, fp32: convolution [B,C,K-1], 
 
 @dataclass(frozen=True)
 class ChainValues:
-    """What the tokens of a run [B,T,...] change a layer's state by; see `ChainInputs` of the runtime."""
+    """What the tokens of a run [B,T,...] change a layer's state by.
+
+    See `ChainInputs` of the runtime.
+    """
 
     conv_inputs: ir.Value  # channels
     keys: ir.Value  # key heads * dk
@@ -46,7 +49,7 @@ Present = tuple[State, ChainValues | None]  # after a run; None in graphs that v
 
 @dataclass(frozen=True)
 class Chunks:
-    """The tokens of a run as N chunks of Q tokens; made once for all layers of a graph."""
+    """A run's tokens as N chunks of Q tokens; made once for all layers of a graph."""
 
     graph: ModelBuilder
     tokens: ir.Value  # [1] i64: S
@@ -71,7 +74,10 @@ class Chunks:
         return graph.op("Reshape", x, self.shapes[sizes])
 
     def last_of_heads(self, heads: int) -> ir.Value:
-        """Return the places [B,heads], of B*heads*N, of each head's last chunk with tokens, or its first."""
+        """Return the place of each head's last chunk with tokens, or of its first chunk.
+
+        The places [B,heads] are of B*heads*N.
+        """
         graph, key = self.graph, f"last_of_{heads}_heads"
         if key not in self.shared:
             constant, op = graph.constant, graph.op
@@ -85,7 +91,10 @@ class Chunks:
         return self.shared[key][0]
 
     def first(self, x: ir.Value) -> ir.Value:
-        """Cut the first tokens of a run, as many as a chain may have: [B,S or more,...] to [B,T,...]."""
+        """Cut the first tokens of a run, as many as a chain may have.
+
+        x [B,S or more,...] -> [B,T,...].
+        """
         graph, key = self.graph, "chain"
         if key not in self.shared:
             with graph.scope("chunks"):
@@ -105,7 +114,7 @@ class Chunks:
 def recurrent_inputs(
     graph: ModelBuilder, config: RecurrentConfig, embeds: ir.Value, verifies: bool = False
 ) -> tuple[Chunks, list[State]]:
-    """Add the inputs of recurrent layers (`recurrent_states`) and the chunks of their tokens."""
+    """Add recurrent layers' inputs (`recurrent_states`) and chunks of their tokens."""
     valid_tokens, states = recurrent_states(graph, config)
     return make_chunks(graph, embeds, valid_tokens, verifies), states
 
@@ -129,7 +138,7 @@ def recurrent_states(graph: ModelBuilder, config: RecurrentConfig) -> tuple[ir.V
 
 
 def recurrent_outputs(graph: ModelBuilder, config: RecurrentConfig, presents: list[Present]) -> None:
-    """Add the outputs of recurrent layers: the states after the run, and the values of a chain."""
+    """Add recurrent layers' outputs: states after the run, and the values of a chain."""
     for i, ((conv, state), chain) in enumerate(presents):
         graph.output(conv, names.present_conv_state(i), FLOAT, ["B", *config.conv_shape])
         graph.output(state, names.present_recurrent_state(i), FLOAT, ["B", *config.state_shape])
@@ -162,7 +171,10 @@ def cut_columns(graph: ModelBuilder, state: ir.Value, heads: int, key_dim: int, 
 def make_chunks(
     graph: ModelBuilder, embeds: ir.Value, valid_tokens: ir.Value, verifies: bool = False
 ) -> Chunks:
-    """Add the nodes that cut S tokens into chunks; embeds [B,S,H], valid_tokens [B] i64."""
+    """Add the nodes that cut S tokens into chunks.
+
+    embeds: [B,S,H]; valid_tokens: [B] i64.
+    """
     constant, op = graph.constant, graph.op
     with graph.scope("chunks"):
         tokens = op("Shape", embeds, start=1, end=2)
@@ -188,9 +200,10 @@ def lower_triangle(graph: ModelBuilder, size: ir.Value) -> ir.Value:
 
 
 def decays(graph: ModelBuilder, logs: ir.Value, mask: ir.Value) -> ir.Value:
-    """Add exp(logs[i] - logs[j]) where the mask [n,n] is true, 0 elsewhere: [...,n] -> [...,n,n].
+    """Add exp(logs[i] - logs[j]) where the mask is true, 0 elsewhere.
 
-    logs: cumulative sums of logarithms of decays, so that every exponent is at most 0.
+    logs [...,n], mask [n,n] -> [...,n,n]. logs: cumulative sums of logarithms of decays, so that every
+    exponent is at most 0.
     """
     rows, columns = (graph.op("Unsqueeze", logs, graph.constant([axis])) for axis in (-1, -2))
     exponents = graph.op("Where", mask, graph.op("Sub", rows, columns), graph.constant(MASKED, FLOAT))

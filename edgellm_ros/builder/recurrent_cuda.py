@@ -61,7 +61,7 @@ Mixed = tuple[ir.Value, ...]
 
 
 def has_kernels(config: LanguageModelConfig) -> bool:
-    """Return whether the CUDA kernels take the sizes of a hybrid's heads, on every GPU.
+    """Return whether CUDA kernels take the sizes of a hybrid's heads, on every GPU.
 
     These limits are those of LinearAttention for one token and of GroupQueryAttention, as their sources
     have them (linear_attention_impl.cu, group_query_attention_helper.h).
@@ -75,16 +75,19 @@ def has_kernels(config: LanguageModelConfig) -> bool:
 
 
 def cut(graph: ModelBuilder, x: ir.Value, sizes: Sequence[int]) -> Sequence[ir.Value]:
-    """Cut the last axis into at most four parts, for which ONNX Runtime has one kernel without copies."""
+    """Cut the last axis into at most four parts.
+
+    For so many parts ONNX Runtime has one kernel without copies.
+    """
     if len(sizes) > MAX_PARTS:
         raise ValueError(f"at most {MAX_PARTS} parts, got {len(sizes)}")
     return graph.split(x, sizes, axis=-1)
 
 
 class CudaRun:
-    """What the recurrent layers of a graph share; embeds [B,S,H], valid_tokens [B] i64.
+    """What the recurrent layers of a graph share.
 
-    verifies: whether the layers return `ChainValues`.
+    embeds: [B,S,H]; valid_tokens: [B] i64; verifies: whether the layers return `ChainValues`.
     """
 
     def __init__(
@@ -146,7 +149,10 @@ class CudaRun:
 def _conv_step(
     graph: ModelBuilder, conv: ConvWeights, x: ir.Value, state: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Add the convolution of one token and SiLU in fp32: x [B,1,C], state [B,C,K-1] -> y [B,1,C], state."""
+    """Add the convolution of one token and SiLU in fp32.
+
+    x [B,1,C], state [B,C,K-1] -> y [B,1,C], state.
+    """
     y, present = _conv(graph, conv, graph.reshape(x, [-1, conv.channels, 1]), state)
     return graph.reshape(y, [-1, 1, conv.channels]), present
 
@@ -154,7 +160,10 @@ def _conv_step(
 def _conv_tokens(
     run: CudaRun, conv: ConvWeights, x: ir.Value, state: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Add `_conv_step` for x [B,S,C]; the state after it has the last valid inputs of each sequence."""
+    """Add `_conv_step` for x [B,S,C].
+
+    The state after it has the last valid inputs of each sequence.
+    """
     graph, op = run.graph, run.graph.op
     x, channels = graph.transpose(x, 0, 2, 1), graph.constant([1, conv.channels, 1])
     y, _ = _conv(graph, conv, x, state)
@@ -226,11 +235,11 @@ def mamba2_cuda_layer(
 def _scan_step(
     graph: ModelBuilder, mamba: Mamba2, channels: ir.Value, steps: ir.Value, state: ir.Value
 ) -> tuple[ir.Value, ir.Value, Mixed]:
-    """Add the scan of one token: channels [B,1,C] fp32, steps [B,1,heads] fp32, state as it is bound.
+    """Add the scan of one token's channels [B,1,C] fp32.
 
-    Each group of columns is a head of `LinearAttention`, with the decay of the head that it is a part of.
-    Returns y [B,heads*P] fp32, the state, and three tensors with the shapes of a chain's values: no chain has
-    one token.
+    steps: [B,1,heads] fp32; state: as it is bound. Each group of columns is a head of `LinearAttention`, with
+    the decay of the head that it is a part of. Returns y [B,heads*P] fp32, the state, and three tensors with
+    the shapes of a chain's values: no chain has one token.
     """
     op, heads, columns = graph.op, mamba.heads, state_columns(mamba.head_dim)
     groups = mamba.head_dim // columns  # of a head
@@ -258,9 +267,10 @@ def _scan_tokens(
     state: ir.Value,
     valid: ir.Value,
 ) -> tuple[ir.Value, ir.Value, Mixed]:
-    """Add `_scan_step` for several tokens: valid [B,S,1] -> y [B*S,heads*P], state, values of a chain.
+    """Add `_scan_step` for several tokens.
 
-    P is padded to whole rows of the kernel for many tokens.
+    valid [B,S,1] -> y [B*S,heads*P], state, values of a chain. P is padded to whole rows of the kernel for
+    many tokens.
     """
     op, heads, head_dim = graph.op, mamba.heads, mamba.head_dim
     dt = _softplus(graph, mamba, steps)
@@ -319,10 +329,10 @@ def _linear_attention(
 
 
 def _skip_step(graph: ModelBuilder, mamba: Mamba2, x: ir.Value, y: ir.Value) -> ir.Value:
-    """Add y + D x of one token in one kernel: x [B,1,heads,P], y [B,1,heads*P] -> [B,heads*P].
+    """Add y + D x of one token in one kernel.
 
-    HyperConnectionPostMix adds the product of one vector for all streams with a factor for each value of each
-    stream. The rows of x are the factors; D is the vector.
+    x [B,1,heads,P], y [B,1,heads*P] -> [B,heads*P]. HyperConnectionPostMix adds the product of one vector for
+    all streams with a factor for each value of each stream. The rows of x are the factors; D is the vector.
     """
     d = graph.reshape(float_tensor(graph, "D", mamba.heads), [mamba.heads, 1])
     d = graph.reshape(graph.op("Expand", d, graph.constant([mamba.heads, mamba.head_dim])), [mamba.inner])
@@ -332,10 +342,10 @@ def _skip_step(graph: ModelBuilder, mamba: Mamba2, x: ir.Value, y: ir.Value) -> 
 
 
 def _gated_norm(graph: ModelBuilder, mamba: Mamba2, y: ir.Value, gate: ir.Value) -> ir.Value:
-    """Add `gated_norm` with the weight in its node: y [B*S,n], gate [B,S,n] fp32 -> [B*S,n]; n = heads*P.
+    """Add `gated_norm` with the weight in its node.
 
-    ONNX Runtime takes a scale [1,groups,P'] for rows [B*S,groups,P']. Its BranchwiseRMSNorm takes longer:
-    3.9 instead of 3.5 us for 8 groups of 960 on an H200.
+    y [B*S,n], gate [B,S,n] fp32 -> [B*S,n]; n = heads*P. ONNX Runtime takes a scale [1,groups,P'] for rows
+    [B*S,groups,P']. Its BranchwiseRMSNorm takes longer: 3.9 instead of 3.5 us for 8 groups of 960 on an H200.
     """
     with graph.module("norm"):
         y = graph.op("Mul", y, silu(graph, graph.reshape(gate, [-1, mamba.inner])))
@@ -436,7 +446,7 @@ def _delta_rule(
 
 
 def _repeat(graph: ModelBuilder, x: ir.Value, heads: int, groups: int) -> ir.Value:
-    """Repeat each value of x [B,1,heads] for the groups of its head: [B,1,heads*groups]."""
+    """Repeat each value of x [B,1,heads] for its head's groups: [B,1,heads*groups]."""
     x = graph.op("Expand", graph.reshape(x, [0, 0, heads, 1]), graph.constant([1, 1, 1, groups]))
     return graph.reshape(x, [0, 0, heads * groups])
 

@@ -45,7 +45,7 @@ class PartReport:
 
     @property
     def quantized_text(self) -> str:
-        """Tell how many bytes of weights are quantised, to follow other words; "" if none are."""
+        """Tell, after other words, how many bytes of weights are quantised; "" if none."""
         return "".join(f", {size / 2**20:.3f} MiB of {kind}" for kind, size in self.quantized_bytes.items())
 
 

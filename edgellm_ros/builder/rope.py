@@ -79,13 +79,16 @@ def read_position_limit(text: ConfigSection) -> tuple[int, str]:
 
 
 def plain_frequencies(theta: float, rotary_dim: int) -> np.ndarray:
-    """Compute the frequencies of rope_type default, in radians per position: [rotary_dim / 2] float32."""
+    """Compute the frequencies of rope_type default: [rotary_dim / 2] float32.
+
+    They are in radians per position.
+    """
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
     return (1.0 / np.float32(theta) ** exponents).astype(np.float32)
 
 
 def is_plain(rope: RopeConfig) -> bool:
-    """Tell whether a head, or its first part, is rotated with the frequencies of rope_type default."""
+    """Tell whether a head, or its first part, has rope_type default's frequencies."""
     plain = tuple(plain_frequencies(rope.theta, rope.rotary_dim).tolist())
     return rope.frequencies == plain and rope.attention_scaling == 1
 
@@ -105,7 +108,7 @@ def _original(rope: ConfigSection, text: ConfigSection) -> int:
 
 
 def _scale(rope: ConfigSection, text: ConfigSection) -> float:
-    """Read how many times as long the model's sequences are as those of its first training."""
+    """Read the length of the model's sequences relative to its first training's."""
     if rope.has("factor"):
         return _positive(rope, "factor")
     return text.size("max_position_embeddings") / _original(rope, text)
@@ -137,7 +140,7 @@ def _proportional(rope: ConfigSection, theta: float, head_dim: int, share: float
 
 
 def _llama3(rope: ConfigSection, text: ConfigSection, theta: float, dim: int) -> Frequencies:
-    """Compute frequencies of which long waves are stretched, short waves kept, others in between."""
+    """Compute frequencies: long waves stretched, short ones kept, others in between."""
     factor, original = _positive(rope, "factor"), _original(rope, text)
     low, high = _positive(rope, "low_freq_factor"), _positive(rope, "high_freq_factor")
     if high <= low:
@@ -151,7 +154,10 @@ def _llama3(rope: ConfigSection, text: ConfigSection, theta: float, dim: int) ->
 
 
 def _yarn(rope: ConfigSection, text: ConfigSection, theta: float, dim: int) -> Frequencies:
-    """Compute frequencies whose stretching grows along the pairs, by their turns in the first training."""
+    """Compute frequencies whose stretching grows along the pairs.
+
+    It follows the turns of the pairs in the first training.
+    """
     scale, original = _scale(rope, text), _original(rope, text)
 
     def pair(turns: float) -> float:
@@ -181,7 +187,7 @@ def _yarn_scaling(scale: float, weight: float) -> float:
 
 
 def _longrope(rope: ConfigSection, text: ConfigSection, theta: float, dim: int) -> Frequencies:
-    """Compute the frequencies of sequences within the limit, see `read_position_limit`."""
+    """Compute frequencies of sequences within the limit, see `read_position_limit`."""
     scale, factors = _scale(rope, text), rope.numbers("short_factor")
     powers = np.float32(theta) ** (np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim))
     if len(factors) != len(powers) or min(factors) <= 0:

@@ -53,7 +53,10 @@ class StoredTensor:
         return self.shape[0] if self.shape else 0
 
     def read(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Read rows `start` to `stop` (all rows by default) of a tensor in its stored type, one of DTYPES."""
+        """Read rows `start` to `stop` of a tensor in its stored type, one of DTYPES.
+
+        By default these are all rows.
+        """
         dtype = DTYPES[self.dtype]
         shape = self.shape
         if shape:
@@ -70,7 +73,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, eq=False)
 class MultipliedTensor(StoredTensor):
-    """The product of factors with a tensor of floats, computed in fp32 when it is read."""
+    """The product of factors with a tensor of floats, computed in fp32 when read."""
 
     source: StoredTensor
     factors: np.ndarray  # of the tensor's shape, or broadcast to it

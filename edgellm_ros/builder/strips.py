@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts weights in strips, so that no second copy of a large tensor is in memory."""
+"""Converts weights in strips, so that no large tensor is in memory twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def strips(array: np.ndarray, dtype: np.dtype) -> Iterator[np.ndarray]:
 
 
 def rows_per_strip(shape: tuple[int, ...], dtype: np.dtype) -> int:
-    """Return the number of rows of a strip: even, so that pairs of 4-bit values are in one strip."""
+    """Return the number of rows of a strip.
+
+    It is even, so that pairs of 4-bit values are in one strip.
+    """
     row = int(np.prod(shape[1:])) * dtype.itemsize
     return max(MIN_ROWS, STRIP_BYTES // max(row, 1) // 2 * 2)
 
@@ -46,7 +49,7 @@ def row_major(array: np.ndarray) -> np.ndarray:
 
 
 def pack_pairs(values: np.ndarray) -> np.ndarray:
-    """Pack 4-bit values as ONNX stores them: two in a byte, the first in the lower half."""
+    """Pack 4-bit values as ONNX does: two in a byte, the first in the lower half."""
     flat = values.reshape(-1).view(np.uint8) & 15
     if flat.size % 2:
         flat = np.append(flat, np.uint8(0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that a graph stays within what TensorRT's ONNX parser documents and takes.
+"""Checks that a graph has only what TensorRT's ONNX parser documents and takes.
 
 Source: the operator list of the parser (onnx-tensorrt, docs/operators.md) of release 10.15, the first with
 TensorScatter; the documentation of the layers that Attention and TensorScatter become (IAttention,
@@ -125,7 +125,7 @@ def _problems(node: ir.Node, values: Values) -> Iterator[str]:
 
 
 def _types(node: ir.Node, values: Values) -> Iterator[ir.DataType]:
-    """Yield the types of the data that a node takes and of those that its attributes name."""
+    """Yield the types of data that a node takes and those that its attributes name."""
     kind = values.type(data_input(node))
     if kind is not None:
         yield kind

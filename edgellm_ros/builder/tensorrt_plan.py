@@ -190,7 +190,10 @@ def serialize_plan(
     gpus: Sequence[str],
     timing_cache: Path | None = None,
 ) -> memoryview:
-    """Build the plan of one graph and return it; arguments and errors as of `build_plan`."""
+    """Build the plan of one graph and return it.
+
+    Arguments and errors are those of `build_plan`.
+    """
     log, builder = library_log(library), start(library, library.Builder)
     network, _parser = parse(model, library, builder)
     config = builder.create_builder_config()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TensorRT refuses of single operators: ranks, attributes, inputs and outputs.
+"""What TensorRT refuses of single operators: ranks, attributes, inputs, outputs.
 
 Each rule yields a text for everything in a node that breaks it. The sources are those of tensorrt_operators.
 """

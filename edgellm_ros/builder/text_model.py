@@ -57,7 +57,10 @@ def read_language_model(
 
 
 def read_head_dim(text: ConfigSection, default: int | None = None) -> int:
-    """Read the head size; a missing key is `default` or, as null, the share of each head in hidden_size."""
+    """Read the head size.
+
+    A missing key is `default` or, as null, the share of each head in hidden_size.
+    """
     if "head_dim" not in text.data and default is not None:
         return default
     return text.size("head_dim", text.size("hidden_size") // text.size("num_attention_heads"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recognises kinds of checkpoints that no family supports, so that errors name the kind."""
+"""Recognises kinds of checkpoints that no family supports, to name them in errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def find_experts(config: ConfigSection) -> str:
 
 
 def refuse_quantised(config: ConfigSection) -> None:
-    """Raise ValueError, with the name of the method, for a checkpoint with quantised weights.
+    """Raise ValueError that names the method for a checkpoint with quantised weights.
 
     `config` is the checkpoint's `config.json`.
     """

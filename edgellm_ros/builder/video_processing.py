@@ -56,7 +56,7 @@ def read_video(
     exact_positions: bool = False,
     limits: tuple[int, int] | None = None,
 ) -> VideoConfig | None:
-    """Read the video processor of a tower; None if the checkpoint has none, or no token for videos.
+    """Read a tower's video processor; None without one or without a token for videos.
 
     config: the section with `video_token_id`. tower: the section of the vision tower. default_class: for
     checkpoints that name neither a video nor an image processor's class. tokens_per_second: positions per
@@ -112,7 +112,7 @@ def _find_processor(checkpoint: Path) -> ConfigSection | None:
 
 
 def _class_name(processor: ConfigSection, default: str) -> str:
-    """Return the class: the named one, that of the image processor's name, or the default."""
+    """Return the named class, that of the image processor's name, or the default."""
     if processor.has("video_processor_type"):
         return processor.one_of("video_processor_type", list(CLASSES))
     name = str(processor.data.get("image_processor_type", "")).replace("ImageProcessor", "VideoProcessor")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs for a CPU: attention over a KV cache computes only the rows that its mask shows.
+"""Graphs for a CPU: attention computes only KV cache rows that its mask shows.
 
 The standard graph attends to a cache of fixed capacity with a mask. TensorRT needs this form, but ONNX
 Runtime's kernel for CPUs computes the rows that no token sees too. In the graph for a CPU, keys, values and
@@ -92,7 +92,10 @@ class _Nodes:
 
 
 class _Cut:
-    """Where a mask [B,1,S,C] ends: behind the last row that it shows to any token, rounded up."""
+    """Where a mask [B,1,S,C] ends.
+
+    That is behind the last row that it shows to any token, rounded up.
+    """
 
     def __init__(self, mask: ir.Value, capacity: int, new: _Nodes) -> None:
         shown = new.op("Cast", mask, to=int(ir.DataType.UINT8))
@@ -116,7 +119,10 @@ class _Cut:
         return [new.first(keys, self._end, 2), new.first(values, self._end, 2), short]
 
     def either(self, attention: _Attention, new: _Nodes) -> ir.Value:
-        """Add an If: attention to the visible rows where that pays, else to all; return its result."""
+        """Add an If and return its result.
+
+        The branches are attention to the visible rows, where that pays, and to all rows.
+        """
         queries, *whole = attention.inputs
         attributes = {key: attribute.value for key, attribute in attention.node.attributes.items()}
         branches = []

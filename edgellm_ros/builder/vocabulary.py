@@ -45,10 +45,10 @@ def special_tokens(config: ConfigSection, text: ConfigSection, generation: Confi
 
 
 def added_token_id(checkpoint: Path, name: str, text: ConfigSection) -> int:
-    """Find the id of a token that `tokenizer_config.json` names, such as `start_image_token`.
+    """Find the id of a token that `tokenizer_config.json` names.
 
-    The name is a key of the file, or of its object `extra_special_tokens`. ValueError if the token is not
-    named, is no added token of `tokenizer.json`, or is outside the vocabulary.
+    The name, such as `start_image_token`, is a key of the file, or of its object `extra_special_tokens`.
+    ValueError if the token is not named, is no added token of `tokenizer.json`, or is outside the vocabulary.
     """
     path = checkpoint / "tokenizer_config.json"
     config = read_json(path)
@@ -149,7 +149,7 @@ def read_vocab_map(path: Path, vocab_size: int, stop_token_ids: Sequence[int]) -
 
 
 def tokenizer_files(checkpoint: Path) -> dict[str, bytes]:
-    """Read tokenizer, chat template and special tokens: file name -> contents to write."""
+    """Read tokenizer, chat template, special tokens: file name -> contents to write."""
     tokenizer = checkpoint / TOKENIZER_FILE
     read_json(tokenizer)
     special_tokens = json.dumps(template_tokens(checkpoint), indent=2, ensure_ascii=False)
@@ -179,7 +179,10 @@ def _chat_template(checkpoint: Path) -> str:
 
 
 def _default_template(value: Any) -> Any:
-    """Choose the template `default` where `tokenizer_config.json` has several, as transformers does."""
+    """Choose the template `default` of several in `tokenizer_config.json`.
+
+    transformers chooses the same one.
+    """
     if not isinstance(value, list):
         return value
     entries = [entry for entry in value if isinstance(entry, dict)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layout of AutoAWQ: 4 bits, packed along the outputs, always with zero points.
+"""The layout of AutoAWQ: 4 bits, packed along outputs, always with zero points.
 
 Sources: AutoAWQ, awq/modules/linear/gemm.py and awq/utils/packing_utils.py.
 """

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layouts of compressed-tensors (llm-compressor, vLLM): packed integers, INT8 and FP8.
+"""The layouts of compressed-tensors: packed integers, INT8 and FP8.
 
-Activations that the config would quantise stay in the precision of the engine.
+llm-compressor and vLLM use them. Activations that the config would quantise stay in the precision of the
+engine.
 
 Sources: compressed-tensors, compressors/quantized_compressors/{pack_quantized,naive_quantized}.py and
 quantization/quant_args.py.
@@ -125,7 +126,10 @@ class CompressedTensorsLayout:
 
 
 def _zeros(tensors: Stored, name: str, bits: int, fan_out: int, groups: int) -> np.ndarray | None:
-    """Read zero points [K/group,N]: packed along the outputs, or, of older versions, one INT8 each."""
+    """Read zero points [K/group,N], packed along the outputs.
+
+    Older versions store one INT8 each.
+    """
     if tensors[name].dtype == "I8":
         return zeros_or_none(need(tensors, name, ["I8"], (fan_out, groups)).read().T)
     shape = math.ceil(fan_out * bits / 32), groups

@@ -45,7 +45,9 @@ SQUARED = "mixer.down_proj"  # its inputs are relu(up)^2
 
 @dataclass(frozen=True)
 class InputGroup:
-    """Linear layers that read the same inputs, and the module before them, if that can divide these.
+    """Linear layers that read the same inputs, and the module before them.
+
+    `source` is the module, if it can divide these inputs.
 
     - shift: the module is a norm that multiplies by shift + weight; None = a linear layer
     - power: inputs grow with this power of the module's results
@@ -66,7 +68,7 @@ class InputGroup:
         return np.broadcast_to(grouped.mean(1, keepdims=True), self.heads).reshape(-1)
 
     def source_factors(self, scales: np.ndarray) -> np.ndarray:
-        """Compute the factors [N] of the results of `source`, for scales of the inputs [K]."""
+        """Compute factors [N] of the results of `source` for scales of the inputs [K]."""
         if self.heads is not None:
             scales = scales.reshape(self.heads)[:, 0].reshape(-1)
         return (1 / scales.astype(np.float64) ** (1 / self.power)).astype(np.float32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP8 weights of NVIDIA's Model Optimizer, and of DeepSeek's and Qwen's own FP8 checkpoints.
+"""FP8 weights: those of NVIDIA's Model Optimizer, DeepSeek's and Qwen's own.
 
 Model Optimizer stores one scale for each weight (`weight_scale`), the method `fp8` of transformers one for
 each block (`weight_scale_inv`, which is no inverse: the weight is multiplied by it). Scales of activations

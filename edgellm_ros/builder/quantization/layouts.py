@@ -21,7 +21,7 @@ class Layout(Protocol):
     """How a checkpoint stores quantised layers."""
 
     def matrix(self, tensors: Stored, module: str) -> QuantizedMatrix | None:
-        """Return the weight of a layer; None if it is not quantised, ValueError if it is damaged."""
+        """Return a layer's weight; None if not quantised, ValueError if damaged."""
 
 
 LAYOUTS: dict[str, Callable[[ConfigSection], Layout]] = {
@@ -38,7 +38,7 @@ SUPPORTED = (
 
 
 def find_layout(config: ConfigSection) -> Layout | None:
-    """Return the layout of a checkpoint by its `config.json`; None if its weights are not quantised.
+    """Return a checkpoint's layout by its `config.json`; None if it is not quantised.
 
     ValueError names the method if it is not supported.
     """

@@ -16,7 +16,7 @@ Read = Callable[[], np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class QuantizedMatrix:
-    """A matrix [K,N] in 4 or 8 bits, with a scale for each group of rows in each column.
+    """A matrix [K,N] in 4 or 8 bits, with a scale per group of rows in each column.
 
     With q = k // group, the weight of input order[k] is (values[k, n] - zeros[q, n]) * scales[q, n].
     Integers are signed: unsigned ones are stored with half their range subtracted, as are their zero points.
@@ -72,7 +72,7 @@ class QuantizedMatrix:
 
 
 def join(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix | None:
-    """Join matrices that multiply the same inputs, side by side; None if they differ in layout."""
+    """Join matrices of the same inputs side by side; None if their layouts differ."""
     first = parts[0]
     for part in parts[1:]:
         if (part.fan_in, part.dtype, part.group) != (first.fan_in, first.dtype, first.group):

@@ -96,10 +96,10 @@ def _offset(
 
 
 def _onnxruntime_product(graph: GraphBuilder, name: str, x: ir.Value, matrix: QuantizedMatrix) -> ir.Value:
-    """Add the product as ONNX Runtime's CUDA provider takes it: MatMulNBits where that has the group.
+    """Add the product as ONNX Runtime's CUDA provider takes it.
 
-    Otherwise the weights become floats when the graph is loaded; integers of a graph in bf16 are multiplied
-    in fp32.
+    It is a MatMulNBits where that has the group. Otherwise the weights become floats when the graph is
+    loaded; integers of a graph in bf16 are multiplied in fp32.
     """
     if matrix.dtype == FLOAT8:
         return _float8_product(graph, name, x, matrix)
@@ -143,7 +143,7 @@ def _float8_product(graph: GraphBuilder, name: str, x: ir.Value, matrix: Quantiz
 
 
 def packed_weights(matrix: QuantizedMatrix) -> dict[str, PackedWeight] | None:
-    """Return the inputs of MatMulNBits by the suffixes of their names; None if it does not take the matrix.
+    """Return MatMulNBits's inputs by name suffix; None if it refuses the matrix.
 
     They are `packed` [N,K/group,bytes], the values of a column one after the other; `packed_scale`
     [N,K/group]; if there are zero points `packed_zero_point` [N,bytes]. Integers are unsigned, the first of
@@ -198,6 +198,6 @@ def _scales(graph: GraphBuilder, name: str, matrix: QuantizedMatrix) -> ir.Value
 
 
 def _block(group: int) -> int:
-    """Return the block of a group: the largest power of two that divides the group, up to 128."""
+    """Return a group's block: the largest power of two that divides it, up to 128."""
     block = min(group & -group, LARGEST_BLOCK)
     return block if block >= SMALLEST_BLOCK else group

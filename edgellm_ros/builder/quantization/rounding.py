@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantises the layers of a checkpoint that is not quantised: round to nearest, with groups of inputs.
+"""Quantises the layers of an unquantised checkpoint: rounds them to nearest.
 
-The scale of a group is its largest magnitude over 7 (4 bits) or 127 (8 bits), so that no value is cut off;
-with `kept` of a calibration it is a share of that, and larger values are cut off there.
+Groups of inputs share a scale. The scale of a group is its largest magnitude over 7 (4 bits) or 127 (8 bits),
+so that no value is cut off; with `kept` of a calibration it is a share of that, and larger values are cut off
+there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ KEPT = ("in_proj_a", "in_proj_b")
 
 
 class RoundedLayout:
-    """Rounds the layers of a language model; its embeddings, LM head and encoders stay as they are."""
+    """Rounds a language model's layers, but no embeddings, LM heads or encoders."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class RoundedLayout:
         )
 
     def group_of(self, tensors: Stored, module: str) -> int | None:
-        """Return the inputs of a layer that share a scale; None if the layer stays as it is."""
+        """Return how many inputs of a layer share a scale; None if it stays as it is."""
         weight = tensors.get(f"{module}.weight")
         if weight is None or weight.dtype not in FLOATS or len(weight.shape) != 2 or 0 in weight.shape:
             return None
@@ -99,7 +100,7 @@ class RoundedLayout:
     def _strips(
         self, weight: StoredTensor, group: int, kept: np.ndarray | None
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield the first output of each strip, its weights [n,K/group,group] and scales [n,K/group]."""
+        """Yield each strip's first output, weights [n,K/group,group], scales [n,K/group]."""
         for start in range(0, weight.shape[0], STRIP):
             rows = weight.read(start, start + STRIP).astype(np.float32)
             blocks = rows.reshape(len(rows), -1, group)
@@ -107,7 +108,10 @@ class RoundedLayout:
             yield start, blocks, self._scales_of(blocks, here)
 
     def _scales_of(self, blocks: np.ndarray, kept: np.ndarray | float | None) -> np.ndarray:
-        """Compute scales [n,K/group] of weights [n,K/group,group], with the precision of the graph."""
+        """Compute scales [n,K/group] of weights [n,K/group,group].
+
+        They have the precision of the graph.
+        """
         scales = np.abs(blocks).max(-1) / self._top
         if kept is not None:
             scales *= kept

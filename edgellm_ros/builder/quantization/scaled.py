@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers whose weight [N,K] is stored as INT8 or FP8 (E4M3), with scales beside it.
+"""Layers with a weight [N,K] stored as INT8 or FP8 (E4M3) and scales beside it.
 
 A scale is for the whole weight, for each output, for groups of inputs, or for blocks of outputs and inputs.
 Each becomes a scale for groups of inputs of one output.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search of AWQ: scales of a layer's inputs with which rounding its weights changes least.
+"""AWQ's search: scales of a layer's inputs with which rounding changes it least.
 
 An input that is large in use makes the rounding errors of its weights large in the output. With s the weights
 of these inputs are larger when they are rounded, so that their steps are smaller beside them:
@@ -89,7 +89,7 @@ def search_scales(
 
 
 def _strips(weights: Weights, layout: RoundedLayout, layer: str) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yield the first output of each strip of a layer, the size of its groups, and its weights [n,K]."""
+    """Yield each strip of a layer: first output, size of groups and weights [n,K]."""
     size, weight = layout.group_of(weights.tensors, layer), weights.stored(f"{layer}.weight")
     assert size is not None
     for start in range(0, weight.rows, STRIP):
@@ -97,16 +97,17 @@ def _strips(weights: Weights, layout: RoundedLayout, layer: str) -> Iterator[tup
 
 
 def _error(changed: np.ndarray, inputs: np.ndarray) -> float:
-    """Return the squared error of outputs by changes of weights [n,K], for inputs [T,K]."""
+    """Return the outputs' squared error by changes [n,K] of weights, for inputs [T,K]."""
     return float(np.square(inputs @ changed.T, dtype=np.float64).sum())
 
 
 def search_kept(
     weights: Weights, layout: RoundedLayout, layer: str, scales: np.ndarray, inputs: np.ndarray
 ) -> np.ndarray:
-    """Choose the share of its largest magnitude that each group of a layer's weights keeps, [N,K/group].
+    """Choose the share of its largest magnitude that each group of weights keeps.
 
-    inputs [T,K]: scaled already. The error of a group is that of its part of the output.
+    Returns shares [N,K/group] of a layer's weights. inputs [T,K]: scaled already. The error of a group is
+    that of its part of the output.
     """
     size = layout.group_of(weights.tensors, layer)
     assert size is not None

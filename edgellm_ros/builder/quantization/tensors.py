@@ -15,9 +15,9 @@ Stored = Mapping[str, StoredTensor]
 def need(
     tensors: Stored, name: str, dtypes: Sequence[str], shape: Sequence[int] | None = None, why: str = ""
 ) -> StoredTensor:
-    """Return a tensor of one of these types; ValueError if it is missing or of another type or shape.
+    """Return a tensor of one of these types.
 
-    why: what the shape follows from, for the error.
+    ValueError if it is missing or of another type or shape. why: what the shape follows from, for the error.
     """
     tensor = tensors.get(name)
     if tensor is None:
@@ -52,9 +52,9 @@ def floats(tensor: StoredTensor) -> np.ndarray:
 
 
 def group_size(tensor: StoredTensor, fan_in: int, group: int, where: str) -> int:
-    """Return the group of a layer whose values are in `tensor`; -1 is one group of all inputs.
+    """Return the group of a layer whose values are in `tensor`.
 
-    where: file and key of the group, for the error.
+    group: -1 is one group of all inputs. where: file and key of the group, for the error.
     """
     size = fan_in if group == -1 else group
     if size < 1 or fan_in % size:
@@ -65,9 +65,9 @@ def group_size(tensor: StoredTensor, fan_in: int, group: int, where: str) -> int
 
 
 def unpack(words: np.ndarray, bits: int, axis: int) -> np.ndarray:
-    """Unpack unsigned integers of 4 or 8 bits from 32-bit words [rows, columns], lowest bits first.
+    """Unpack unsigned integers of 4 or 8 bits from 32-bit words [rows, columns].
 
-    axis: the axis along which the words are packed, 0 or 1.
+    The lowest bits come first. axis: the axis along which the words are packed, 0 or 1.
     """
     words = np.ascontiguousarray(words).astype("<u4", copy=False)
     if axis == 1:  # the bytes of a row are in order
@@ -99,7 +99,7 @@ def zeros_or_none(zeros: np.ndarray) -> np.ndarray | None:
 
 
 def group_order(index: StoredTensor, groups: int, group: int) -> np.ndarray | None:
-    """Return the inputs sorted by their group (act-order); None if they are sorted already.
+    """Return the inputs sorted by group (act-order); None if they are sorted already.
 
     index [K]: the group of each input.
     """
