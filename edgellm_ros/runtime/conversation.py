@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of a conversation: who said what, with images, videos and sounds between the words.
+"""Messages of a conversation, with images, videos and sounds between the words.
 
-A conversation is a sequence of messages. The content of a message is text, or parts in the order in which the
-chat template writes them.
+A conversation is a sequence of messages, which say who said what. The content of a message is text, or parts
+in the order in which the chat template writes them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Message:
 
 
 def check_messages(messages: Sequence[Message], continue_final_message: bool = False) -> None:
-    """Check a conversation; ValueError names the index, the role and what was expected.
+    """Check a conversation; ValueError names index, role and what was expected.
 
     With `continue_final_message` the last message is an unfinished answer that ends with text.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grammars of answers: JSON by a schema, text of a regular expression, one of several choices.
+"""Grammars of answers: JSON by a schema, text of a regular expression, a choice.
 
 A grammar is compiled once for a tokenizer. Each request has a matcher, which reads the tokens of the answer
 and says which tokens may come next:
@@ -45,7 +45,10 @@ ALL_BITS = np.uint32(0xFFFFFFFF)
 
 @dataclass(frozen=True)
 class Grammar:
-    """A rule for the text of an answer; `kind`: the field of SamplingParams that gives it."""
+    """A rule for the text of an answer.
+
+    `kind`: the field of SamplingParams that gives it.
+    """
 
     kind: str
     text: str  # JSON text of the schema, the expression, or JSON text of the list of choices
@@ -55,7 +58,10 @@ class Grammar:
 
 
 def schema_text(schema: str | Mapping[str, Any]) -> str:
-    """Return a JSON schema as JSON text. ValueError for text that is not JSON, or for another type."""
+    """Return a JSON schema as JSON text.
+
+    ValueError for text that is not JSON, or for another type.
+    """
     if isinstance(schema, Mapping):
         try:
             return json.dumps(schema)
@@ -117,7 +123,10 @@ class Grammars:
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
 
     def start(self, grammar: Grammar) -> GrammarMatcher:
-        """Start an answer. ValueError if the library does not support the grammar or the tokenizer."""
+        """Start an answer.
+
+        ValueError if the library does not support the grammar or the tokenizer.
+        """
         matcher = self._compiled.get(grammar)
         if matcher is None:
             matcher = self._compiled[grammar] = self._compile(grammar)
@@ -216,7 +225,10 @@ class GrammarMatcher:
             mask[...] = self.stop_bits
 
     def is_complete(self, cut_text: str | None = None) -> bool:
-        """Return whether the answer is complete by the grammar. `cut_text`: the text before a stop string."""
+        """Return whether the answer is complete by the grammar.
+
+        `cut_text`: the text before a stop string.
+        """
         if cut_text is None:
             return not self.failed and bool(self.matcher.is_accepting())
         matcher, tokens = self._compiled.deep_copy(), self._vocabulary.tokenize_str(cut_text)
@@ -226,9 +238,10 @@ class GrammarMatcher:
 def write_masks(
     matchers: Sequence[GrammarMatcher], masks: Sequence[np.ndarray], in_parallel: bool = False
 ) -> None:
-    """Write a bit for each logit into masks [n] of [W] uint32: whether its token may come next.
+    """Write a bit for each logit: whether its token may come next.
 
-    All matchers are those of one model. `in_parallel`: with the library's threads.
+    The bits go into masks [n] of [W] uint32. All matchers are those of one model. `in_parallel`: with the
+    library's threads.
     """
     if not matchers:
         return
@@ -334,6 +347,9 @@ def _library_text(grammar: Grammar) -> str:
 
 
 def _one_line(message: str) -> str:
-    """Return the reason in a message of the library, which shows the place in several lines."""
+    """Return the reason in a message of the library.
+
+    The message shows the place in several lines.
+    """
     reason = re.search(r"^error: (.*)$", message, re.MULTILINE)
     return printable(reason[1] if reason else message.strip().split("\n")[0])

@@ -190,12 +190,13 @@ class LLMInferenceRuntime:
         self._noise_seed = seed
 
     def capture_decoding_cuda_graph(self) -> bool:
-        """Record decode steps of all batch sizes with all adapters as graphs, and rounds of drafting.
+        """Record decode steps and rounds of drafting as graphs.
 
-        The device launches a graph with one call. Recording takes seconds and some memory. Steps of an
-        adapter that is added later are recorded when the adapter is first used. From then on a prefill of one
-        sequence is recorded too, after two in a row of one length. Returns False if the device does not
-        support graphs, or if a step cannot be recorded (the log says why).
+        The decode steps are those of all batch sizes with all adapters. The device launches a graph with one
+        call. Recording takes seconds and some memory. Steps of an adapter that is added later are recorded
+        when the adapter is first used. From then on a prefill of one sequence is recorded too, after two in a
+        row of one length. Returns False if the device does not support graphs, or if a step cannot be
+        recorded (the log says why).
         """
         with self._lock:
             return self.pipeline.capture_decoding_cuda_graph()
@@ -356,7 +357,10 @@ class LLMInferenceRuntime:
 
     @property
     def active_lora(self) -> str:
-        """Name of the adapter for requests that name none; "" is the base model, and for a policy."""
+        """Name of the adapter for requests that name none.
+
+        "" is the base model, and for a policy.
+        """
         return "" if self._policy is not None else self.pipeline.loras.active
 
     def close(self) -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of a runtime since its opening; seconds are those of requests that were answered."""
+"""Counters of a runtime since its opening.
+
+Seconds are those of requests that were answered.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,7 @@ class StageClock:
         self._ends.append((stage, self._mark()))
 
     def metrics(self) -> dict[str, float]:
-        """Wait for all stages; return the seconds of each, up to the first token, and in total.
+        """Wait for all stages; return their seconds, up to the first token and in total.
 
         EngineError if some of the work failed.
         """

@@ -303,11 +303,12 @@ class Pipeline:
             self.reuse.store(sequence, self.batch.row_of(sequence))
 
     def store_answers(self, sequences: list[GenerationSequence]) -> None:
-        """Store conversations as their next turns begin: the answer as the chat template writes it.
+        """Store conversations as their next turns begin.
 
-        The rows are computed by a prefill, so that they have the bits of a prompt's rows (prefix_cache.py).
-        What was encoded for the answers is not encoded again: the encoder rows of the batch are still there.
-        Conversations whose prompt the prefix cache had no room for are left out. The batch must be empty.
+        The answer is stored as the chat template writes it. The rows are computed by a prefill, so that they
+        have the bits of a prompt's rows (prefix_cache.py). What was encoded for the answers is not encoded
+        again: the encoder rows of the batch are still there. Conversations whose prompt the prefix cache had
+        no room for are left out. The batch must be empty.
         """
         turns: list[GenerationSequence] = []
         for sequence in sequences:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PolicyPipeline: the stages of a request to a policy, which answers with actions only."""
+"""PolicyPipeline: the stages of a request to a policy.
+
+A policy answers with actions only.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,10 @@ class PolicyPipeline:
     def answer(
         self, requests: Sequence[LLMGenerationRequest], noise_seed: int
     ) -> list[LLMGenerationResponse]:
-        """Answer requests one after another. Raises the errors of `LLMInferenceRuntime.handle_request`."""
+        """Answer requests one after another.
+
+        Raises the errors of `LLMInferenceRuntime.handle_request`.
+        """
         clock = StageClock(self.device.mark)
         sequences = self._preparer.prepare(requests, noise_seed)
         clock.end("tokenize_s")

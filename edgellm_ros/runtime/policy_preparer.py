@@ -24,7 +24,10 @@ LANGUAGE_MODEL_FIELDS = {
 
 
 class PolicyPreparer:
-    """Checks requests; the engines have `max_samples` samples and batches of `max_batch_size` requests."""
+    """Checks requests.
+
+    The engines have `max_samples` samples and batches of `max_batch_size` requests.
+    """
 
     def __init__(
         self,
@@ -41,7 +44,10 @@ class PolicyPreparer:
         self._max_batch_size = max_batch_size
 
     def prepare(self, requests: Sequence[LLMGenerationRequest], noise_seed: int) -> list[PolicySequence]:
-        """Prepare requests; noise_seed: of those without one. ValueError for an invalid request."""
+        """Prepare requests; ValueError for an invalid one.
+
+        noise_seed: of requests without one.
+        """
         if not 1 <= len(requests) <= self._max_batch_size:
             raise ValueError(
                 f"a batch has 1 to {self._max_batch_size} requests (max_batch_size), got {len(requests)}"
@@ -89,7 +95,10 @@ class PolicyPreparer:
         )
 
     def _images(self, request: LLMGenerationRequest) -> tuple[np.ndarray, ...]:
-        """Sort the images by camera; cameras may be missing if the request names those of its images."""
+        """Sort the images by camera.
+
+        Cameras may be missing if the request names those of its images.
+        """
         known, given = self._config.cameras.names, request.cameras
         if not request.images:
             raise ValueError(f"a policy needs an image of at least one camera: {', '.join(known)}")

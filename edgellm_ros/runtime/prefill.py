@@ -42,7 +42,7 @@ class Prefill:
         self._drafter = drafter
 
     def compute(self, sequences: Sequence[GenerationSequence], rows: range) -> tuple[Tensor, Tensor]:
-        """Fill the rows of admitted sequences; return inputs_embeds [B,S,H] and logits [B,1,V].
+        """Fill admitted sequences' rows; return inputs_embeds [B,S,H], logits [B,1,V].
 
         One run of the engine, and one more for each place where recurrent states are saved before a prompt's
         end; then inputs_embeds are those of the last run.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PrefixReuse: which tokens of a batch's prompts need not be computed, and what is stored of them.
+"""PrefixReuse: what a batch's prompts reuse, and what is stored of them.
 
-KV rows are in the prefix cache, recurrent states in the snapshots. A prompt of a hybrid model needs both.
+The tokens that are reused need not be computed. KV rows are in the prefix cache, recurrent states in the
+snapshots. A prompt of a hybrid model needs both.
 """
 
 from __future__ import annotations
@@ -147,7 +148,10 @@ class PrefixReuse:
             self.states.clear()
 
     def _reusable(self, tokens: int) -> int:
-        """Return how many of a stored prompt's tokens longer prompts reuse: one less with a draft head."""
+        """Return how many of a stored prompt's tokens longer prompts reuse.
+
+        With a draft head it is one less.
+        """
         return tokens if self._head_cache is None else tokens - 1
 
     def _caches(self, row: int) -> tuple[SequenceCache, SequenceCache | None]:
@@ -211,9 +215,10 @@ class PrefixReuse:
 
 
 def prefill_parts(sequences: Sequence[GenerationSequence]) -> list[list[range]]:
-    """Cut the new tokens of prompts into runs that end where states are saved; return each run's tokens [B].
+    """Cut the new tokens of prompts into runs that end where states are saved.
 
-    All prompts end in the last run. A prompt with fewer cuts than others has no tokens in the first runs:
+    Returns each run's tokens [B]. All prompts end in the last run. A prompt with fewer cuts than others has
+    no tokens in the first runs:
 
       prompt 0   [      ][    ][        ]
       prompt 1           [            ]
@@ -229,7 +234,7 @@ def prefill_parts(sequences: Sequence[GenerationSequence]) -> list[list[range]]:
 
 
 def fits(parts: Sequence[Sequence[range]], capacity: int) -> bool:
-    """Return whether each row of a KV cache has slots for the padded tokens of every run."""
+    """Return whether each row of a KV cache has slots for every run's padded tokens."""
     return all(
         max(tokens.start for tokens in run) + max(MIN_PREFILL, *map(len, run)) <= capacity for run in parts
     )

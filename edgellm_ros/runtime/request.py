@@ -111,11 +111,12 @@ class Progress:
 
 @dataclass(frozen=True, eq=False)
 class LLMGenerationRequest:
-    """One question to the model, or a conversation whose last message the model answers or continues.
+    """One question to the model, or a conversation that it answers or continues.
 
-    The short form is `prompt` with `system_prompt`, `images`, `videos` and `audio`; `messages` are the long
-    form. The KV rows of answers to the long form are stored for the next turn. ValueError names a field that
-    is out of range or of another type, and refuses both forms at once.
+    The model answers or continues the last message of a conversation. The short form is `prompt` with
+    `system_prompt`, `images`, `videos` and `audio`; `messages` are the long form. The KV rows of answers to
+    the long form are stored for the next turn. ValueError names a field that is out of range or of another
+    type, and refuses both forms at once.
     """
 
     prompt: str = ""  # the user's text; may be empty

@@ -127,7 +127,10 @@ class LinearKVCache:
         return tensors
 
     def sequence(self, row: int) -> SequenceCache:
-        """Return the cache of one row; no step that commits slots of an open row may be queued."""
+        """Return the cache of one row.
+
+        No step that commits slots of an open row may be queued.
+        """
         one = range(row, row + 1)
         length = self.host_length(row) if row in self._sequences else 0
         return SequenceCache(self._slots, row, self.lengths(one), length, self.rope_deltas(one))

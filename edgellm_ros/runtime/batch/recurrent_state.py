@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RecurrentState: what recurrent layers carry from run to run, for each row of the batch.
+"""RecurrentState: what recurrent layers carry from run to run, for each row.
 
-Each layer has two tensors per row: the last inputs of its convolution and its state. An engine reads the
-committed tensors and writes the next ones to other memory; `commit` copies the rows that accepted a token:
+Each layer has two tensors per row of the batch: the last inputs of its convolution and its state. An engine
+reads the committed tensors and writes the next ones to other memory; `commit` copies the rows that accepted a
+token:
 
   states       [L, max batch, n]   read by the engine    <-- commit: rows with counts[b] > 0 --+
   next states  [L, max batch, n]   written by the engine --------------------------------------+
@@ -83,7 +84,10 @@ class RecurrentState:
         return sum(tensor.shape[0] * tensor.shape[2] * tensor.dtype.itemsize for tensor in self.committed)
 
     def open(self, row: int, sequence: GenerationSequence) -> None:
-        """Begin a sequence with zeros; the caller may `load` the state after its first tokens."""
+        """Begin a sequence with zeros.
+
+        The caller may `load` the state after its first tokens.
+        """
         for tensor in self.committed:
             for layer in range(tensor.shape[0]):
                 one = tensor.rows(layer, layer + 1).view(*tensor.shape[1:])

@@ -150,11 +150,12 @@ class SamplingRows:
         sequences: Sequence[GenerationSequence],
         trees: Callable[[], tuple[np.ndarray, np.ndarray]] | None = None,
     ) -> None:
-        """Exclude the tokens that the grammars of sequences [B] do not allow next from logits [B,N,V].
+        """Exclude from logits [B,N,V] the tokens that grammars do not allow next.
 
-        Without `trees`, N is 1. `trees` waits for the tokens and parents [B,N] of drafted trees, which are
-        needed only with a grammar; the logits are those of their nodes. The host computes the masks while the
-        device computes the logits. Nothing is queued without a grammar.
+        The grammars are those of sequences [B]. Without `trees`, N is 1. `trees` waits for the tokens and
+        parents [B,N] of drafted trees, which are needed only with a grammar; the logits are those of their
+        nodes. The host computes the masks while the device computes the logits. Nothing is queued without a
+        grammar.
         """
         if all(sequence.grammar is None for sequence in sequences):
             return
@@ -194,9 +195,9 @@ class SamplingRows:
     def sample_path(
         self, kernels: TreeKernels, logits: Tensor, tree: DraftTree, path: Tensor, offered: Tensor
     ) -> None:
-        """Queue the sampling of a path from each tree's root; see `TreeKernels.sample_path`.
+        """Queue the sampling of a path from each tree's root.
 
-        logits [B,M,V] of the nodes; path [B,D] and offered [B] are written.
+        logits [B,M,V] of the nodes; path [B,D] and offered [B] are written. See `TreeKernels.sample_path`.
         """
         sampled, tokens = self.begin_step(*path.shape)
         state = self._state.rows(0, path.shape[0])

@@ -69,7 +69,10 @@ class DecodeLoop:
             self._method.delivered(result, served)
 
     def _wanted(self, sequences: list[GenerationSequence]) -> int:
-        """Return how many steps to have queued; a step yields at least one token per sequence."""
+        """Return how many steps to have queued.
+
+        A step yields at least one token per sequence.
+        """
         wanted = 1 + self._max_queued_steps if self._method.queues_ahead(sequences) else 1
         for sequence in sequences:
             wanted = min(wanted, sequence.tokens_left)

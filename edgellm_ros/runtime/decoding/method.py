@@ -23,7 +23,10 @@ class DecodeMethod(Protocol):
     tokens_per_step: int
 
     def prefilled(self, rows: range) -> None:
-        """Take note of the first tokens of admitted rows, which have been sampled and committed."""
+        """Take note of the first tokens of admitted rows.
+
+        They have been sampled and committed.
+        """
         ...
 
     def begin(self, batch: Batch) -> None:
@@ -39,11 +42,17 @@ class DecodeMethod(Protocol):
         ...
 
     def queues_ahead(self, sequences: Sequence[GenerationSequence]) -> bool:
-        """Return whether the next step may be queued before the step of these sequences is delivered."""
+        """Return whether the next step may be queued before the last one is delivered.
+
+        The last one is the step of these sequences.
+        """
         ...
 
     def delivered(self, result: StepResult, served: Sequence[tuple[GenerationSequence, int]]) -> None:
-        """Take note of a delivered step; served: sequences that were still decoding, with their tokens."""
+        """Take note of a delivered step.
+
+        served: sequences that were still decoding, with their tokens.
+        """
         ...
 
     def capture(self, adapters: Sequence[LoraAdapter]) -> bool:

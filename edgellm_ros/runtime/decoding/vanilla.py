@@ -118,7 +118,7 @@ class VanillaDecoding:
         self.recorded_logits.drop(adapter)
 
     def _ends_now(self) -> bool:
-        """Return whether the token of the queued step is known to be the last one of a sequence."""
+        """Return whether the queued step's token is known to be a sequence's last one."""
         return any(
             sequence.tokens_left < 2 or (sequence.grammar is not None and sequence.grammar.is_at_end)
             for sequence in self._sequences

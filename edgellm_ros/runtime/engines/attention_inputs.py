@@ -119,7 +119,7 @@ class AttentionInputs:
         return inputs
 
     def prompt_angles(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Write and return the rotary rows [B,S,R/2] of prompts with positions [B,3,S] float32."""
+        """Write and return prompts' rotary rows [B,S,R/2]; positions [B,3,S] float32."""
         batch, _, tokens = positions.shape
         device_positions = self._positions.view(batch, 3, tokens)
         self._device.upload(device_positions, positions)
@@ -144,7 +144,10 @@ class AttentionInputs:
     def for_tree(
         self, inputs: Mapping[str, Tensor], rows: range, tree: DraftTree, kernels: TreeKernels
     ) -> None:
-        """Write `inputs` for the nodes of a tree, which for an engine without a mask is a chain."""
+        """Write `inputs` for the nodes of a tree.
+
+        For an engine without a mask the tree is a chain.
+        """
         if not self._has_mask:
             self.for_continuation(inputs, rows, tree.size)
             return
@@ -164,7 +167,10 @@ class AttentionInputs:
         return inputs
 
     def draft_inputs(self, inputs: Mapping[str, Tensor], embeds: Tensor) -> DraftInputs:
-        """Return what `TreeKernels` writes for a draft's run with `inputs` and these embeddings [B,S,H]."""
+        """Return what `TreeKernels` writes for a draft's run with `inputs`.
+
+        embeds [B,S,H]: the run's embeddings.
+        """
         cos, sin = self._angles(*embeds.shape[:2])
         optional = (names.ATTENTION_MASK, names.KV_WRITE_INDEX, names.KV_LENGTH)
         return DraftInputs(embeds, cos, sin, *map(inputs.get, optional))
@@ -182,7 +188,7 @@ class AttentionInputs:
 
 
 def run_sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the sizes of the dimensions that the runs of all text decoders have in common."""
+    """Return the sizes of the dimensions that all text decoders' runs share."""
     batch, tokens, _ = tensors[names.INPUTS_EMBEDS].shape
     sizes = {"B": batch, "S": tokens, "N": tensors[names.LOGITS].shape[1], "T": min(tokens, CHAIN_TOKENS)}
     if names.ROPE_COS in tensors:

@@ -169,7 +169,9 @@ class DraftEngineRunner:
         embeds: Tensor,
         parents: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Select the nodes of a level and run them; return logits [B,K,V] and the next states [B,K,H].
+        """Select the nodes of a level and run them.
+
+        Returns logits [B,K,V] and the next states [B,K,H].
 
         states [B,S,H] of the run before, newest [B,1], embedding [V,H]: see `TreeKernels.begin_level`.
         embeds, parents [B,K,H]: get the embeddings of the nodes' tokens and the states of their parents.
@@ -201,7 +203,7 @@ class DraftEngineRunner:
         last_tokens: Tensor,
         tree: DraftTree,
     ) -> None:
-        """Write and commit the KV rows of accepted tokens, and draft a chain: see `ChainDraft`."""
+        """Write and commit KV rows of accepted tokens, draft a chain: see `ChainDraft`."""
         assert self.chain is not None
         rows = range(tokens.shape[0])
         cache = self.kv_cache
@@ -220,7 +222,10 @@ class DraftEngineRunner:
         return [engine.executor.bound_run for _ in self._parts(engine, DRAFT_PROFILE, tensors)]
 
     def bind_level(self, embeds: Tensor, states: Tensor) -> list[BoundRun]:
-        """Bind the tensors of `execute_level`, the same for all levels; return the runs of the engine."""
+        """Bind the tensors of `execute_level`; return the runs of the engine.
+
+        The tensors are the same for all levels.
+        """
         rows, engine = range(embeds.shape[0]), self._engine_of_run(embeds.shape[0] * embeds.shape[1])
         inputs = engine.inputs.level_inputs(rows, embeds.shape[1])
         tensors = self._tensors(engine, inputs, rows, embeds, states, self._nodes.rows(0, len(rows)))

@@ -42,7 +42,7 @@ VERIFICATION_PROFILE = 2
 
 @dataclass(frozen=True)
 class _Engine:
-    """An executor with its attention inputs, and the tensors of its decode steps by batch size."""
+    """An executor, its attention inputs and its decode steps' tensors by batch size."""
 
     executor: EngineExecutor
     inputs: AttentionInputs
@@ -162,7 +162,10 @@ class LLMEngineRunner:
             self._use_adapted(fused.adapted, fused.most_adapted_rows, fused.most_lora_rank)
 
     def _use_adapted(self, executor: EngineExecutor, most_rows: int, most_rank: int) -> None:
-        """Let the fused kernels run sequences with adapters, if they have all LoRA inputs of the engine."""
+        """Let the fused kernels run sequences with adapters, where they can.
+
+        They can if they have all LoRA inputs of the engine.
+        """
         layers = self.config.llm.num_hidden_layers
         try:
             self._lora_tables = LoraTables(self._device, self.loras.inputs, layers, most_rank)
@@ -259,7 +262,7 @@ class LLMEngineRunner:
         output_logits: Tensor,
         adapters: Sequence[LoraAdapter] = (),
     ) -> None:
-        """Run the nodes of one tree for each of the first B rows, with logits of every node.
+        """Run one tree's nodes for each of the first B rows, with logits of every node.
 
         Node m is a token at position length + depth, which attends to the committed KV rows, to the nodes
         above and to itself. Its KV row is written to slot length + m, and not committed. inputs_embeds
@@ -282,13 +285,16 @@ class LLMEngineRunner:
             self.recurrent.verified(kernels, nodes)
 
     def fused_hidden_states(self, batch: int, tokens: int) -> Tensor:
-        """Return the states of the last run's tokens that a draft head takes, [batch,tokens,Hd]."""
+        """Return the last run's token states for a draft head, [batch,tokens,Hd]."""
         return self._fused.view(batch, tokens, self._fused.shape[1])
 
     def bind_vanilla_decoding_step(
         self, inputs_embeds: Tensor, output_logits: Tensor, adapters: Sequence[LoraAdapter]
     ) -> list[BoundRun]:
-        """Bind the tensors of a decode step; return the runs of the engine, which identify the step."""
+        """Bind the tensors of a decode step; return the runs of the engine.
+
+        The runs identify the step.
+        """
         engine = self._engine_of_step(inputs_embeds.shape[0], 1, adapters)
         tensors = self._decode_tensors(engine, inputs_embeds, output_logits)
         groups = self._groups(engine, DECODE_PROFILE, tensors, adapters)
@@ -329,7 +335,10 @@ class LLMEngineRunner:
             self._shared[names.EMBEDDING] = table
 
     def _record_repeated_prefill(self) -> None:
-        """Record a prefill whose tensors are those of the one before; prompts of a robot have one length."""
+        """Record a prefill whose tensors are those of the one before.
+
+        Prompts of a robot have one length.
+        """
         executor = self._prefill.executor
         if executor.snapshot == self._last_prefill:
             executor.record(self._device.stream, "prefills")

@@ -19,7 +19,7 @@ KEPT = 32  # tables of the last batches
 
 
 class LoraTables:
-    """Tables of one engine, `binding_names.LORA_TABLE`, by the adapters of the sequences.
+    """Tables `binding_names.LORA_TABLE` of one engine, by the sequences' adapters.
 
     - inputs: the engine's LoRA inputs, from which adapters have their tensors
     - max_rank: largest rank that the kernels take
@@ -49,7 +49,10 @@ class LoraTables:
         return all(adapter.rank <= self._max_rank for adapter in adapters)
 
     def table(self, adapters: Sequence[LoraAdapter]) -> Tensor:
-        """Return the table of sequences with these adapters; equal adapters give the same memory."""
+        """Return the table of sequences with these adapters.
+
+        Equal adapters give the same memory.
+        """
         key = tuple(adapters)
         if key not in self._kept:
             rows = [[[self._entry(each, a) for a in key] for each in layer] for layer in self._inputs]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PrefixEngine: computes the context of a policy from camera images, a task and the robot's state."""
+"""PrefixEngine: computes a policy's context.
+
+Its inputs are camera images, a task and the robot's state.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,10 @@ class PrefixEngine:
     def compute(
         self, images: int, token_ids: Sequence[int], others: Mapping[str, np.ndarray], rows: int
     ) -> PrefixContext:
-        """Queue the prefix of the images that were encoded last; return the context of so many rows."""
+        """Queue the prefix of the images that were encoded last; return its context.
+
+        rows: how many rows the context has.
+        """
         tokens = self._tokens.rows(0, len(token_ids))
         self._device.upload(tokens, np.array(token_ids, np.int64))
         for name, values in others.items():

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fused decoding: decode steps and verifications in CUDA kernels of our own, not ONNX Runtime's.
+"""Fused decoding: decode steps and verifications in our own CUDA kernels.
 
-Prefills stay with ONNX Runtime, on the same weights and the same KV cache.
+These replace ONNX Runtime's kernels. Prefills stay with ONNX Runtime, on the same weights and the same KV
+cache.
 """

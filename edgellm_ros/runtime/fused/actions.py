@@ -39,7 +39,7 @@ RUNS = 5  # of which the median counts
 
 
 def load_fused_actions(root: Path, config: EngineConfig, device: Device, decode: str) -> FusedActions | None:
-    """Load the action head's fused kernels, if `decode` asks for them and the device has them.
+    """Load the action head's fused kernels if `decode` asks and the device has them.
 
     The log gets the reason where `decode` is "auto" and the engine samples actions. EngineError with the
     reason where `decode` is "fused".
@@ -136,10 +136,10 @@ def time_embedding(folder: Path, model: FusedExpertModel, dtype: np.dtype) -> Ti
 
 
 def choose_by_time(device: Device, runner: ActionRunner, cache: SequenceCache, read: tuple[int, ...]) -> None:
-    """Let the fused kernels of a runner sample actions where they are faster than the engine.
+    """Let a runner's fused kernels sample actions where the engine is slower.
 
-    They are not used either if their trajectories are not the engine's, or not the same bits in every run.
-    cache: a row that is not open, whose caches `read` get random values; the caller clears them. The log
+    The kernels are not used either if their trajectories are not the engine's, or not the same bits in every
+    run. cache: a row that is not open, whose caches `read` get random values; the caller clears them. The log
     tells the choice and the times.
     """
     context = min(CONTEXT, cache.cache.shape[3])

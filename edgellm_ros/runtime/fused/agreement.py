@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares results of the fused kernels with the engine's, where `decode` is "auto"."""
+"""Compares results of fused kernels with the engine's, where `decode` is "auto"."""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ class Decoder(Protocol):
 
 
 class FusedBackend:
-    """Decode steps and verifications of one model, with the bindings of its graph for CUDA that they use.
+    """Decode steps and verifications of one model.
+
+    The bindings are those of the model's graph for CUDA that the steps and verifications use.
 
     - head: name and shape of the LM head if it is an input; None if the decoder's weights have it
     - trees: whether several tokens of a sequence are trees, which have a mask; False: chains
@@ -78,7 +80,10 @@ def _bindings(
 
 
 def token_bindings(shape: FusedShape, trees: bool) -> Iterator[Binding]:
-    """Yield the inputs of a run over tokens: embeddings, positions and KV caches; trees: with a mask."""
+    """Yield the inputs of a run over tokens: embeddings, positions and KV caches.
+
+    trees: with a mask.
+    """
     dtype, half = element_type(shape.dtype), shape.rotary_dim // 2
     int64, float32 = np.dtype(np.int64), np.dtype(np.float32)
     yield Binding(names.INPUTS_EMBEDS, dtype, ("B", "S", shape.hidden), True)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses between engine and fused kernels by the times of recorded decode steps and verifications."""
+"""Chooses between engine and fused kernels by the times of recorded steps.
+
+The steps are decode steps and verifications.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +53,11 @@ def choose_by_time(
     logits: Tensor,
     verification: Verification | None = None,
 ) -> None:
-    """Set the largest batches that the fused kernels decode and verify, so that each gets the faster one.
+    """Set the largest batches that the fused kernels decode and verify.
 
-    The batch must be empty. The fused kernels are not used either if their logits are not the engine's, or
-    not the same bits in every run. logits [max batch,1,V]: the buffer of all decode steps. The log tells the
-    choice and the times.
+    So each batch gets the faster of kernels and engine. The batch must be empty. The fused kernels are not
+    used either if their logits are not the engine's, or not the same bits in every run.
+    logits [max batch,1,V]: the buffer of all decode steps. The log tells the choice and the times.
     """
     batch, vocabulary = logits.shape[0], logits.shape[2]
     most, most_verified = runner.most_fused_rows, runner.most_verified_rows
@@ -124,9 +127,10 @@ class _Measurement:
         logits_of: Callable[[int], Tensor],
         verification: Verification | None = None,
     ) -> tuple[list[StepTimes], int]:
-        """Return the times of batch sizes up to the first that the engine runs faster, and the last before.
+        """Return times of batch sizes, and the last size before the engine is faster.
 
-        logits_of: batch size -> the steps' output. _WrongLogits.
+        The times go up to the first size that the engine runs faster. logits_of: batch size -> the steps'
+        output. _WrongLogits.
         """
         times: list[StepTimes] = []
         for rows in sizes:
@@ -160,7 +164,10 @@ class _Measurement:
     def _step(
         self, tokens: Tensor, logits: Tensor, verification: Verification | None
     ) -> Callable[[], None]:
-        """Return a function that queues a step of tokens [B,S]; those of a verification are chains."""
+        """Return a function that queues a step of tokens [B,S].
+
+        The tokens of a verification are chains.
+        """
         runner = self._runner
         embeds = self._embedder.embed_tokens(tokens)
         if verification is None:
@@ -173,7 +180,10 @@ class _Measurement:
 
 
 def _time(device: Device, step: Callable[[], None]) -> float:
-    """Return the median seconds of a step, which has run before; recorded if the device has graphs."""
+    """Return the median seconds of a step, which has run before.
+
+    The step is recorded if the device has graphs.
+    """
     graph = device.capture(step)
     times = []
     for _ in range(SAMPLES + 1):  # the first warms up

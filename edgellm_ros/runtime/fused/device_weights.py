@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights of a decoder on the device, in one buffer that kernels and ONNX Runtime share."""
+"""A decoder's weights in one device buffer that kernels and ONNX Runtime share."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ def load_weights(
 
 
 def inputs_and_places(order: np.ndarray) -> np.ndarray:
-    """Convert the bytes of an order, int64 [K], to what kernels read: itself and its inverse in 16 bits."""
+    """Convert the bytes of an order, int64 [K], to what kernels read.
+
+    They read the order itself and its inverse, in 16 bits.
+    """
     inputs = order.view(np.int64)
     return np.concatenate([inputs, np.argsort(inputs)]).astype(np.uint16).view(np.uint8)
 
@@ -81,9 +84,9 @@ def address_in(tensors: Mapping[str, Tensor], weight: StoredWeight | None) -> in
 
 
 def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int, adapts: bool) -> FusedShape:
-    """Return the shape of an engine's decoder, for steps of at most `most_rows` tokens in all.
+    """Return the shape of an engine's decoder.
 
-    adapts: whether sequences may have LoRA adapters.
+    The steps have at most `most_rows` tokens in all. adapts: whether sequences may have LoRA adapters.
     """
     from edgellm_ros.kernels.cuda.fused.shape import MOST_LORA_RANK, FusedShape
 
@@ -131,7 +134,10 @@ def fused_weights(model: FusedModel, tensors: dict[str, Tensor]) -> FusedWeights
 
 
 def fusion_shape(config: EngineConfig, fusion: StoredFusion, most_rows: int) -> FusionShape:
-    """Return the shape of the fusion of an engine's draft head, for steps of at most so many tokens."""
+    """Return the shape of the fusion of an engine's draft head.
+
+    The steps have at most `most_rows` tokens.
+    """
     from edgellm_ros.kernels.cuda.fused.fusion import FusionShape
 
     assert config.draft is not None  # `check_drafting`
@@ -200,7 +206,10 @@ def _quantized_pieces(model: FusedModel, dtype: np.dtype) -> Iterator[_Piece]:
 
 
 def _forms(model: FusedModel) -> Iterator[tuple[str, Quantized]]:
-    """Yield the forms of quantised matrices, which are those of the first layer, by kernel."""
+    """Yield the forms of quantised matrices, by kernel.
+
+    They are those of the first layer.
+    """
     from edgellm_ros.kernels.cuda.fused.quantized import Quantized
 
     for matrices in model.quantized[:1]:

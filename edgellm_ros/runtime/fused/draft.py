@@ -34,9 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 class FusedDraftBackend(FusedBackend):
-    """Runs of one draft head; the bindings are those of `draft/model.cuda.onnx` that the kernels use.
+    """Runs of one draft head.
 
-    takes_trees: whether a token attends to the rows that a mask has, not to all up to its own.
+    The bindings are those of `draft/model.cuda.onnx` that the kernels use. takes_trees: whether a token
+    attends to the rows that a mask has, not to all up to its own.
     """
 
     def __init__(self, head: Decoder, shape: FusedDraftShape, device: Device, takes_trees: bool) -> None:
@@ -47,7 +48,7 @@ class FusedDraftBackend(FusedBackend):
 def load_fused_draft(
     root: Path, config: EngineConfig, drafting: SpecDecodeDraftingConfig, device: Device
 ) -> FusedDecoding | None:
-    """Load the fused kernels of an engine directory's draft head, if device and head have them.
+    """Load an engine directory's fused draft kernels, if device and head have them.
 
     The log gets the reason where the engine drafts.
     """
@@ -115,7 +116,10 @@ def make_head(device: Device, shape: FusedDraftShape, weights: FusedWeights) -> 
 def make_chain(
     device: Device, shape: FusedDraftShape, weights: FusedWeights, rows: int, levels: int
 ) -> ChainDrafter:
-    """Make what drafts whole chains of so many levels on a device, after up to so many accepted tokens."""
+    """Make what drafts whole chains of so many levels on a device.
+
+    A chain follows up to `rows` accepted tokens.
+    """
     from edgellm_ros.kernels.cuda.fused.chain import FusedChain
 
     return FusedChain(device, shape, weights, rows, levels)
@@ -131,7 +135,10 @@ def make_prompts(device: Device, shape: FusedDraftShape, weights: FusedWeights) 
 def draft_shape(
     config: EngineConfig, model: FusedDraftModel, drafting: SpecDecodeDraftingConfig
 ) -> FusedDraftShape:
-    """Return the shape of an engine's head, for the tokens of a batch's runs if the kernels take as many."""
+    """Return the shape of an engine's head.
+
+    It is for the tokens of a batch's runs, if the kernels take as many.
+    """
     from edgellm_ros.kernels.cuda.fused.draft import FusedDraftShape
     from edgellm_ros.kernels.cuda.fused.shape import MOST_ROWS
 

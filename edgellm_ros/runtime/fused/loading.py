@@ -50,7 +50,7 @@ def load_fused(
     decode_backend: str,
     drafting: SpecDecodeDraftingConfig | None,
 ) -> FusedDecoding | None:
-    """Load fused decoding, if `decode` asks for it and the engine and the device have it.
+    """Load fused decoding, if `decode` asks for it and engine and device have it.
 
     The log gets the reason where `decode` is "auto" and the engine decodes. EngineError with the reason where
     `decode` is "fused".
@@ -90,7 +90,10 @@ def device_problem(device: Device) -> str | None:
 
 @contextmanager
 def made_or_unavailable() -> Iterator[None]:
-    """Raise Unavailable where kernels cannot be made: without NVRTC, or if it does not compile them."""
+    """Raise Unavailable where kernels cannot be made.
+
+    That is without NVRTC, or if it does not compile them.
+    """
     try:
         yield
     except (DeviceLostError, DeviceMemoryError):
@@ -145,7 +148,7 @@ def _load(
 
 
 def _check_memory(device: Device, model: FusedModel) -> None:
-    """Raise Unavailable without room for FP8 weights beside the session's floats of them."""
+    """Raise Unavailable without room for FP8 weights beside the session's floats."""
     values = sum(weight.size for weight in model.unshared() if len(weight.shape) == 3)
     free, _ = device.memory_info()
     if free and 3 * values > free:
@@ -163,7 +166,10 @@ def make_decoder(device: Device, shape, weights, fusion):  # type: ignore[no-unt
 
 
 def _load_fusion(root: Path, config: EngineConfig) -> StoredFusion:
-    """Return the description of a draft head's fusion, which the kernels take. Unavailable."""
+    """Return the description of a draft head's fusion, which the kernels take.
+
+    Unavailable if there is none, or if the kernels do not take it.
+    """
     path = root / FUSED_DRAFT_FILE
     if not path.is_file():
         raise Unavailable(f"the engine has no {FUSED_DRAFT_FILE}: export it again")

@@ -146,7 +146,10 @@ class PrefixCache:
         return Prefix(found.pages[: -(-length // PAGE)], length)
 
     def find(self, adapter: str, keys: Sequence[Key]) -> Prefix:
-        """Find the longest stored prefix, the last token included; its pages do not count as used."""
+        """Find the longest stored prefix; its pages do not count as used.
+
+        The last token is included.
+        """
         node, pages, length = self._roots.get(adapter), [], 0
         while node is not None and node.children:
             page = max(node.children, key=lambda page: page.shared(keys[length : length + PAGE]))
@@ -235,7 +238,10 @@ class PrefixCache:
         return page
 
     def _use(self, adapter: str, keys: Sequence[Key]) -> Prefix:
-        """Find the longest stored prefix, the last token included; its pages count as used."""
+        """Find the longest stored prefix; its pages count as used.
+
+        The last token is included.
+        """
         self._clock += 1
         found = self.find(adapter, keys)
         for page in found.pages:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefix cache file: safetensors with KV rows and recurrent states, JSON in its header.
+"""Prefix cache file: safetensors with KV rows and states, JSON in its header.
 
   pool_i [pages, Hkv, PAGE, D]   layer i of the pool: keys of each layer of the model, then values; then the
                                   same of a draft head; FP8 as U8, because safetensors reads no FP8 with NumPy
@@ -86,11 +86,11 @@ def load_prefix_cache(
     engine: str,
     states: StateSnapshots | None = None,
 ) -> int:
-    """Replace a cache's pages and states by a file's; return the number of loaded pages.
+    """Replace a cache's pages and states by a file's; return the number of pages.
 
-    Loads the most recently used ones if there is no room for all. FileNotFoundError, or ValueError for a file
-    that is damaged or was made for another engine: then the cache is unchanged. EngineError if the rows
-    cannot be copied to the device: then the cache is empty.
+    Loads the most recently used pages if there is no room for all; the number is that of the loaded ones.
+    FileNotFoundError, or ValueError for a file that is damaged or was made for another engine: then the cache
+    is unchanged. EngineError if the rows cannot be copied to the device: then the cache is empty.
     """
     path = Path(path)
     pools = states.pool if states is not None else []
@@ -181,7 +181,10 @@ def _checked_states(
     pages: list[_Entry],
     pools: list[Tensor],
 ) -> list[StateEntry]:
-    """Return a file's states; ValueError for one that does not fit its page or its tensors."""
+    """Return a file's states.
+
+    ValueError for one that does not fit its page or its tensors.
+    """
     checked = [
         state
         for state in states

@@ -65,9 +65,10 @@ def fill_states(
     pages: Mapping[int, tuple[str, Page]],
     device: Device,
 ) -> None:
-    """Replace the states by those of a file, the most recently used first, as far as there is room.
+    """Replace the states by those of a file, as far as there is room.
 
-    pages: the loaded pages with their adapters, by number; other states are left out.
+    The most recently used ones come first. pages: the loaded pages with their adapters, by number; other
+    states are left out.
     """
     states.clear()
     loaded = [number for number, entry in enumerate(entries) if entry.page in pages]

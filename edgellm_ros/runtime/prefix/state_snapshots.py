@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""StateSnapshots: recurrent states after stored prompts, for requests with the same prefix.
+"""StateSnapshots: states after stored prompts, for requests with the same prefix.
 
-The KV rows of a prefix can be cut at any token, a recurrent state cannot: it is the state after exactly the
-tokens that made it. So a prompt of a hybrid model reuses the longest stored prefix that ends where a state
-was saved (`save_points` chooses the places):
+The states are recurrent ones. The KV rows of a prefix can be cut at any token, a recurrent state cannot: it
+is the state after exactly the tokens that made it. So a prompt of a hybrid model reuses the longest stored
+prefix that ends where a state was saved (`save_points` chooses the places):
 
   stored   [system prompt] S        [system prompt, question, ...] S
   prompt   [system prompt | other question]           reuses up to the first S
@@ -115,7 +115,10 @@ class StateSnapshots:
         return snapshot is not None and len(snapshot.keys) == len(keys)
 
     def load(self, adapter: str, keys: Sequence[Key], length: int, row: int) -> None:
-        """Copy the state after a prompt's first `length` tokens, which `match` has found, to a row."""
+        """Copy the state after a prompt's first `length` tokens to a row.
+
+        `match` has found the state.
+        """
         snapshot = self._find(adapter, keys, length)
         assert snapshot is not None
         assert len(snapshot.keys) == length

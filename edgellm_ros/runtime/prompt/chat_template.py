@@ -82,7 +82,10 @@ class ChatTemplate:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message without absent values, with its reasoning under each name that templates read."""
+    """Return a message without absent values.
+
+    Its reasoning is there under each name that templates read.
+    """
     plain = {name: _plain(value) for name, value in message.items() if value is not None}
     reasoning = next((plain[name] for name in REASONING_FIELDS if name in plain), None)
     if reasoning is None:
@@ -91,7 +94,10 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Rebuild a value of JSON types; other objects, whose methods a template could call, become names."""
+    """Rebuild a value of JSON types; other objects become names.
+
+    A template could call the methods of such objects.
+    """
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or type(value) in (str, int, float, bool):
@@ -147,7 +153,10 @@ class _GenerationBlock(Extension):
 
 
 class _MakeDict:
-    """The function `dict` of templates; the class itself has methods that lead out of the sandbox."""
+    """The function `dict` of templates.
+
+    The class itself has methods that lead out of the sandbox.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -157,7 +166,7 @@ class _MakeDict:
 
 
 class _PublicNamespace(Namespace):
-    """The `namespace` of templates, without attributes whose names begin with an underscore."""
+    """The `namespace` of templates, without attributes that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # `self` may be one of the names
         self, *values = args

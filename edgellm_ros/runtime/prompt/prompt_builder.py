@@ -132,7 +132,10 @@ class PromptBuilder:
         variables: dict[str, Any],
         continue_final_message: bool,
     ) -> list[int]:
-        """Render the template and convert its text to ids; special tokens in texts stay plain text."""
+        """Render the template and convert its text to ids.
+
+        Special tokens in texts stay plain text.
+        """
         texts: list[str] = []
         _change_texts(messages, tools, texts.append)
         guard, protected = self._tokenizer.protect(*texts)
@@ -158,7 +161,10 @@ def _short_form(
 
 
 def _with_answer(request: LLMGenerationRequest, answer: str) -> tuple[Message, ...]:
-    """Return the messages of a conversation with the answer, which may continue the last one."""
+    """Return the messages of a conversation with the answer.
+
+    The answer may continue the last message.
+    """
     messages = request.messages or ()
     if not request.continue_final_message:
         return (*messages, Message(ASSISTANT, answer))
@@ -180,7 +186,10 @@ def _to_template(message: Message) -> dict[str, Any]:
 
 
 def _add_history(messages: list[dict[str, Any]]) -> None:
-    """Add the trajectory history to the last message of the user, after its first images and videos."""
+    """Add the trajectory history to the last message of the user.
+
+    It follows the first images and videos of the message.
+    """
     users = [message for message in messages if message["role"] == USER]
     if not users:
         raise ValueError("messages need one from the user, which the trajectory history is written to")
@@ -191,7 +200,10 @@ def _add_history(messages: list[dict[str, Any]]) -> None:
 
 
 def _text_of(content: str | list[dict[str, Any]]) -> str:
-    """Join the texts of a content: templates of models without encoders expect a string."""
+    """Join the texts of a content.
+
+    Templates of models without encoders expect a string.
+    """
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 

@@ -35,7 +35,7 @@ def make_rope_table(config: RopeConfig, positions: int, device: Device) -> RopeT
 
 
 def plain_rope_index(tokens: int) -> np.ndarray:
-    """Return positions [3, S] float32 of a model without mRoPE: 0, 1, 2, ... on all axes."""
+    """Return positions [3, S] float32 without mRoPE: 0, 1, 2, ... on all axes."""
     return np.broadcast_to(np.arange(tokens, dtype=np.float32), (3, tokens))
 
 
@@ -61,7 +61,7 @@ def get_rope_index(
     video_blocks: Sequence[VisionBlock] = (),
     video_token_id: int | None = None,
 ) -> tuple[np.ndarray, float]:
-    """Return positions [3, S] float32 (time, height, width) of a prompt, and the delta.
+    """Return a prompt's positions [3, S] float32 (time, height, width) and the delta.
 
     `grids`: height and width of each image in tokens (after merging). The positions of text and sound
     increase by one on all axes. The tokens of an image share a time; their height and width are row and

@@ -122,7 +122,10 @@ def find_format(template: ChatTemplate) -> ToolCallFormat:
 
 
 def _to_template(call: ToolCall) -> dict[str, Any]:
-    """Return a call as chat templates read those of a message. Mistral wants an id of 9 characters."""
+    """Return a call as chat templates read those of a message.
+
+    Mistral wants an id of 9 characters.
+    """
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": "call00001", "type": "function", "function": function}
 
@@ -168,7 +171,10 @@ class ToolCallReader:
 
     @cached_property
     def format(self) -> ToolCallFormat | None:
-        """The format of the model's calls; None if none is known, which the log says, or wanted."""
+        """The format of the model's calls; None if none is known or wanted.
+
+        The log says if none is known.
+        """
         if self._name != AUTO:
             return FORMATS.get(self._name)
         try:
@@ -186,7 +192,7 @@ def check_format(name: str) -> None:
 
 
 def _difference(text: str, other: str) -> str:
-    """Return the part of a text between what it has in common with another one at both ends."""
+    """Return the part of a text between what it shares with another at both ends."""
     start, limit = 0, min(len(text), len(other))
     while start < limit and text[start] == other[start]:
         start += 1
@@ -197,7 +203,10 @@ def _difference(text: str, other: str) -> str:
 
 
 def _after_thinking(text: str, begins_thinking: bool) -> int:
-    """Return where the answer begins after its reasoning, whose calls are only thought of."""
+    """Return where the answer begins after its reasoning.
+
+    The calls of the reasoning are only thought of.
+    """
     if not begins_thinking and not text.lstrip().startswith(THINK):
         return 0
     end = text.find(END_OF_THINKING)
@@ -237,7 +246,10 @@ def _skip(text: str, position: int, also: str = "") -> int:
 
 
 def _end(text: str, position: int, mark: str) -> int:
-    """Return the position behind the end mark of a call, which may be missing at the end of the text."""
+    """Return the position behind the end mark of a call.
+
+    The mark may be missing at the end of the text.
+    """
     after = _skip(text, position)
     if text.startswith(mark, after):
         return after + len(mark)
@@ -247,7 +259,7 @@ def _end(text: str, position: int, mark: str) -> int:
 
 
 def _to_call(value: Any) -> ToolCall:
-    """Check the JSON of a call: a name, and arguments as an object or as its JSON text."""
+    """Check the JSON of a call: a name, and arguments as an object or JSON text."""
     if not isinstance(value, dict):
         raise ValueError(f"expected an object with a name, got {quoted(value)}")
     name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
@@ -352,7 +364,10 @@ def _types(schema: Any) -> list[str]:
 
 
 def _listed(value: Any) -> Sequence[Any]:
-    """Return a list as it is, and another value as a list of it: schemas of clients are not checked."""
+    """Return a list as it is, and another value as a list of it.
+
+    Schemas of clients are not checked.
+    """
     return value if isinstance(value, (list, tuple)) else [value]
 
 

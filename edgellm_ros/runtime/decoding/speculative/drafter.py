@@ -63,7 +63,7 @@ class Drafter(RowState, Protocol):
         ...
 
     def bind(self, batch: int) -> list[BoundRun]:
-        """Bind the engines to the tensors of a round; return their runs, each of them once."""
+        """Bind the engines to the tensors of a round; return each of their runs once."""
         ...
 
     def started(self, rows: range, tokens: Tensor, counts: Tensor) -> None:

@@ -69,7 +69,7 @@ class SpecDecodeDraftingConfig:
 
 
 def base_graph(drafting: SpecDecodeDraftingConfig | None, config: EngineConfig) -> str:
-    """Return the graph of the language model: with drafting `llm/verify`, if there is one.
+    """Return the language model's graph: with drafting `llm/verify`, if there is one.
 
     It outputs the states that a draft head takes, and what chains change the states of recurrent layers by.
     It takes trees on every device, with recurrent layers chains.
@@ -84,7 +84,10 @@ def fused_size(drafting: SpecDecodeDraftingConfig | None, config: EngineConfig) 
 
 
 def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig, on_cpu: bool) -> None:
-    """Raise ValueError unless an engine directory can draft with these settings, on a CPU or on a GPU."""
+    """Raise ValueError unless an engine directory can draft with these settings.
+
+    on_cpu: whether it drafts on a CPU or on a GPU.
+    """
     draft = config.draft
     most = draft.max_verify_tree_size if draft else min(MAX_TREE_SIZE, config.max_kv_cache_capacity)
     if config.llm.recurrent is not None:
@@ -149,10 +152,11 @@ def drafting_config(
     drafting_step: int | None = None,
     verify_tree_size: int | None = None,
 ) -> SpecDecodeDraftingConfig | None:
-    """Return the configuration that options name for an engine; None = no drafting. ValueError.
+    """Return the configuration that options name for an engine; None = no drafting.
 
     "auto" is "eagle" for an engine that can draft with a head, else "off". An option that is None keeps the
-    default of the strategy, which for heads depends on device and model.
+    default of the strategy, which for heads depends on device and model. ValueError for options that do not
+    fit.
     """
     sizes: dict[str, Any] = {
         name: value

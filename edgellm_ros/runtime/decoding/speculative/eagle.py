@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EagleDrafter: drafts trees with an EAGLE-3 head, a small decoder that continues the base model's states.
+"""EagleDrafter: drafts trees with an EAGLE-3 head.
 
-The head's input at row p is (state of token p, token p + 1). For committed tokens the states are the base
-model's, fused by the base's graph; below the newest token they are the head's own.
+The head is a small decoder that continues the base model's states. Its input at row p is (state of token p,
+token p + 1). For committed tokens the states are the base model's, fused by the base's graph; below the
+newest token they are the head's own.
 
   pending   tokens whose head rows are due: those of the last round, with the base's states
   propose   pending -> head -> candidates of level 1 -> best K -> head -> candidates of level 2 -> ... -> tree
@@ -145,7 +146,7 @@ class EagleDrafter:
         self._in_use().begin_states(rows, newest)
 
     def started(self, rows: range, tokens: Tensor, counts: Tensor) -> None:
-        """Make the last tokens of prompts pending, with the first tokens of the answers [B,1]."""
+        """Make the last tokens of prompts pending, with the answers' first tokens [B,1]."""
         self._in_use().begin(rows, tokens, counts)
 
     def accepted(self, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
@@ -163,7 +164,10 @@ class EagleDrafter:
         waiting.append(tokens, self._base.fused_hidden_states(batch, 1), counts)
 
     def resume(self, batch: int) -> None:
-        """Make the tokens of vanilla steps pending; the head runs on those that a round has no room for."""
+        """Make the tokens of vanilla steps pending.
+
+        The head runs on those that a round has no room for.
+        """
         if self._waiting.most:
             if self._waiting.most > self._width:
                 self._keep_newest(batch)
@@ -237,7 +241,10 @@ class EagleDrafter:
         )
 
     def _keep_newest(self, batch: int) -> None:
-        """Commit the head's rows of all waiting tokens but the newest, which goes on waiting."""
+        """Commit the head's rows of all waiting tokens but the newest.
+
+        The newest one goes on waiting.
+        """
         waiting = self._waiting
         tokens = min(1 << (waiting.most - 1).bit_length(), waiting.width) if batch == 1 else waiting.width
         self._run(waiting, batch, tokens)
@@ -247,7 +254,7 @@ class EagleDrafter:
     def _gather(
         self, sequences: Sequence[GenerationSequence], embeds: Tensor, states: Tensor, part: Sequence[range]
     ) -> tuple[Tensor, Tensor]:
-        """Collect what the base's runs on the parts of prompts have made; return all so far [B,S,...].
+        """Collect what the base's runs on prompt parts made; return all so far [B,S,...].
 
         The head's row of a part's last token needs the embedding of the next part's first token.
         """
@@ -272,7 +279,7 @@ class EagleDrafter:
         return gathered[0], gathered[1]
 
     def _embeds_of_following(self, sequences: Sequence[GenerationSequence], embeds: Tensor) -> Tensor:
-        """Return the embeddings [B,S,Hd] of the tokens after each of a prompt's new tokens."""
+        """Return the embeddings [B,S,Hd] of the tokens after each new one of a prompt."""
         batch, tokens, _ = embeds.shape
         out = self._embeds.view(batch, tokens, self._head.hidden_size)
         ids = self._prompt_ids.view(batch, tokens)

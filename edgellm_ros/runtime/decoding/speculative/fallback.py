@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fallback: decides, from what rounds and vanilla steps cost and yield, whether to draft.
+"""Fallback: decides whether to draft, by what rounds and steps cost and yield.
 
-A round gains or loses: the time that vanilla steps would take for its tokens, less its own, and less what the
-vanilla step after it takes longer than others, because a pause begins with it. There is an allowance of time
-that rounds may lose. What rounds gain and lose is added to it, and a share of the time that vanilla steps
-would have taken so far. A round is allowed if the allowance covers the loss of a round whose guesses are all
-wrong:
+The steps are vanilla steps. A round gains or loses: the time that vanilla steps would take for its tokens,
+less its own, and less what the vanilla step after it takes longer than others, because a pause begins with
+it. There is an allowance of time that rounds may lose. What rounds gain and lose is added to it, and a share
+of the time that vanilla steps would have taken so far. A round is allowed if the allowance covers the loss of
+a round whose guesses are all wrong:
 
   steps       | good rounds         | bad rounds | vanilla steps | a round | vanilla steps | ...
   allowance   | stays at its limit  | falls      | grows slowly  | falls   | grows slowly  |
@@ -39,7 +39,10 @@ class StepTimes:
         self._seconds: deque[float] = deque(maxlen=MEASUREMENTS)
 
     def add(self, seconds: float) -> None:
-        """Measure a step; the first one of a kind also binds tensors, so its time does not count."""
+        """Measure a step.
+
+        The first one of a kind also binds tensors, so its time does not count.
+        """
         self.steps += 1
         if self.steps > 1:
             self._seconds.append(seconds)

@@ -22,10 +22,10 @@ class DraftingError(EngineError):
 
 
 class GuardedDrafter:
-    """Passes calls on until one fails with an EngineError, which is logged; from then on does nothing.
+    """Passes calls on until one fails with an EngineError.
 
-    A lost device is raised: the base model cannot go on either. Errors while a graph is recorded are raised
-    too: rounds then run without a graph.
+    The error is logged, and from then on the drafter does nothing. A lost device is raised: the base model
+    cannot go on either. Errors while a graph is recorded are raised too: rounds then run without a graph.
     """
 
     def __init__(self, drafter: Drafter, device: Device) -> None:

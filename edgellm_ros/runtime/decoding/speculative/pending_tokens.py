@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PendingTokens: committed tokens whose rows of a draft head are due, with the states before them."""
+"""PendingTokens: committed tokens whose rows of a draft head are due.
+
+The state before each token is kept with it.
+"""
 
 from __future__ import annotations
 
@@ -59,12 +62,18 @@ class PendingTokens:
         self.most = max(self.most, 1)
 
     def replace(self, tokens: Tensor, states: Tensor, path: Tensor, counts: Tensor) -> None:
-        """Make the first counts[b] of tokens [b,W] the pending ones, with the states path [b,W] of states."""
+        """Make the first counts[b] of tokens [b,W] the pending ones.
+
+        Their states are the states path [b,W] of `states`.
+        """
         kept = (tensor.rows(0, path.shape[0]) for tensor in (self.tokens, self.states, self.counts))
         self._tree_kernels.take_accepted(tokens, states, path, counts, *kept)
 
     def append(self, tokens: Tensor, states: Tensor, counts: Tensor) -> None:
-        """Append a token [b,1] with its state [b,1,H] to each of the first rows with counts[b] = 1."""
+        """Append a token [b,1] to each of the first rows with counts[b] = 1.
+
+        Its state [b,1,H] is appended with it.
+        """
         batch = tokens.shape[0]
         pending = self.counts.rows(0, batch)
         place = pending.view(batch, 1)
@@ -84,9 +93,9 @@ class PendingTokens:
         self.most, other.most = min(self.width, other.most), 0
 
     def newest(self, batch: int) -> Tensor:
-        """Return the memory of the index of the newest pending token of the first rows [b,1].
+        """Return the index [b,1] of the newest pending token of the first rows.
 
-        `TreeKernels.begin_accepted` writes it.
+        It is the memory that `TreeKernels.begin_accepted` writes.
         """
         return self._newest.rows(0, batch)
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PromptLookup: drafts what followed the newest tokens earlier in the prompt or the answer.
+"""PromptLookup: drafts what followed the newest tokens earlier in the text.
 
-Needs no draft head. Answers that repeat parts of their prompt gain most: summaries, quotes, structured data.
+The text is the prompt or the answer. Needs no draft head. Answers that repeat parts of their prompt gain
+most: summaries, quotes, structured data.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ NOT_TEXT = -1
 
 
 class PromptLookup:
-    """Owns the token ids of each row, [max batch, C]: entry i belongs to KV row i of `cache`.
+    """Owns the token ids of each row, [max batch, C].
 
-    placeholders: ids of encoder rows, which are no text.
+    Entry i belongs to KV row i of `cache`. placeholders: ids of encoder rows, which are no text.
     """
 
     name = "lookup"

@@ -52,7 +52,7 @@ STEPS_ALONE = 4
 
 
 def tree_sizes(largest: int) -> list[int]:
-    """Return the sizes of trees in falling order: the largest, then halves of it, down to 2."""
+    """Return falling sizes of trees: the largest, then halves of it, down to 2."""
     sizes = [largest]
     while sizes[-1] > 3:
         sizes.append(sizes[-1] // 2)
@@ -134,7 +134,7 @@ class TreeDecoding:
         return self._vanilla_step()
 
     def queues_ahead(self, sequences: Sequence[GenerationSequence]) -> bool:
-        """Return whether the sequences have had more than a few steps, or the last step was a vanilla one.
+        """Return whether the sequences had more than a few steps or the last was vanilla.
 
         False with a grammar, whose masks need the tokens before.
         """
@@ -156,7 +156,10 @@ class TreeDecoding:
             self._fallback.delivered(drafted, sum(count for _, count in served) / len(served))
 
     def capture(self, adapters: Sequence[LoraAdapter]) -> bool:
-        """Record vanilla steps and rounds with the largest tree as graphs; see `DecodeMethod`."""
+        """Record vanilla steps and rounds with the largest tree as graphs.
+
+        See `DecodeMethod`.
+        """
         steps = self._vanilla.capture(adapters)
         if self._drafter.failed:
             return steps
@@ -194,7 +197,7 @@ class TreeDecoding:
         return step.copy_to_host(self._logprobs)
 
     def _round_with_grammar(self, size: int) -> TreeRound:
-        """Queue the parts of a round, with a mask for each node before its path is sampled."""
+        """Queue a round's parts, with a mask for each node before its path is sampled."""
         step = TreeRound(self._rounds, self._adapters, size)
         is_largest = size == self._sizes[0]
         if is_largest:

@@ -106,7 +106,10 @@ class TreeRound(Step):
         self._path_logits = rounds.path_logits.rows(0, batch)
 
     def run(self) -> None:
-        """Queue the round. DraftingError if there is no draft: then nothing has been committed."""
+        """Queue the round.
+
+        DraftingError if there is no draft: then nothing has been committed.
+        """
         self.draft()
         self.verify()
         self.accept()
@@ -126,7 +129,10 @@ class TreeRound(Step):
             )
 
     def mask(self, sequences: Sequence[GenerationSequence], tree: TreeCopy) -> None:
-        """Exclude the tokens that grammars do not allow at the nodes of the tree, between the last parts."""
+        """Exclude the tokens that grammars do not allow at the nodes of the tree.
+
+        It is called between the last two parts.
+        """
         with self._rounds.timed("accept_seconds"):
             self._rounds.sampling.mask(self._logits, sequences, tree.wait)
 
