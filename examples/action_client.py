@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan with the running node: `action_client.py [IMAGE]`; without IMAGE, about its newest camera frame."""
+"""Plan with the running node: `action_client.py [IMAGE]`.
+
+Without IMAGE, the plan is about the node's newest camera frame.
+"""
 
 import sys
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Move an arm by a policy's chunks of actions: sends each row at its time to a controller of ros2_control.
+"""Move an arm by a policy's chunks of actions.
+
+Sends each row at its time to a controller of ros2_control.
 
     ros2 launch edgellm_ros edgellm.launch.py engine_dir:=... params_file:=... joint_states_topic:=...
     python3 arm_on_a_robot.py --ros-args -r commands:=/arm_controller/commands

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talk with the running node about camera frames: one question per line, each about the next frame.
+"""Talk with the running node about camera frames.
+
+One question per line, each about the next frame.
 
 The topic is `image`: `camera_conversation.py --ros-args -r image:=/camera/image_raw`.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drive a robot by words: each line is a command, an empty line or Ctrl-C stops the robot.
+"""Drive a robot by words: each line is a command.
 
-Needs both nodes, edgellm with plan_on:=image:
+An empty line or Ctrl-C stops the robot. Needs both nodes, edgellm with plan_on:=image:
 
     ros2 launch edgellm_ros edgellm.launch.py engine_dir:=... params_file:=...    # with plan_on: image
     ros2 launch edgellm_ros follower.launch.py odom_topic:=/odom cmd_vel_topic:=/cmd_vel
@@ -23,7 +23,7 @@ resume = node.create_client(Trigger, "/edgellm_follower/resume")
 
 
 def call(client: Client) -> str:
-    """Call a service of the follower; again if the answer is lost, as the first one may be."""
+    """Call a follower's service; again if the answer is lost, as the first one may be."""
     client.wait_for_service()
     while True:
         future = client.call_async(Trigger.Request())

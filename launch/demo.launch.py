@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start the arena (the simulated demo world) and the node `edgellm` that drives in it.
+"""Start the arena (simulated demo world) and the node `edgellm` that drives in it.
 
 With `follower:=true`, `edgellm_follower` drives along the action chunks of `edgellm`.
 

@@ -42,7 +42,10 @@ def generate_launch_description() -> LaunchDescription:
 
 
 def _start_view(context: LaunchContext) -> list[Action]:
-    """Start the viewer. If it is not installed, say so in one line: the nodes run without it."""
+    """Start the viewer; if it is not installed, say so in one line.
+
+    The nodes run without it.
+    """
 
     def value(name: str) -> str:
         return LaunchConfiguration(name).perform(context)
@@ -87,7 +90,7 @@ def _is_installed(package: str) -> bool:
 
 
 def _view_file(name: str, namespace: str, frame_id: str) -> Path:
-    """Return a file of views/, with the topics of a namespace and the name of the base frame put in."""
+    """Return a file of views/, with a namespace's topics and the base frame's name."""
     path = Path(get_package_share_directory("edgellm_ros")) / "views" / name
     prefix = namespace.strip("/")
     if not prefix and frame_id == "base_link":

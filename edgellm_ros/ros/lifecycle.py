@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every lifecycle node of this package needs: logged exceptions, refused transitions, an end."""
+"""What every lifecycle node needs: logged exceptions, refused transitions, an end."""
 
 from __future__ import annotations
 

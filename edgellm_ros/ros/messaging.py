@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ROS helpers: times in nanoseconds, QoS of topics and services, waiting for messages."""
+"""ROS helpers: times in ns, QoS of topics and services, waiting for messages."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def to_nanoseconds(stamp: Time) -> int:
 
 
 def overridable(qos: QoSProfile) -> dict[str, Any]:
-    """Return arguments for a publisher or subscription: its QoS, which parameters may override.
+    """Return arguments for a publisher or subscription: its overridable QoS.
 
-    Users set `qos_overrides.<topic>.publisher.reliability` and so on.
+    Users set the parameters `qos_overrides.<topic>.publisher.reliability` and so on.
     """
     # A copy: rclpy writes the values of these parameters into the profile.
     return {"qos_profile": copy.copy(qos), "qos_overriding_options": QoSOverridingOptions(POLICIES)}
 
 
 def check_qos_overrides(node: Node) -> None:
-    """Raise ValueError for an override of a topic's QoS that does not exist, or has a wrong value.
+    """Raise ValueError for an unknown override of a topic's QoS, or a wrong value.
 
     rclpy would raise an exception when the topic is made, and ignore other policies.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of a node's parameters: their declaration, and the checks that every table needs."""
+"""Tables of a node's parameters: declarations, and checks that every table needs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Problem = Callable[[Specs, str, Any], str]
 
 
 def declare(node: Node, specs: Specs, problem: Problem) -> None:
-    """Declare every parameter of a table. ValueError for a value at start that is not allowed."""
+    """Declare a table's parameters; ValueError for a start value that is not allowed."""
     for name, spec in specs.items():
         node.declare_parameter(name, spec.default, _descriptor(name, spec))
         reason = problem(specs, name, node.get_parameter(name).value)
@@ -45,7 +45,10 @@ def declare(node: Node, specs: Specs, problem: Problem) -> None:
 def check_changes(
     specs: Specs, changes: Iterable[tuple[str, Any]], problem: Problem, configured: bool
 ) -> None:
-    """Check new values. ValueError with the reason; `configured`: fixed parameters may not change."""
+    """Check new values; ValueError with the reason.
+
+    `configured`: fixed parameters may not change.
+    """
     for name, value in changes:
         if specs[name].fixed and configured:
             raise ValueError(f"{name} can only be set while the node is unconfigured: clean it up first")

@@ -149,10 +149,11 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held_back_signals() -> Iterator[Callable[[], None]]:
-    """Hold SIGINT and SIGTERM back; yield a function that raises KeyboardInterrupt for them.
+    """Hold SIGINT and SIGTERM back; yield a function that raises KeyboardInterrupt.
 
-    KeyboardInterrupt is raised at the end of the context too. For code that calls rclpy: an exception that a
-    signal's handler raises inside its extension module becomes a SystemError, or ends the process at once.
+    KeyboardInterrupt is raised only if a signal was held back, and at the end of the context too. For code
+    that calls rclpy: an exception that a signal's handler raises inside its extension module becomes a
+    SystemError, or ends the process at once.
     """
     came: list[int] = []
 

@@ -34,7 +34,7 @@ def call_on_signal(callback: Callable[[], None]) -> None:
 
 
 def ignore_signals() -> None:
-    """Ignore SIGINT and SIGTERM for the rest of the process, whose exit code is decided.
+    """Ignore SIGINT and SIGTERM for the rest of the process; its exit code is decided.
 
     Python restores the default actions while it ends: a late signal would replace the exit code.
     """

@@ -220,7 +220,10 @@ class ArenaNode(ArenaLink):
         return drive(world, think, on_step, replan_steps, self.value("latency_steps"), followed)
 
     def _jumps(self, world: World, driven: Drive) -> dict[str, list[float]]:
-        """Return the absolute jerks and yaw accelerations, if the drivers of the steps were recorded."""
+        """Return the absolute jerks and yaw accelerations.
+
+        Empty if the drivers of the steps were not recorded.
+        """
         if self._execution is None:
             return {}
         at_changes, within_plans = jumps(world.track, driven.drivers)
@@ -265,7 +268,10 @@ class ArenaNode(ArenaLink):
     def _look(
         self, number: int, world: World, frame: NDArray[np.uint8], command: str | None, age: int
     ) -> tuple[Plan, Timing]:
-        """Send a frame of `age` steps ago, with a new command or the last one, and return the answer."""
+        """Send a frame of `age` steps ago, and return the answer.
+
+        The frame goes with a new command, or with the last one.
+        """
         stamp, time = self._stamp_ns - age * STEP_NS, max(world.time - age * DT, 0.0)
         plan, timing = self.ask(stamp, frame, self.value("resend_after"), self.value("attempts"), command)
         drives = plan.actions is not None
@@ -320,7 +326,7 @@ class ArenaNode(ArenaLink):
             )
 
     def _read_numbers(self) -> Iterator[int]:
-        """Return the numbers of the episodes; LinkError for some that the seed does not have."""
+        """Return the episodes' numbers; LinkError for some that the seed does not have."""
         first, episodes = self.value("first_episode"), self.value("episodes")
         if not episodes:
             return (number % EPISODE_SEEDS for number in count(first))

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arena's camera and robot for other nodes: calibration, and transforms between frames (REP 105)."""
+"""The arena's camera and robot for other nodes: calibration and transforms.
+
+The transforms are between frames of REP 105.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def camera_transform(camera: Camera) -> TransformStamped:
 
 
 def robot_transform(stamp: int, state: State) -> TransformStamped:
-    """Return the pose of the robot's base in the odometry's frame at time `stamp` (ns)."""
+    """Return the pose of the robot's base in the odometry frame at time `stamp` (ns)."""
     message = TransformStamped(child_frame_id=BASE_FRAME)
     message.header.stamp, message.header.frame_id = to_time(stamp), ODOM_FRAME
     message.transform.translation = Vector3(x=state.x, y=state.y)
@@ -54,7 +57,7 @@ def robot_transform(stamp: int, state: State) -> TransformStamped:
 
 
 def to_quaternion(rotation: np.ndarray) -> Quaternion:
-    """Return the quaternion of a rotation matrix [3, 3] that turns by less than 180 degrees."""
+    """Return the quaternion of a rotation matrix [3, 3] of less than 180 degrees."""
     w = math.sqrt(max(0.0, 1.0 + np.trace(rotation))) / 2
     x, y, z = (rotation[[2, 0, 1], [1, 2, 0]] - rotation[[1, 2, 0], [2, 0, 1]]) / (4 * w)
     return Quaternion(x=float(x), y=float(y), z=float(z), w=w)

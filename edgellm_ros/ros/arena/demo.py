@@ -177,7 +177,10 @@ def arena_arguments(options: DemoOptions) -> list[str]:
 
 
 def follower_arguments() -> list[str]:
-    """Return the command line of the follower, which gives one stamped command for each step of the arena."""
+    """Return the command line of the follower.
+
+    The follower gives one stamped command for each step of the arena.
+    """
     parameters = {"rate": 1.0 / DT, "stamped": True, "autostart": True, "use_sim_time": True}
     remappings = {"~/action_chunk": "edgellm/action_chunk", "~/odom": "edgellm/odom"}
     rules = [word for old, new in remappings.items() for word in ("-r", f"{old}:={new}")]
@@ -252,10 +255,10 @@ def summarise(outcomes: list[dict[str, Any]], spoken: bool) -> dict[str, Any]:
 
 
 def summarise_jumps(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Summarise the jumps of motion of all episodes; empty if the arena did not report them.
+    """Summarise the jumps of motion of all episodes.
 
-    `changes` is the number of changes from one plan to another, or to braking and back. Each other value has
-    `mean` and `p95`, in m/s^3 and rad/s^2; None without values.
+    Empty if the arena did not report them. `changes` is the number of changes from one plan to another, or to
+    braking and back. Each other value has `mean` and `p95`, in m/s^3 and rad/s^2; None without values.
     """
     if "jerk_at_changes" not in outcomes[0]:
         return {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arena's side of the node edgellm_follower: its commands, step by step, and its stop.
+"""The arena's side of the node edgellm_follower: its commands and its stop.
 
 A TwistStamped on edgellm_follower/cmd_vel answers each step of /clock; edgellm_follower/stop and
 edgellm_follower/resume separate episodes. ArenaLink publishes clock and odometry.
@@ -37,7 +37,7 @@ class FollowerLink:
         self._resume = arena.create_client(Trigger, "edgellm_follower/resume")
 
     def wait_until_active(self, timeout_s: float) -> None:
-        """Wait until the follower is active and hears the arena. Raises LinkError if it is not."""
+        """Wait until the follower is active and hears the arena; LinkError if it is not."""
         deadline = time.monotonic() + timeout_s
         if not self._state.wait_for_service(timeout_sec=timeout_s):
             raise LinkError(f"{self._state.srv_name} is not there after {timeout_s:.0f} s")
@@ -59,9 +59,10 @@ class FollowerLink:
         self._arena.call(self._resume, Trigger.Request())
 
     def action(self, stamp: int, state: State) -> tuple[float, float]:
-        """Return the action of the step that begins at `stamp` (ns), to the follower's command for it.
+        """Return the action of the step that begins at `stamp` (ns).
 
-        The clock must be at `stamp`. Raises LinkError without a command.
+        The action leads to the follower's command for this step. The clock must be at `stamp`. Raises
+        LinkError without a command.
         """
         for _ in range(ATTEMPTS):
             if self._arena.spin_until(lambda: self._stamp >= stamp, ATTEMPT_S):

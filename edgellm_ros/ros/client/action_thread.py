@@ -152,7 +152,10 @@ class ActionThread:
         self._check()
 
     def _check(self) -> None:
-        """Send goals that wait for the server, and fail those for which it does not come or went away."""
+        """Send goals that wait for the server, and fail those that lack it.
+
+        A goal fails if the server does not come, or went away.
+        """
         now = time.monotonic()
         ready = self._client.server_is_ready()
         if ready:

@@ -54,9 +54,10 @@ def to_images(images: Any) -> list[Image]:
 
 
 def to_audio(audio: Any) -> list[AudioChunk]:
-    """Convert one sound: (samples [N], Hz), a Sound, a file, a message, or messages in their order.
+    """Convert one sound to messages.
 
-    Samples are float with full scale -1..1.
+    The sound is (samples [N], Hz), a Sound, a file, a message, or messages in their order. Samples are float
+    with full scale -1..1.
     """
     if isinstance(audio, list) and all(isinstance(chunk, AudioChunk) for chunk in audio):
         return audio
@@ -81,9 +82,10 @@ def to_audio(audio: Any) -> list[AudioChunk]:
 
 
 def to_messages(messages: Iterable[Any]) -> list[ChatMessage]:
-    """Convert what was said before: (role, text), (role, text, images), ChatMessage, or the reply to a plan.
+    """Convert what was said before to messages.
 
-    The reply becomes the assistant's message, with its tool calls.
+    An item is (role, text), (role, text, images), a ChatMessage, or the reply to a plan. The reply becomes
+    the assistant's message, with its tool calls.
     """
     converted = []
     for index, message in enumerate(messages):
@@ -107,9 +109,10 @@ def to_messages(messages: Iterable[Any]) -> list[ChatMessage]:
 
 
 def to_previous_chunk(previous: Any) -> list[PreviousChunk]:
-    """Convert the chunk that a plan continues: a message, "off", or the message's fields by name.
+    """Convert the chunk that a plan continues.
 
-    Without a form the fields are guided; `chunk` may be the result of a plan, whose first chunk it is then.
+    The chunk is a message, "off", or the message's fields by name. Without a form the fields are guided;
+    `chunk` may be the result of a plan, whose first chunk it is then.
     """
     if previous == PreviousChunk.OFF:
         previous = {"form": PreviousChunk.OFF}

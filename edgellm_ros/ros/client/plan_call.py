@@ -102,9 +102,9 @@ class PlanCall:
         return self._done.done()
 
     def cancel(self) -> None:
-        """Request that the node ends the plan at the next token or Euler step; does not wait for it.
+        """Request that the node ends the plan at the next token or Euler step.
 
-        The result is then `cancelled` and has the words so far.
+        Does not wait for it. The result is then `cancelled` and has the words so far.
         """
         if not self.done():
             self._request_cancel(self)

@@ -48,12 +48,15 @@ class PlanClient:
             return call.result(timeout_s)
 
     async def plan_async(self, prompt: str = "", **arguments: Any) -> PlanResult:
-        """Send a goal and wait for its result in asyncio; a cancelled task cancels the goal."""
+        """Send a goal and await its result (asyncio); a cancelled task cancels the goal."""
         with self.stream(prompt, **arguments) as call:
             return await call
 
     def stream(self, prompt: str = "", **arguments: Any) -> PlanCall:
-        """Send a goal and return at once: to iterate over its progress, cancel it and wait for its result."""
+        """Send a goal and return at once.
+
+        The returned call is to iterate over the goal's progress, cancel it and wait for its result.
+        """
         return self._thread.send(make_goal(prompt, **arguments))
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A chunk of actions as speeds and curvatures over time, and the checks that a chunk must pass."""
+"""A chunk of actions as speeds and curvatures over time; checks that it must pass."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The actions of one trajectory. Row k applies in [k dt, (k + 1) dt) after the stamp."""
+    """The actions of one trajectory.
+
+    Row k applies in [k dt, (k + 1) dt) after the stamp.
+    """
 
     stamp: int  # ns, of the frame that the chunk answers
     request_id: str
@@ -101,7 +104,7 @@ class Course:
 
     @classmethod
     def of(cls, chunk: Chunk, speed: float, limits: Limits) -> Course:
-        """Integrate the accelerations from `speed` (m/s), which the robot had at the stamp.
+        """Integrate the accelerations from `speed` (m/s), the robot's at the stamp.
 
         The robot does not drive backwards.
         """
@@ -113,13 +116,19 @@ class Course:
         return cls(chunk.stamp, chunk.dt, chunk.end, np.array(speeds), curvatures)
 
     def speed_at(self, time: int) -> float:
-        """Return the speed in m/s at `time` (ns): before the stamp the first, after the end the last."""
+        """Return the speed in m/s at `time` (ns).
+
+        Before the stamp it is the first speed, after the end the last.
+        """
         row = min(max((time - self.stamp) * 1e-9 / self.dt, 0.0), float(len(self.curvatures)))
         index = min(int(row), len(self.curvatures) - 1)
         before, after = self.speeds[index : index + 2]
         return float(before + (row - index) * (after - before))
 
     def curvature_at(self, time: int) -> float:
-        """Return the curvature in 1/m at `time` (ns): before the stamp the first, after the end the last."""
+        """Return the curvature in 1/m at `time` (ns).
+
+        Before the stamp it is the first curvature, after the end the last.
+        """
         row = math.floor((time - self.stamp) * 1e-9 / self.dt)
         return float(self.curvatures[min(max(row, 0), len(self.curvatures) - 1)])

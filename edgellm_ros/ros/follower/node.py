@@ -129,7 +129,10 @@ class FollowerNode(LifecycleNode):
 
     @logged
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Brake and remove the topics after a failed transition; the next state is unconfigured."""
+        """Brake and remove the topics after a failed transition.
+
+        The next state is unconfigured.
+        """
         self._end_motion()
         self._release()
         return super().on_error(state)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of the follower: table of declarations, checks, and the settings that they make."""
+"""The follower's parameters: table of declarations, checks, resulting settings."""
 
 from __future__ import annotations
 

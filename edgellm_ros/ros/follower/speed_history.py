@@ -17,7 +17,7 @@ class SpeedHistory:
         self._samples: deque[tuple[int, float]] = deque(maxlen=CAPACITY)
 
     def add(self, time: int, speed: float) -> None:
-        """Store the speed (m/s) at `time` (ns). A time that is not after the newest one is ignored."""
+        """Store the speed (m/s) at `time` (ns), if it is after the newest stored time."""
         if not self._samples or time > self._samples[-1][0]:
             self._samples.append((time, speed))
 
@@ -26,7 +26,7 @@ class SpeedHistory:
         self._samples.clear()
 
     def at(self, time: int) -> float | None:
-        """Return the speed at `time` (ns), interpolated; None without a sample within MAX_GAP_S."""
+        """Interpolate the speed at `time` (ns); None without a sample within MAX_GAP_S."""
         samples = list(self._samples)
         index = bisect_right(samples, (time, float("inf")))
         around = samples[max(index - 1, 0) : index + 1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows the newest chunk of actions within the robot's limits, and stops when there is none.
+"""Follows the newest action chunk within the robot's limits; stops without one.
 
     frame   A               B
     chunk       [A.........]    [B.........
@@ -83,7 +83,7 @@ class _Blend:
     curvature: float
 
     def weight(self, time: int, duration: float) -> float:
-        """Return the share of the difference at `time`: 1 at the start, 0 after `duration` seconds."""
+        """Return the difference's share at `time`: 1 at the start, 0 after `duration` (s)."""
         if duration <= 0:
             return 0.0
         part = min(max((time - self.start) * 1e-9 / duration, 0.0), 1.0)
@@ -120,7 +120,7 @@ class TrajectoryFollower:
     # Inputs
 
     def start(self, now: int) -> None:
-        """Begin at `now` (ns) at the measured speed; only chunks of later frames are followed."""
+        """Begin at `now` (ns) at the measured speed; follow only chunks of later frames."""
         measured = self._measured.at(now) or 0.0
         self.motion = self._before = Motion(min(max(measured, 0.0), self.settings.limits.speed))
         self._commanded.clear()
@@ -205,7 +205,7 @@ class TrajectoryFollower:
         return self.motion
 
     def predict(self, now: int) -> NDArray[np.float64]:
-        """Return the states [N, 4] that follow if no further chunk arrives, up to the standstill.
+        """Return the states [N, 4] up to the standstill if no further chunk arrives.
 
         x, y (m), heading (rad) and speed (m/s) in the base frame at the last step's time `now` (ns),
         `prediction_dt` apart.
@@ -262,7 +262,7 @@ class TrajectoryFollower:
         return not early and time < course.end and age <= self.settings.max_chunk_age
 
     def _speed_at(self, stamp: int) -> float:
-        """Return the speed at `stamp`: measured, or else commanded, or else that of the last command."""
+        """Return the speed at `stamp`: measured, else commanded, else the last command's."""
         for history in (self._measured, self._commanded):
             speed = history.at(stamp)
             if speed is not None:

@@ -84,7 +84,7 @@ class Camera:
 
 @dataclass(frozen=True)
 class CameraParameters:
-    """The node's parameters `camera.*`: a camera without distortion that looks ahead and down."""
+    """The parameters `camera.*`: a camera without distortion, looking ahead and down."""
 
     source: str  # auto or parameters
     rectified: bool  # frames are rectified

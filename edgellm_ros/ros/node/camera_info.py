@@ -50,7 +50,7 @@ def to_intrinsics(info: CameraInfo, rectified: bool, size: tuple[int, int] | Non
 
 
 def check_frame_id(info: CameraInfo, frame_id: str) -> None:
-    """Raise ValueError if the message is of another camera than the frames with this `frame_id`."""
+    """Raise ValueError if the message is of another camera than `frame_id`'s frames."""
     if info.header.frame_id and frame_id and info.header.frame_id != frame_id:
         raise ValueError(
             f"it is of the camera {quoted(info.header.frame_id)}, the frames are of {quoted(frame_id)}"

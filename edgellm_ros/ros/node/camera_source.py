@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The camera of the frames, from ~/camera_info and /tf_static, or else from the parameters `camera.*`."""
+"""The frames' camera: ~/camera_info and /tf_static, or else parameters `camera.*`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class FoundCamera:
 
 
 class CameraSource:
-    """Subscriptions to ~/camera_info and /tf_static, until `close`; `find` may be called on any thread."""
+    """Subscriptions to ~/camera_info and /tf_static, until `close`.
+
+    `find` may be called on any thread.
+    """
 
     def __init__(self, node: LifecycleNode, parameters: LiveParameters) -> None:
         self._node = node
@@ -66,7 +69,10 @@ class CameraSource:
         self._transforms.clear()
 
     def find(self, frame_id: str, size: tuple[int, int] | None) -> FoundCamera:
-        """Return the camera of frames with this `frame_id`, and this width and height (None = not known)."""
+        """Return the camera of frames with this `frame_id`, width and height.
+
+        `size`: width and height; None if they are not known.
+        """
         parameters = self._parameters.current
         camera, info = parameters.camera, self._info
         intrinsics, intrinsics_from, problem = camera.intrinsics, "parameters", ""

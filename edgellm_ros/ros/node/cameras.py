@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cameras of a policy: the first one publishes on ~/image, each further one on a topic of its own."""
+"""A policy's cameras: the first publishes on ~/image, each other on its own topic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FurtherFrames = tuple[tuple[Frame, ...], ...]  # of each further camera, oldest 
 
 
 def camera_names(given: Sequence[str], policy: PolicyConfig | None) -> tuple[str, ...]:
-    """Return the cameras of the robot, by the parameter `cameras`; () without a policy.
+    """Return the robot's cameras, by the parameter `cameras`; () without a policy.
 
     Without names they are all cameras of the policy. ValueError for a camera that the policy does not have, a
     repeated one, two with one topic, and for names without a policy.
@@ -43,10 +43,13 @@ def camera_names(given: Sequence[str], policy: PolicyConfig | None) -> tuple[str
 
 
 class Cameras:
-    """The last frames of each further camera. Filled by callbacks, read by the planning thread."""
+    """The last frames of each further camera.
+
+    Callbacks fill them, the planning thread reads them.
+    """
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        """Hold no frames of cameras with these names, the first of which is that of ~/image."""
+        """Hold no frames of the cameras with these names; the first is that of ~/image."""
         self.names = names
         self.topics = {name: camera_topic(name) for name in names[1:]}
         self._arrived = threading.Condition()
@@ -60,12 +63,18 @@ class Cameras:
             self._arrived.notify_all()
 
     def last(self) -> FurtherFrames:
-        """Return the last frames of each further camera, oldest first; none of a camera without a frame."""
+        """Return the last frames of each further camera, oldest first.
+
+        A camera that has sent no frame has none.
+        """
         with self._arrived:
             return tuple(self._frames.values())
 
     def ages(self) -> dict[str, float]:
-        """Return the seconds since the last frame of each further camera; infinite without a frame."""
+        """Return the seconds since the last frame of each further camera.
+
+        They are infinite without a frame.
+        """
         return {name: rate.age for name, rate in self._rates.items()}
 
     def clear(self) -> None:
@@ -77,7 +86,7 @@ class Cameras:
     def beside(
         self, first: Frame, paired: FurtherFrames, wait_s: float, tolerance_s: float
     ) -> tuple[Frame, ...]:
-        """Return the frames of all cameras: that of ~/image, and of each further one the nearest to it.
+        """Return ~/image's frame, and the one nearest to it of each further camera.
 
         `paired`: `last` when the frame arrived. Waits up to `wait_s` for frames as new as the first one, but
         not for a camera that has sent none. StaleInputError for a camera without a frame, or whose nearest is

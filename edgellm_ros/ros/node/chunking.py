@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Continues the node's last published chunk of actions, by the parameter `chunking`.
+"""Continues the node's last published action chunk, by the parameter `chunking`.
 
 docs/real_time_chunking.md describes when a plan continues a chunk.
 """
@@ -75,7 +75,7 @@ class Chunking:
 
     @property
     def delay(self) -> int:
-        """Actions that are expected to be executed until a new chunk arrives; 0 if unknown.
+        """Actions expected to be executed until a new chunk arrives; 0 if unknown.
 
         May be read on any thread.
         """
@@ -121,7 +121,7 @@ class Chunking:
         return condition
 
     def _continue(self, motion: Motion, form: str, action: HeadConfig) -> ChunkCondition:
-        """Return the condition of a plan. ValueError with the reason why it continues no chunk."""
+        """Return a plan's condition; ValueError with the reason if it continues no chunk."""
         last = self._last
         if last is None:
             raise ValueError("there is no chunk to continue")
@@ -147,7 +147,7 @@ class Chunking:
 
 
 def shifted(actions: np.ndarray, share: float) -> np.ndarray:
-    """Shift actions [T, A] by a share of a row, from 0 to 1: the means over the new rows' times."""
+    """Shift actions [T, A] by `share` (0..1) of a row: means over the new rows' times."""
     if share <= SAME_ROW:
         return actions
     following = np.concatenate([actions[1:], actions[-1:]])

@@ -109,7 +109,10 @@ def plan_status(metrics: NodeMetrics, values: Mapping[str, float], waiting: int)
 
 
 def _size(frame: Frame | None) -> tuple[int, int] | None:
-    """Return width and height of a frame; None for a compressed one, which is not decoded for this."""
+    """Return width and height of a frame; None for a compressed one.
+
+    A compressed frame is not decoded for this.
+    """
     message = None if frame is None else frame.message
     return (message.width, message.height) if isinstance(message, Image) else None
 

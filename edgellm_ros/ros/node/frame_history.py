@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The camera frames before the newest one, at an interval, for plans with several frames.
+"""Camera frames before the newest, at an interval, for plans with several frames.
 
 The newest frame (N) is always sent; the last stored frame may be too close to it:
 

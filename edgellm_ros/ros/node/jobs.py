@@ -69,7 +69,10 @@ class JobFactory:
         self._numbers: Counter[str] = Counter()
 
     def from_command(self, command: Command, frame: Frame) -> Job:
-        """Make the job of a typed or spoken command, with a camera frame and those before and beside it."""
+        """Make the job of a typed or spoken command, with a camera frame.
+
+        The job also has the frames before and beside it.
+        """
         parameters, sound = self._parameters.current, command.sound
         kind = "command" if sound is None else "utterance"
         self._numbers[kind] += 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The robot's state for a policy: positions of joints, in the order of the policy's state."""
+"""The robot's state for a policy: joint positions in the policy state's order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgellm_ros.ros.node.sample_buffer import SampleBuffer
 
 
 def state_joints(given: Sequence[str], policy: PolicyConfig | None) -> tuple[str, ...]:
-    """Return the joints of a policy's state, by the parameter `state_joints`; () without a policy.
+    """Return a policy's joints, by the parameter `state_joints`; () without a policy.
 
     Without names they are those of the policy's state. ValueError for another number of joints than values of
     the state, for a repeated name, and for names without a policy.
@@ -51,7 +51,10 @@ class JointStates(SampleBuffer):
         self._lacking = ""
 
     def is_complete(self, message: JointState) -> bool:
-        """Tell whether a message has all joints; others, as of another part of the robot, do not count."""
+        """Tell whether a message has all joints.
+
+        Other messages, such as those of another part of the robot, do not count.
+        """
         missing = [joint for joint in self._joints if joint not in message.name]
         self._lacking = quoted(", ".join(missing))
         return not missing
@@ -66,7 +69,10 @@ class JointStates(SampleBuffer):
         return samples[np.abs(samples[:, 0] - stamp).argmin(), 1:]
 
     def newest_state(self, now: int, max_age: float) -> np.ndarray:
-        """Return the newest state [D], at most `max_age` seconds old at `now` (ns), as `state_at` does."""
+        """Return the newest state [D], at most `max_age` seconds old at `now` (ns).
+
+        Raises the errors of `state_at`.
+        """
         return self._required(self.samples_now(now, max_age))[-1, 1:]
 
     def _required(self, samples: np.ndarray | None) -> np.ndarray:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits on the size of messages: what one client may ask of the node's memory and time.
+"""Limits on message sizes: what one client may ask of the node's memory and time.
 
 Every function raises ValueError with the value, the limit and its parameter. Nothing is decoded here.
 """

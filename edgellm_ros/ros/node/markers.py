@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Markers of a plan, for RViz and Foxglove: the paths of all samples, and the words."""
+"""Markers of a plan, for RViz and Foxglove: all samples' paths, and the words."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def texts_of_grammar(given: Any) -> tuple[str, ...]:
 
 
 def texts_of_message(message: ChatMessage) -> tuple[str, ...]:
-    """Return the texts of an earlier message: role, text, names and arguments of tool calls."""
+    """Return an earlier message's texts: role, text, tool calls' names and arguments."""
     calls = (text for call in message.tool_calls for text in (call.name, call.arguments))
     return message.role, message.text, *calls
 
@@ -144,7 +144,7 @@ def chunk_condition_from_message(message: PreviousChunk, space: SpaceConfig) -> 
 
 
 def tools_from_goal(tools: Sequence[str]) -> tuple[dict[str, Any], ...]:
-    """Convert the tools of a goal. ValueError names the index of one that is not a JSON object."""
+    """Convert a goal's tools; ValueError with the index of one that is no JSON object."""
     return tuple(_json_object(tool, f"tools[{index}]") for index, tool in enumerate(tools))
 
 

@@ -40,7 +40,7 @@ class Observation:
 
 
 class PlanInputs:
-    """Frames, odometry and joint states, which callbacks fill, for one plan after another."""
+    """Frames, odometry, joint states: filled by callbacks, for one plan after another."""
 
     def __init__(
         self,
@@ -53,7 +53,10 @@ class PlanInputs:
         odometry: OdometryBuffer,
         joints: JointStates,
     ) -> None:
-        """`trigger` has the newest camera frame, `camera` those before it, `cameras` those of others."""
+        """Take the sources of the inputs.
+
+        `trigger` has the newest camera frame, `camera` those before it, `cameras` those of others.
+        """
         self._parameters = parameters
         self._config = config
         self._trigger = trigger
@@ -88,7 +91,10 @@ class PlanInputs:
         return Observation(images, self._video(request, frames, images), header, start, fields)
 
     def _newest(self) -> tuple[tuple[Frame, ...], FurtherFrames]:
-        """Return the newest frame on ~/image, if the engine takes any, and those of further cameras."""
+        """Return the newest frame on ~/image, and those of further cameras.
+
+        Empty if no frame has arrived and the engine takes none.
+        """
         newest = self._trigger.frame
         if newest is not None:
             return (newest,), self._cameras.last()
@@ -135,7 +141,7 @@ class PlanInputs:
     def _video(
         self, request: PlanRequest, frames: tuple[Frame, ...], images: tuple[np.ndarray, ...]
     ) -> Video | None:
-        """Return the camera frames before the frame of the plan, and this frame, as a video.
+        """Return the camera frames before the plan's frame, and this frame, as a video.
 
         None if there are none before it, as with the parameter frames_per_plan 1. Earlier frames that cannot
         be decoded or have another size are left out.
@@ -170,7 +176,7 @@ class PlanInputs:
         return None if None in times else min(time for time in times if time is not None)
 
     def _time_of(self, frames: tuple[Frame, ...]) -> float | None:
-        """Return the time in seconds of the oldest frame; None without a time to align with."""
+        """Return the oldest frame's time in seconds; None without a time to align with."""
         times = [frame.time for frame in frames if frame.time is not None]
         return None if not times or len(times) < len(frames) else min(times) / NANOSECONDS
 
@@ -187,7 +193,7 @@ class PlanInputs:
         return self._odometry.state_at(stamp, points, dt, parameters.max_input_age)
 
     def _state(self, request: PlanRequest, frames: tuple[Frame, ...]) -> np.ndarray:
-        """Return the state of a policy: the request's, else the joints' at the time of the oldest frame."""
+        """Return a policy's state: the request's, else the joints' at the oldest frame."""
         if request.state:
             return np.array(request.state)
         parameters, stamp = self._parameters.current, self._time_of(frames)

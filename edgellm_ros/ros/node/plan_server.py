@@ -134,7 +134,7 @@ class PlanServer:
             del self._jobs[goal_id]
 
     def _finish(self, handle: ServerGoalHandle, outcome: Outcome) -> PlanAction.Result:
-        """End the goal and return its result, which rclpy stores for `result_timeout` with the goal."""
+        """End the goal; return its result. rclpy stores both for `result_timeout`."""
         request, empty = handle.request, PlanAction.Goal()
         for name in request.get_fields_and_field_types():
             setattr(request, name, getattr(empty, name))

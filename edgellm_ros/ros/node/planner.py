@@ -137,7 +137,7 @@ class Planner:
         video: Video | None,
         sounds: tuple[Sound, ...],
     ) -> dict[str, Any]:
-        """Return the fields of the prompt: messages if something was said before, else the short form.
+        """Return the prompt's fields: messages after earlier ones, else the short form.
 
         A video takes the place of the images.
         """
@@ -166,7 +166,7 @@ class Planner:
         return (request.sound(),)
 
     def _previous_chunk(self, request: PlanRequest, motion: Motion) -> ChunkCondition | None:
-        """Return the chunk that a plan continues: the request's, else by the parameter `chunking`."""
+        """Return the chunk to continue: the request's, else by the parameter `chunking`."""
         action = self._runtime.config.action
         if request.previous_chunk is not None and action is not None:
             return request.previous_chunk(action.action_space)

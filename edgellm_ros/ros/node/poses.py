@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Poses of odometry messages, and the past poses of a robot from its base frame; without ROS."""
+"""Poses of odometry messages, and a robot's past poses in its base frame; no ROS."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Sample = tuple[float, float, float, float, float]  # stamp (s), x, y, heading, s
 
 
 def past_poses(samples: np.ndarray, stamp: float, num_points: int, dt: float) -> tuple[np.ndarray, float]:
-    """Return past poses [num_points, 3] and speed at `stamp` (seconds), of samples [N, 5].
+    """Return past poses [num_points, 3] and speed at `stamp` (s), of samples [N, 5].
 
     The poses (x, y, heading) are in the base frame at `stamp`, oldest first, `dt` apart, interpolated; before
     the first sample the robot is assumed to stand still.

@@ -74,7 +74,10 @@ def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceR
 
 
 def _check_policy(parameters: Parameters, config: EngineConfig) -> None:
-    """Check the parameters of policies, and for a policy those that need a language model. ValueError."""
+    """Check the parameters of policies; ValueError if one does not fit the engine.
+
+    For a policy, check also those that need a language model.
+    """
     camera_names(parameters.cameras, config.policy)
     state_joints(parameters.state_joints, config.policy)
     if config.policy is None:

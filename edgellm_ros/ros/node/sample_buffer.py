@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ring buffer of stamped samples, such as poses, from which a plan takes those at the time of its frame."""
+"""A ring buffer of stamped samples, such as poses.
+
+A plan takes the samples at the time of its frame.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ class SampleBuffer:
     """Samples of one topic. Filled by a callback, read by the planning thread."""
 
     def __init__(self, name: str, read: Callable[[Any], tuple[float, ...]]) -> None:
-        """Hold no samples. `name`: of a sample, for errors; `read` returns the values of a message."""
+        """Hold no samples.
+
+        `name`: of a sample, for errors; `read` returns the values of a message.
+        """
         self._name = name
         self._read = read
         self._samples: deque[tuple[float, ...]] = deque(maxlen=CAPACITY)  # stamp in seconds, values
@@ -85,7 +91,7 @@ class SampleBuffer:
             )
 
     def samples_for(self, stamp: float, max_age: float) -> np.ndarray | None:
-        """Return the samples [N, 1 + values], oldest first, for a frame at `stamp` (seconds).
+        """Return the samples [N, 1 + values], oldest first, for a frame at `stamp` (s).
 
         A row is a stamp in seconds, and the values. None if no sample has ever arrived. ValueError if the
         newest message is invalid, StaleInputError if samples ended more than `max_age` seconds before

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns ~/audio into commands: cuts the sound into utterances, reports invalid sound.
+"""Turns ~/audio into commands: cuts it into utterances, reports invalid sound.
 
 Utterances depend on the messages and their stamps alone; the clock only decides which ones are too old.
 """

@@ -55,7 +55,7 @@ class StaticTransforms:
 
 
 def to_matrix(message: TransformStamped) -> np.ndarray:
-    """Return the pose [4, 4] of the child frame in its parent. ValueError if it is invalid."""
+    """Return the child frame's pose [4, 4] in its parent; ValueError if it is invalid."""
     position, rotation = message.transform.translation, message.transform.rotation
     values = np.array([position.x, position.y, position.z, rotation.x, rotation.y, rotation.z, rotation.w])
     norm = float(np.linalg.norm(values[3:]))
@@ -76,7 +76,7 @@ def to_matrix(message: TransformStamped) -> np.ndarray:
 
 
 def _ancestors(parents: dict[str, tuple[str, np.ndarray]], frame: str) -> dict[str, np.ndarray]:
-    """Return the pose of a frame in itself and in each of its ancestors, nearest first."""
+    """Return a frame's pose in itself and in each of its ancestors, nearest first."""
     poses, pose = {frame: np.eye(4)}, np.eye(4)
     while frame in parents and len(poses) < DEEPEST:
         frame, step = parents[frame]

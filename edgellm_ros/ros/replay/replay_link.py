@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plays inputs into the live node, one at a time, until the node has finished each.
+"""Plays inputs into the live node, one at a time, until it has finished each.
 
     /clock, ~/image ~/odom ~/command ~/audio  -> edgellm node
     ~/generation ~/action_chunk ...           <- edgellm node

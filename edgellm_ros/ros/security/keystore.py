@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the keystore of a policy with sros2: keys, certificates and signed permissions of each enclave."""
+"""Makes the keystore of a policy with sros2.
+
+It has keys, certificates and signed permissions of each enclave.
+"""
 
 from __future__ import annotations
 

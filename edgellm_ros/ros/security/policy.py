@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the policy of a robot: an XML file that `ros2 security` turns into permissions.
+"""Makes a robot's policy: an XML file that `ros2 security` turns into permissions.
 
 The policy has one enclave per node. Each allows the names of the table in access.py, at the robot's namespace
 and with its remappings, and nothing else.
@@ -55,7 +55,7 @@ class Enclave:
 
 
 def parse_remapping(text: str, cameras: Sequence[str] = ()) -> tuple[tuple[str, str], str]:
-    """Return node, name and new name of "NODE:NAME:=NEW", as after `--ros-args --remap`.
+    """Return node, name, new name of "NODE:NAME:=NEW", as after `--ros-args --remap`.
 
     `cameras`: of a policy, besides the one on ~/image. ValueError for another form.
     """
