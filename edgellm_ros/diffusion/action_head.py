@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ActionHead: the interface of action heads, of which `ActionRunner` samples actions.
+"""ActionHead: the interface of action heads.
 
-Every kind of head has an engine that computes velocities:
+`ActionRunner` samples actions of a head. Every kind of head has an engine that computes velocities:
 
 - in: `trajectory [n,T,A]`, the actions of n samples; `time [N]`, one time for all actions or one for each;
   and what the head binds, such as KV caches or the keys and values of a prefix
@@ -63,7 +63,10 @@ class HeadConfig(Protocol):
 
     @property
     def rtc_max_delay(self) -> int:
-        """Most first actions that it was trained to continue (real-time chunking); 0 = none."""
+        """Most first actions that it was trained to continue; 0 = none.
+
+        It continues them in real-time chunking.
+        """
         ...
 
 
@@ -104,9 +107,10 @@ class FlowTime:
         return self.noise + self.direction * share
 
     def factors(self, factors: np.ndarray) -> np.ndarray:
-        """Convert factors [steps,3,T] of `Kernels.conditioned_step` to those of the model's time.
+        """Convert factors [steps,3,T] to those of the model's time.
 
-        They are strength and pull of a step of positive size, and the next times from 0 (noise) to 1.
+        The factors are those of `Kernels.conditioned_step`. They are strength and pull of a step of positive
+        size, and the next times from 0 (noise) to 1.
         """
         strength, pull, next_times = np.moveaxis(factors, 1, 0)
         return np.stack([strength * np.float32(self.direction), pull, self.at(next_times)], axis=1)
@@ -118,7 +122,10 @@ NOISE_AT_1 = FlowTime(1.0, 0.0)
 
 @dataclass(frozen=True)
 class BoundContext:
-    """The inputs of the velocity engine that stay the same in all Euler steps of a request."""
+    """The velocity engine's inputs that stay the same in all Euler steps.
+
+    They are those of one request.
+    """
 
     tensors: dict[str, Tensor]  # by name of the binding
     dims: dict[str, int]  # values of the symbols in their shapes
@@ -126,7 +133,10 @@ class BoundContext:
 
 @dataclass(frozen=True)
 class PrefixContext:
-    """What the actions of one request attend to, on the device; valid until the next request."""
+    """What the actions of one request attend to, on the device.
+
+    Valid until the next request.
+    """
 
     tensors: Mapping[str, Tensor]  # outputs of the prefix engine, by name
     rows: int  # S of their shapes
@@ -156,5 +166,8 @@ class ActionHead(Protocol):
         ...
 
     def bind(self, context: Any) -> BoundContext:
-        """Queue what a request's context needs on the device, and return the engine's inputs."""
+        """Queue what a request's context needs; return the engine's inputs.
+
+        The work is queued on the device.
+        """
         ...

@@ -76,7 +76,10 @@ class ActionRunner:
         self._noise: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()  # by seed and samples
 
     def prepare(self, samples: int, seed: int) -> None:
-        """Compute the noise of a later `execute`, on the host, if it has not been computed."""
+        """Compute the noise of a later `execute`, if it is not computed yet.
+
+        It is computed on the host.
+        """
         if (seed, samples) not in self._noise:
             actions, values = self._head.shape
             self._noise[seed, samples] = normal_noise(seed, samples, actions * values)
@@ -96,11 +99,11 @@ class ActionRunner:
         report: Callable[[int], bool],
         condition: ChunkCondition | None = None,
     ) -> np.ndarray | None:
-        """Sample normalised actions, float32 [samples, T, A]; with `condition`, they continue a chunk.
+        """Sample normalised actions, float32 [samples, T, A].
 
-        context: what the kind of head takes. `report(step)` is called before every Euler step is queued; if
-        it returns False, sampling ends and the result is None. Equal contexts, seeds and steps give equal
-        bits. EngineError if the result is not finite.
+        With `condition`, they continue a chunk. context: what the kind of head takes. `report(step)` is
+        called before every Euler step is queued; if it returns False, sampling ends and the result is None.
+        Equal contexts, seeds and steps give equal bits. EngineError if the result is not finite.
         """
         device = self._device
         trajectory, velocity = self._trajectory.rows(0, samples), self._velocity.rows(0, samples)
@@ -149,9 +152,10 @@ class ActionRunner:
         kept: Any,
         report: Callable[[int], bool],
     ) -> bool:
-        """Queue some Euler steps, with their graph if they have one; False if `report` ended them.
+        """Queue some Euler steps; return False if `report` ended them.
 
-        step(number, whether it is the first one); kept: what must live as long as a graph of the steps.
+        Steps that have a graph are queued with it. step(number, whether it is the first one); kept: what must
+        live as long as a graph of the steps.
         """
         graph, _ = self._graphs.get(key, (None, None))
 
@@ -214,7 +218,10 @@ class ActionRunner:
         return self._factors.rows(place, place + 1).view(*self._factors.shape[1:])
 
     def _time_rows(self, steps: int) -> Tensor:
-        """Return the embeddings of the times of so many steps, and of time 1, on the device."""
+        """Return the embeddings of the times of `steps` steps, and of time 1.
+
+        They are on the device.
+        """
         assert self._fused is not None
         if steps not in self._times:
             times = self._fused.times

@@ -24,7 +24,10 @@ class UnicycleActionSpace:
         return np.clip(values.astype(np.float32) * self._std + self._mean, self._low, self._high)
 
     def normalise(self, actions: np.ndarray) -> np.ndarray:
-        """Convert physical actions [..., A], clipped to [low, high], to the head's values in float32."""
+        """Convert physical actions [..., A] to the head's values in float32.
+
+        Actions are clipped to [low, high] first.
+        """
         return (self.clip(actions) - self._mean) / self._std
 
     def clip(self, actions: np.ndarray) -> np.ndarray:

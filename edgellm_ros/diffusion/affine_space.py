@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The action space of a policy: names, units and statistics of each value, no path."""
+"""The action space of a policy.
+
+It has names, units and statistics of each value, and no path.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ class AffineActionSpace:
         self._offset, self._scale = np.array(config.offset, np.float32), np.array(config.scale, np.float32)
 
     def denormalise(self, values: np.ndarray) -> np.ndarray:
-        """Convert the model's values [..., model_dim] to physical actions [..., A] in float32."""
+        """Convert the model's values to physical actions.
+
+        values: [..., model_dim]. Returns actions [..., A] in float32.
+        """
         return values[..., : self.config.dim].astype(np.float32) * self._scale + self._offset
 
     def normalise(self, actions: np.ndarray) -> np.ndarray:
@@ -35,9 +41,10 @@ class AffineActionSpace:
 
 
 def model_state(state: np.ndarray | None, config: StateConfig) -> np.ndarray:
-    """Check a state and convert it to the values [1, model_dim] float32 that the model takes.
+    """Check a state and convert it to the values that the model takes.
 
-    state [D]: in physical units. ValueError for None, another shape, or values that are not finite.
+    Returns values [1, model_dim] float32. state [D]: in physical units. ValueError for None, another shape,
+    or values that are not finite.
     """
     if state is None:
         raise ValueError(f"a policy needs the state [{config.dim}]: {', '.join(config.names)}")

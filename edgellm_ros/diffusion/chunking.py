@@ -98,7 +98,10 @@ class ChunkCondition:
 
     @property
     def unchanged(self) -> np.ndarray:
-        """The first actions of the new chunk, which are those of the previous one to the bit [n, A]."""
+        """The first actions [n, A] of the new chunk, as in the previous one.
+
+        They are the same to the bit.
+        """
         count = 0 if self.form == GUIDED else self.delay
         return self.actions[self.executed : self.executed + count]
 
@@ -143,9 +146,10 @@ def _check_count(name: str, value: int, low: int) -> None:
 
 
 def prefix_weights(start: int, end: int, total: int, schedule: str) -> np.ndarray:
-    """Return the weights [total] of a previous chunk: 1 before `start`, 0 from `end`, falling between.
+    """Return the weights [total] of a previous chunk.
 
-    As in the reference implementation of arXiv 2506.07339.
+    They are 1 before `start`, 0 from `end`, and falling between. As in the reference implementation of arXiv
+    2506.07339.
     """
     start, places = min(start, end), np.arange(total)
     if schedule == "ones":
@@ -160,7 +164,10 @@ def prefix_weights(start: int, end: int, total: int, schedule: str) -> np.ndarra
 
 
 def velocity_ramp(start: int, end: int, total: int) -> np.ndarray:
-    """Return the velocity's factors [total] of the frozen form: 0 before `start`, 1 from `end`."""
+    """Return the velocity's factors [total] of the frozen form.
+
+    They are 0 before `start` and 1 from `end`.
+    """
     factors = np.ones(total)
     places = np.linspace(0.0, 1.0, end - start + 2)[1:-1]
     factors[start:end] = np.expm1(-RAMP_RATE * places) / np.expm1(-RAMP_RATE)
@@ -191,16 +198,19 @@ class ConditionedRun:
         return np.where(np.arange(rows) < self.clean, 1.0, step / count).astype(np.float32)
 
     def factors(self, first: int, last: int) -> np.ndarray:
-        """Return strength, pull and the times of the next step for some steps: float32 [steps, 3, T]."""
+        """Return strength, pull and the next times: float32 [steps, 3, T].
+
+        The steps are `first` to `last` - 1; the next times are those of the steps after them.
+        """
         steps = range(first, last)
         next_times = np.stack([self.times(step + 1) for step in steps])
         return np.stack([self.strength[first:last], self.pull[first:last], next_times], axis=1)
 
 
 def conditioned_run(condition: ChunkCondition, normalised: np.ndarray, steps: int) -> ConditionedRun:
-    """Compute what a run of Euler steps needs; `normalised`: the previous chunk in the head's values [T, A].
+    """Compute what a run of Euler steps needs.
 
-    The condition has been checked.
+    normalised: the previous chunk in the head's values [T, A]. The condition has been checked.
     """
     total = len(normalised)
     previous = np.zeros_like(normalised, np.float32)

@@ -41,7 +41,10 @@ class FeatureConfig:
 
 @dataclass(frozen=True)
 class StateConfig(FeatureConfig):
-    """The robot's state, which the model takes as `(value - offset) / scale`, filled up with zeros."""
+    """The robot's state.
+
+    The model takes it as `(value - offset) / scale`, filled up with zeros.
+    """
 
     model_dim: int  # values that the model takes
 
@@ -71,7 +74,10 @@ class AffineSpaceConfig(FeatureConfig):
 
 @dataclass(frozen=True)
 class CameraConfig:
-    """The cameras of a policy. An image is resized to a square, its aspect ratio kept, and filled up."""
+    """The cameras of a policy.
+
+    An image is resized to a square, its aspect ratio kept, and filled up.
+    """
 
     names: tuple[str, ...]  # in the order of the prefix
     image_size: int  # pixels of the square's side
@@ -114,7 +120,10 @@ class PolicyConfig:
 
 @dataclass(frozen=True)
 class SmolVLAConfig(PolicyConfig):
-    """SmolVLA: images, task and state are the prefix; actions attend to its keys and values by layer."""
+    """SmolVLA: images, task and state are the prefix.
+
+    Actions attend to the prefix's keys and values by layer.
+    """
 
     kind: Literal["smolvla"] = field(default="smolvla", kw_only=True)
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TimeEmbedding: what the first layer of an action expert adds for the time of an Euler step."""
+"""TimeEmbedding: what an action expert adds for the time of an Euler step.
+
+Its first layer adds it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TimeEmbedding:
-    """The embedding of times on the host: sines and cosines, and two linear layers with SiLU between them.
+    """The embedding of times on the host.
+
+    It is sines and cosines, and two linear layers with SiLU between them.
 
     Weights are float32 [fan_in, fan_out]. `second_bias` may have what else does not depend on the trajectory.
     Source of the features: `builder/action_layers.py`.

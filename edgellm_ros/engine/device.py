@@ -36,9 +36,9 @@ class Mark(Protocol):
     """A place in the order of a device's work."""
 
     def seconds_since(self, earlier: Any) -> float:
-        """Wait until the device has reached this mark; return the seconds since an earlier mark of it.
+        """Return the seconds from an earlier mark of the device to this one.
 
-        EngineError if work before the mark failed.
+        Waits until the device has reached this mark. EngineError if work before the mark failed.
         """
         ...
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GraphRecorder: captures graphs where that is possible, and goes on without where it is not."""
+"""GraphRecorder: captures graphs where that is possible.
+
+It goes on without graphs where it is not.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from edgellm_ros.engine.errors import DeviceLostError, EngineError
 
 
 class GraphRecorder:
-    """Captures graphs, best effort: after the first failure it captures no more while `active` is false."""
+    """Captures graphs, best effort.
+
+    After the first failure it captures no more while `active` is false.
+    """
 
     def __init__(self, active: bool = True) -> None:
         self.active = active

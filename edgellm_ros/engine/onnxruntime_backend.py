@@ -29,10 +29,11 @@ LATE_DTYPES = {"tensor(bfloat16)": bfloat16, "tensor(float8e4m3fn)": float8}  # 
 
 
 class OnnxRuntimeBackend:
-    """One ONNX file in one session. `shared`: weights in memory of the caller, by name of the initializer.
+    """One ONNX file in one session.
 
-    Inputs and outputs are bound by address, without copies. ONNX Runtime's TensorScatter writes in place if
-    its cache input and output have the same address.
+    `shared`: weights in memory of the caller, by name of the initializer. Inputs and outputs are bound by
+    address, without copies. ONNX Runtime's TensorScatter writes in place if its cache input and output have
+    the same address.
 
     On a CPU, sequences of a batch do not change each other's bits, as long as they share only these operators
     (ONNX Runtime 1.31 on x86-64, 1 to 8 threads; tested by test/engine/test_batch_invariance.py):

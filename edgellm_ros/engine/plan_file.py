@@ -82,9 +82,9 @@ def write_plan(plan: PlanFile, contents: memoryview) -> None:
 
 
 def read_plans(model: Path) -> list[PlanFile]:
-    """Read the records of a graph's plans, sorted by name; plans without a record are left out.
+    """Read the records of a graph's plans, sorted by name.
 
-    EngineError for a record that is damaged.
+    Plans without a record are left out. EngineError for a record that is damaged.
     """
     paths = [path for path in sorted(model.parent.glob("*.plan")) if _graph_of(path.name) == model.stem]
     return [_read(path) for path in paths if _record_path(path).is_file()]

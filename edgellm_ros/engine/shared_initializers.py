@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of an ONNX Runtime session in memory of ours, which other kernels read too.
+"""Weights of an ONNX Runtime session in memory of ours.
 
-A session uses such an initializer in place if it is on the device where the session wants it. ONNX Runtime's
-CUDA provider takes no memory for it (1.31, H200, fp16 and bf16). Its CPU provider packs a copy of matrices.
-The values must be those in the file, with which graph optimisers may compute constants.
+Other kernels read them too. A session uses such an initializer in place if it is on the device where the
+session wants it. ONNX Runtime's CUDA provider takes no memory for it (1.31, H200, fp16 and bf16). Its CPU
+provider packs a copy of matrices. The values must be those in the file, with which graph optimisers may
+compute constants.
 """
 
 from __future__ import annotations

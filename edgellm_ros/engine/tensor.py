@@ -24,7 +24,10 @@ def bfloat16() -> np.dtype:
 
 
 def float8() -> np.dtype:
-    """Return the NumPy type of FP8 (E4M3), which only engines with such a KV cache import."""
+    """Return the NumPy type of FP8 (E4M3).
+
+    Only engines with such a KV cache import it.
+    """
     import ml_dtypes
 
     return np.dtype(ml_dtypes.float8_e4m3fn)

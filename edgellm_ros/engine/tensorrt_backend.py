@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT, its lean runtime or TensorRT for RTX as an engine backend, on our buffers.
+"""TensorRT, its lean runtime or TensorRT for RTX as an engine backend.
 
-Follows TensorRT's rules, which the test double (test/doubles/tensorrt_double.py) enforces:
+Runs on our buffers. Follows TensorRT's rules, which the test double (test/doubles/tensorrt_double.py)
+enforces:
 
 - An execution context has one optimization profile, and a switch resets its shapes. So each profile has its
   own contexts, and no context ever switches.

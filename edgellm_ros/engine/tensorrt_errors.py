@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors for TensorRT's messages, which are all that the library says of a failure."""
+"""Errors for TensorRT's messages.
+
+These are all that the library says of a failure.
+"""
 
 from __future__ import annotations
 

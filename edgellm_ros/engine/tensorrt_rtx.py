@@ -40,7 +40,10 @@ class RtxLibrary(Protocol):
 
 
 def supported_gpus(library: Library) -> tuple[str, ...]:
-    """Return the GPUs that TensorRT for RTX supports, such as "sm_89", in ascending order."""
+    """Return the GPUs that TensorRT for RTX supports, such as "sm_89".
+
+    They are in ascending order.
+    """
     members = cast(RtxLibrary, library).ComputeCapability.__members__
     numbers = sorted(int(name.removeprefix(PREFIX)) for name in members if name.startswith(PREFIX))
     return tuple(f"sm_{number}" for number in numbers)
@@ -57,7 +60,10 @@ def check_gpus(gpus: Sequence[str], library: Library) -> None:
 
 
 def check_precision(gpus: Sequence[str], precision: str) -> None:
-    """Raise ValueError for a GPU on which TensorRT for RTX does not compute in this precision."""
+    """Raise ValueError unless the GPUs compute in this precision.
+
+    TensorRT for RTX does not compute in every precision on every GPU.
+    """
     if FP16_ONLY in gpus and precision != "fp16":
         raise ValueError(
             f"TensorRT for RTX computes in fp16 only on {FP16_ONLY}, the engine directory is {precision}: "
@@ -66,9 +72,9 @@ def check_precision(gpus: Sequence[str], precision: str) -> None:
 
 
 def set_targets(config: trt.IBuilderConfig, gpus: Sequence[str], library: Library) -> None:
-    """Build for these GPUs, and so that runs need no memory but ours, as CUDA graphs want.
+    """Build for these GPUs, and so that runs need no memory but ours.
 
-    EngineError for a GPU that is not supported.
+    CUDA graphs want such runs. EngineError for a GPU that is not supported.
     """
     check_gpus(gpus, library)
     rtx_config, rtx_library = cast("rtx.IBuilderConfig", config), cast(RtxLibrary, library)
@@ -81,10 +87,10 @@ def set_targets(config: trt.IBuilderConfig, gpus: Sequence[str], library: Librar
 
 
 class CompiledKernels:
-    """Kernels that TensorRT for RTX compiled for one plan on one GPU: its runtime cache.
+    """Kernels that TensorRT for RTX compiled for one plan on one GPU.
 
-    They are read from a file beside the plan, and written to it after a CUDA graph was captured and when the
-    plan is freed or the process ends.
+    They are its runtime cache. They are read from a file beside the plan, and written to it after a CUDA
+    graph was captured and when the plan is freed or the process ends.
     """
 
     def __init__(self, engine: trt.ICudaEngine, plan: Path, device: Device, library: Library) -> None:

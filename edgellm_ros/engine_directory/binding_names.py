@@ -71,7 +71,10 @@ def present_value(layer: int) -> str:
 
 
 def context_key(layer: int) -> str:
-    """Return the name of a policy's keys of the prefix: an output of `prefix`, an input of `action`."""
+    """Return the name of a policy's keys of the prefix.
+
+    They are an output of `prefix` and an input of `action`.
+    """
     return f"context_key_{layer}"
 
 
@@ -81,7 +84,10 @@ def context_value(layer: int) -> str:
 
 
 def conv_state(layer: int) -> str:
-    """Return the name of an input, the convolution's state; recurrent layers count from 0."""
+    """Return the name of an input, the convolution's state.
+
+    Recurrent layers count from 0.
+    """
     return f"conv_state_{layer}"
 
 
@@ -101,7 +107,10 @@ def present_recurrent_state(layer: int) -> str:
 
 
 def chain_value(kind: str, layer: int) -> str:
-    """Return the name of an output of `llm/verify.onnx` of a hybrid; kind: see `chain_widths`."""
+    """Return the name of an output of `llm/verify.onnx` of a hybrid.
+
+    kind: see `chain_widths`.
+    """
     return f"chain_{kind}_{layer}"
 
 

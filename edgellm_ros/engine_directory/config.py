@@ -57,7 +57,10 @@ class LanguageModelConfig:
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """Return the layers with a KV cache, in the order of the caches; layers count from 0."""
+        """Return the layers with a KV cache, in the order of the caches.
+
+        Layers count from 0.
+        """
         types = self.layer_types or (ATTENTION,) * self.num_hidden_layers
         return tuple(layer for layer, kind in enumerate(types) if kind == ATTENTION)
 
@@ -233,7 +236,10 @@ class EngineConfig:
 
     @property
     def policy(self) -> PolicyConfig | None:
-        """Return the policy, which answers with actions only; None if the engine answers with text."""
+        """Return the policy; None if the engine answers with text.
+
+        A policy answers with actions only.
+        """
         return self.action if isinstance(self.action, PolicyConfig) else None
 
     def __post_init__(self) -> None:
@@ -352,7 +358,10 @@ class EngineConfig:
             raise ValueError("special_tokens needs vision_end_token_id for videos with timestamps as text")
 
     def check_answers_with_text(self, what: str) -> None:
-        """Raise ValueError for a policy, which writes no text; what: what needs one, such as "a chat"."""
+        """Raise ValueError for a policy, which writes no text.
+
+        what: what needs text, such as "a chat".
+        """
         if self.policy is not None:
             raise ValueError(
                 f"{what} needs an engine that answers with text; this one is a policy ({self.policy.kind}): "

@@ -52,5 +52,8 @@ class DraftConfig:
             )
 
     def cache_capacity(self, base_capacity: int) -> int:
-        """Return the rows of the head's KV cache of one sequence, for the base's number of rows."""
+        """Return the rows of the head's KV cache of one sequence.
+
+        base_capacity: the rows of the base's cache.
+        """
         return base_capacity + self.max_draft_tree_size

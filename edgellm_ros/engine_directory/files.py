@@ -18,7 +18,10 @@ DRAFT_EMBEDDING_FILE = "draft/embedding.safetensors"
 
 
 def graph_path(name: str) -> str:
-    """Return the path of a graph: `llm/verify.onnx`, or `<name>/model.onnx` of the others."""
+    """Return the path of a graph.
+
+    It is `llm/verify.onnx`, or `<name>/model.onnx` of the others.
+    """
     return f"{name}.onnx" if name == VERIFY else f"{name}/model.onnx"
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`draft/fused.json` of an engine directory: a draft head as the fused kernels take it."""
+"""`draft/fused.json`: a draft head as the fused kernels take it.
+
+It is a file of an engine directory.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`action/fused.json` of an engine directory: the action expert as the fused kernels take it."""
+"""`action/fused.json`: the action expert as the fused kernels take it.
+
+It is a file of an engine directory.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ class FusedExpertLayer:
 
 @dataclass(frozen=True)
 class FusedTime:
-    """The embedding of the time: sines and cosines, and two linear layers with SiLU between them."""
+    """The embedding of the time.
+
+    It is sines and cosines, and two linear layers with SiLU between them.
+    """
 
     min_period: float
     max_period: float

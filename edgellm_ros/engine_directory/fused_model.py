@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`llm/fused.json` of an engine directory: a dense decoder as the fused kernels take it.
+"""`llm/fused.json`: a dense decoder as the fused kernels take it.
 
-The file names the weights of every layer and their places in the file of weights, so that kernels can run on
-them without the graph.
+It is a file of an engine directory. The file names the weights of every layer and their places in the file of
+weights, so that kernels can run on them without the graph.
 """
 
 from __future__ import annotations

@@ -24,7 +24,10 @@ INPUTS, OUTPUTS = ".inputs", ".outputs"
 
 @dataclass(frozen=True, eq=False)
 class LoraScales:
-    """Factors by engine module ("model.layers.0.mlp.up_proj"), fp32; a module without any has 1."""
+    """Factors by engine module, fp32.
+
+    A module is for example "model.layers.0.mlp.up_proj"; one without factors has 1.
+    """
 
     inputs: Mapping[str, np.ndarray] = field(default_factory=dict)  # s [K]
     outputs: Mapping[str, np.ndarray] = field(default_factory=dict)  # c [N]

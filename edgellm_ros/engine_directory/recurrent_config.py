@@ -15,11 +15,11 @@ CHAIN_TOKENS = 8  # most tokens of a verification of drafted tokens
 
 
 def state_columns(value_dim: int) -> int:
-    """Return how many columns of a head's state [key_dim, value_dim] are side by side in memory.
+    """Return how many columns of a head's state are side by side in memory.
 
     They are all of them if rows are whole vectors for ONNX Runtime's CUDA kernels (LinearAttention). Its
     kernel for other sizes has a warp for each column, so that neighbouring threads read neighbouring rows:
-    with few columns side by side these are in the same pieces of memory.
+    with few columns side by side these are in the same pieces of memory. The state is [key_dim, value_dim].
     """
     if value_dim % ROW == 0:
         return value_dim
@@ -28,10 +28,11 @@ def state_columns(value_dim: int) -> int:
 
 @dataclass(frozen=True)
 class RecurrentConfig:
-    """Shape of the recurrent layers, all of one kind, and of the state that they carry.
+    """Shape of the recurrent layers and of the state that they carry.
 
-    Each layer has two tensors per sequence: the last inputs of its convolution, [conv_dim, conv_kernel - 1],
-    and its state in fp32: [key_dim, value_dim] for each head, stored as `state_shape`.
+    All layers are of one kind. Each layer has two tensors per sequence: the last inputs of its convolution,
+    [conv_dim, conv_kernel - 1], and its state in fp32: [key_dim, value_dim] for each head, stored as
+    `state_shape`.
     """
 
     kind: str  # one of KINDS
@@ -49,9 +50,10 @@ class RecurrentConfig:
 
     @property
     def state_shape(self) -> tuple[int, int, int]:
-        """Return the shape of the state of one sequence: groups of columns of all heads, one after another.
+        """Return the shape of the state of one sequence.
 
-        A group has `state_columns` columns of one head, side by side.
+        Groups of columns of all heads are one after another. A group has `state_columns` columns of one head,
+        side by side.
         """
         columns = state_columns(self.value_dim)
         return self.num_heads * self.value_dim // columns, self.key_dim, columns
@@ -63,9 +65,10 @@ class RecurrentConfig:
 
     @property
     def chain_widths(self) -> dict[str, int]:
-        """Return the values of a token that a verification outputs for each layer, by name.
+        """Return the values of a token that a verification outputs, by name.
 
-        The runtime computes the states after accepted tokens from them (`ChainInputs`).
+        It outputs them for each layer. The runtime computes the states after accepted tokens from them
+        (`ChainInputs`).
         """
         keys = self.conv_dim - self.num_heads * self.value_dim  # Mamba2: B and C; else queries and keys
         widths = {

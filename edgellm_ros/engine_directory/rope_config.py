@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration of rotary position embeddings in `config.json` of an engine directory."""
+"""Configuration of rotary position embeddings.
+
+It is in `config.json` of an engine directory.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ class RopeConfig:
 
 
 def check_heads(num_attention_heads: int, num_key_value_heads: int, head_dim: int, rope: RopeConfig) -> None:
-    """Check the heads of an attention layer, and that its rotary embedding fits. ValueError otherwise."""
+    """Check the heads of an attention layer, and that its RoPE fits.
+
+    ValueError otherwise.
+    """
     if num_attention_heads % num_key_value_heads:
         raise ValueError(
             f"num_attention_heads {num_attention_heads} is not a multiple of "

@@ -100,7 +100,10 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def _of_kind(options: list[type], value: Any, where: str) -> type:
-    """Choose among dataclasses by the object's `kind`, a Literal field of each of them."""
+    """Choose among dataclasses by the object's `kind`.
+
+    `kind` is a Literal field of each of them.
+    """
     kinds = {typing.get_args(typing.get_type_hints(option)["kind"])[0]: option for option in options}
     if not isinstance(value, Mapping):
         raise ValueError(f"{where}: expected an object, got {_describe(value)}")

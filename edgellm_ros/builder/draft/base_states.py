@@ -10,10 +10,10 @@ LAYER_LIST = "eagle_aux_hidden_state_layer_ids"
 
 
 def read_base_state_layers(config: ConfigSection, layers: int) -> tuple[int, ...]:
-    """Read the layers whose inputs are the head's states, for a base of so many layers.
+    """Read the layers whose inputs are the head's states.
 
-    Lists count outputs of layers; speculators counts inputs. Without a list they are the inputs of the layers
-    2, L // 2 and L - 3.
+    layers: how many the base has. Lists count outputs of layers; speculators counts inputs. Without a list
+    they are the inputs of the layers 2, L // 2 and L - 3.
     """
     section = config
     if config.has("eagle_config"):

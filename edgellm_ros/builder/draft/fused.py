@@ -19,9 +19,9 @@ def describe_head(
     draft: tuple[GraphBuilder, str],
     verify: tuple[GraphBuilder, str],
 ) -> FusedDraftModel:
-    """Describe `draft/model.onnx`, which `build_draft` built, and the fusion in `llm/verify.onnx`.
+    """Describe `draft/model.onnx` and the fusion in `llm/verify.onnx`.
 
-    draft, verify: the graphs, and the names of their files.
+    `build_draft` built `draft/model.onnx`. draft, verify: the graphs, and the names of their files.
     """
     decoder, weights = head.decoder, StoredWeights(*draft)
     layers = range(decoder.runner.num_hidden_layers)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a draft head that runs with the base: three of the base's states become one."""
+"""The part of a draft head that runs with the base.
+
+Three of the base's states become one.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph of a draft head: a decoder whose first layer takes a token's embedding and a state side by side.
+"""Graph of a draft head, which is a decoder.
+
+Its first layer takes a token's embedding and a state side by side.
 
 Sources of the arithmetic: EAGLE (eagle/model/cnets.py) and speculators (models/eagle3/core.py).
 """

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph of a draft head for ONNX Runtime's CUDA provider, in the way of `decoder_cuda.py`."""
+"""Graph of a draft head for ONNX Runtime's CUDA provider.
+
+It is built in the way of `decoder_cuda.py`.
+"""
 
 from __future__ import annotations
 

@@ -181,7 +181,10 @@ def _num_layers(text: ConfigSection, weights: Weights) -> int:
 
 
 def _head_dim(text: ConfigSection, weights: Weights, name: str, heads: int) -> int:
-    """Compute the size of a head from the rows of its queries: configs leave it out, or have a wrong one."""
+    """Compute the size of a head from the rows of its queries.
+
+    Configurations leave it out, or have a wrong one.
+    """
     if name not in weights:
         raise ValueError(f"{weights.where}: tensor {published_name(name)} is missing; {SUPPORTED}")
     rows = weights.stored(name).rows
@@ -209,7 +212,10 @@ def _read_rope(text: ConfigSection, head_dim: int, base: RopeConfig, capacity: i
 
 
 def _same_table(weights: Weights, base: Weights, embedding: str, dtype: np.dtype) -> bool:
-    """Tell whether the head's table of embeddings is the base's in the type of the export."""
+    """Tell whether the head's table of embeddings is the base's.
+
+    The tables are compared in the type of the export.
+    """
     if weights.shape(EMBEDDING) != base.shape(embedding):
         return False
     pairs = zip(weights.read_strips(EMBEDDING, dtype), base.read_strips(embedding, dtype), strict=True)
@@ -217,7 +223,10 @@ def _same_table(weights: Weights, base: Weights, embedding: str, dtype: np.dtype
 
 
 def _token_of_logit(weights: Weights, vocabulary: int, base_vocabulary: int) -> np.ndarray | None:
-    """Compute the token of each logit [Vd] i64 from `d2t`, the distance of each token from its logit."""
+    """Compute the token of each logit [Vd] i64 from `d2t`.
+
+    `d2t` has the distance of each token from its logit.
+    """
     if D2T not in weights:
         return None
     stored = weights.stored(D2T)

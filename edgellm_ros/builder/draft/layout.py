@@ -22,7 +22,7 @@ _MIDLAYER = re.compile(r"^midlayer\.(?:(\d+)\.)?")
 
 
 def canonical_names(stored: Iterable[str], where: object) -> dict[str, str]:
-    """Return the names that tensors have in the builder -> their names in the file `where`.
+    """Return tensors' names in the builder -> their names in the file `where`.
 
     Leftovers of training are left out. ValueError if two tensors have the same name in the builder.
     """
@@ -40,7 +40,10 @@ def canonical_names(stored: Iterable[str], where: object) -> dict[str, str]:
 
 
 def published_name(name: str) -> str:
-    """Return the name that a tensor has in files, for errors; there are two for those of the first layer."""
+    """Return the name that a tensor has in files, for errors.
+
+    There are two names for tensors of the first layer.
+    """
     plain = name.removeprefix(f"{MODULE}.")
     if plain.startswith("layers.0."):
         return f"{plain!r} (or {plain.replace('layers.0.', 'midlayer.')!r})"

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the tensors of a draft head: what must be there, what may be, and in which shapes."""
+"""Checks the tensors of a draft head and their shapes.
+
+Some tensors must be there, others may be.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from edgellm_ros.engine_directory.draft_config import NUM_BASE_STATES
 
 
 def check_kind(config: ConfigSection, weights: Weights, base_hidden_size: int) -> None:
-    """Raise ValueError unless a head is an EAGLE-3 head, and one for states of this size.
+    """Raise ValueError unless it is an EAGLE-3 head for states of this size.
 
     It is one if it has a vocabulary of its own, or if its fc takes three states.
     """
@@ -43,7 +46,10 @@ def check_kind(config: ConfigSection, weights: Weights, base_hidden_size: int) -
 def tensor_shapes(
     decoder: DecoderArchitecture, fusion: Fusion, config: ConfigSection
 ) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of the tensors that a head with these switches must have."""
+    """Return names and shapes of the tensors that a head must have.
+
+    They depend on the head's switches.
+    """
     runner, hidden = decoder.runner, decoder.runner.hidden_size
     inner, head_dim = decoder.intermediate_size, runner.head_dim
     queries, keys = runner.num_attention_heads * head_dim, runner.num_key_value_heads * head_dim
@@ -85,7 +91,10 @@ def check_tensors(
     optional: set[str],
     config: ConfigSection,
 ) -> None:
-    """Raise ValueError for a tensor that is missing, not known, of another shape, or of an unknown type."""
+    """Raise ValueError for a tensor that is missing, unknown or wrong.
+
+    A wrong one has another shape or an unknown type.
+    """
     claim = f"; {kind}" if (kind := describe(config)) else ""
     missing = sorted(set(expected) - set(names) - optional)
     if missing:
@@ -113,7 +122,7 @@ def check_tensors(
 def check_shared(
     weights: Weights, own_table: bool, head: LanguageModelConfig, base: LanguageModelConfig
 ) -> None:
-    """Raise ValueError for a head that lacks a tensor which it cannot share with the base."""
+    """Raise ValueError if a head lacks a tensor and cannot share the base's."""
     if not own_table and head.hidden_size != base.hidden_size:
         raise ValueError(
             f"{weights.where}: tensor 'embed_tokens.weight' is missing: a head of hidden_size "

@@ -33,7 +33,10 @@ TITLES = {"dflash": "DFlash", "dspark": "DSpark", "jetspec": "JetSpec", "mtp": "
 
 
 def refuse_files(directory: Path) -> None:
-    """Raise FileNotFoundError for a directory whose weights are a pickle of PyTorch, which is not read."""
+    """Raise FileNotFoundError for weights that are a pickle of PyTorch.
+
+    Pickles are not read.
+    """
     pickled = directory / "pytorch_model.bin"
     if pickled.is_file() and not any((directory / name).is_file() for name in (FILE, INDEX)):
         raise FileNotFoundError(
@@ -43,7 +46,10 @@ def refuse_files(directory: Path) -> None:
 
 
 def refuse_config(config: ConfigSection) -> None:
-    """Raise ValueError if a configuration is that of a quantised head or of another kind of drafter."""
+    """Raise ValueError for the configuration of an unsupported drafter.
+
+    Unsupported are quantised heads and other kinds of drafters.
+    """
     refuse_quantised(config)
     for section in config.nested():
         for key, kind in CONFIG_KEYS.items():
@@ -60,7 +66,10 @@ def refuse_tensors(stored: Iterable[str], where: object) -> None:
 
 
 def describe(config: ConfigSection) -> str:
-    """Name the kind of drafter that a configuration claims to be; "" if it claims none that is known."""
+    """Name the kind of drafter that a configuration claims to be.
+
+    "" if it claims none that is known.
+    """
     claims = [config.data.get("speculators_model_type"), config.data.get("model_type")]
     architectures = config.data.get("architectures")
     claims += architectures if isinstance(architectures, list) else []

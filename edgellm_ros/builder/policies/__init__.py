@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies: each folder here reads the checkpoints of one type of policy that LeRobot saves.
+"""Policies: each folder here reads the checkpoints of one type of policy.
 
-A policy answers with actions only. It also builds the graphs. To add a policy, add a folder whose
-`__init__.py` has a `POLICY`; no other code names a policy.
+LeRobot saves these checkpoints. A policy answers with actions only. It also builds the graphs. To add a
+policy, add a folder whose `__init__.py` has a `POLICY`; no other code names a policy.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def policies() -> list[Policy]:
 
 
 def find_policy(config: ConfigSection) -> Policy | None:
-    """Find the policy of a checkpoint by `type`; None if `config.json` is not that of a policy.
+    """Find the policy of a checkpoint by `type`.
 
-    LeRobot writes `type` and the features of inputs and outputs, transformers `model_type`. ValueError for a
-    type that is not supported.
+    None if `config.json` is not that of a policy. LeRobot writes `type` and the features of inputs and
+    outputs, transformers `model_type`. ValueError for a type that is not supported.
     """
     if config.has("model_type") or not (config.has("type") and config.has("output_features")):
         return None

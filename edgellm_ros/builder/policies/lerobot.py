@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what all policies of LeRobot have in common: features, statistics, names of a data set.
+"""Reads what all policies of LeRobot have in common.
+
+That is features, statistics, and names of a data set.
 
 Source: LeRobot 0.4.4, configs/policies.py and processor/normalize_processor.py.
 """

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary embedding inside a policy's graphs: positions follow from the lengths of inputs."""
+"""Rotary embedding inside a policy's graphs.
+
+Positions follow from the lengths of inputs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ CosSin = tuple[ir.Value, ir.Value]
 
 
 def rope_table(graph: ModelBuilder, head_dim: int, positions: int, theta: float = ROPE_THETA) -> CosSin:
-    """Add the cosines and sines [positions,D/2] of all positions, which are computed in fp32."""
+    """Add the cosines and sines [positions,D/2] of all positions.
+
+    They are computed in fp32.
+    """
     half = head_dim // 2
     exponents = np.float32(2.0 / head_dim) * np.arange(half, dtype=np.float32)
     scale = np.float32(theta) ** exponents
@@ -37,7 +43,10 @@ def rows_from(graph: ModelBuilder, table: CosSin, first: ir.Value, count: int) -
 
 
 def _rows(graph: ModelBuilder, table: CosSin, start: ir.Value, stop: ir.Value, count: int) -> CosSin:
-    """Cut rows out of a table; count: a size that TensorRT cannot see in the places, -1 = any."""
+    """Cut rows out of a table.
+
+    count: a size that TensorRT cannot see in the places, -1 = any.
+    """
     assert table[0].shape is not None
     half = table[0].shape.numpy()[1]
     with graph.scope("rope"):

@@ -9,9 +9,10 @@ import tokenizers
 
 
 def tokens_around(path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Find the tokens that a `tokenizer.json` puts before a text and behind it, such as <bos>.
+    """Find the tokens that a `tokenizer.json` puts around a text.
 
-    ValueError for a file that the tokenizers library cannot load.
+    Returns those before the text and those behind it, such as <bos>. ValueError for a file that the
+    tokenizers library cannot load.
     """
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))

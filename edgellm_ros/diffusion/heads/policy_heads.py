@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of the heads of policies, and the choice of one for a configuration."""
+"""The interface of the heads of policies, and the choice of one.
+
+A configuration selects the head.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""InternVL3 and InternVL3.5 in the format of transformers (`internvl`): InternViT, and Qwen2.5 or Qwen3.
+"""InternVL3 and InternVL3.5 in the format of transformers (`internvl`).
 
-InternVL's authors publish each checkpoint in this format and in one of their own (`internvl_chat`), which is
-not supported.
+Their parts are InternViT, and Qwen2.5 or Qwen3. InternVL's authors publish each checkpoint in this format and
+in one of their own (`internvl_chat`), which is not supported.
 """
 
 from __future__ import annotations

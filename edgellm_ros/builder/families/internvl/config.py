@@ -15,7 +15,7 @@ MODEL_TYPE = "internvl"
 
 
 def vision_architecture(config: ConfigSection, processor: ConfigSection, prefix: str) -> VisionArchitecture:
-    """Read `vision_config`, the projector's keys, and the image processor that belongs to them.
+    """Read `vision_config`, the projector's keys, and their image processor.
 
     prefix: of the vision tower's tensors. ValueError for anything that the graph would compute differently.
     """

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph of InternVL's vision tower (InternViT) and projector: from tiles to embeddings.
+"""Graph of InternVL's vision tower and projector: tiles to embeddings.
 
-The graph encodes the tiles of one image. All tiles have one size, so that the positions are constants.
+The tower is InternViT. The graph encodes the tiles of one image. All tiles have one size, so that the
+positions are constants.
 
 Source of the model: transformers, modeling_internvl.py, InternVLVisionModel and InternVLMultiModalProjector.
 """
@@ -98,7 +99,10 @@ def build_vision(
 #                                                          |
 #                 [class token + position 0; bias + positions 1..P]
 def _embeddings(graph: ModelBuilder, architecture: VisionArchitecture, pixels: ir.Value) -> ir.Value:
-    """Add the patch convolution, the class token and positions: [T,P,C*p*p] fp32 -> [T,1+P,hidden]."""
+    """Add the patch convolution, the class token and positions.
+
+    [T,P,C*p*p] fp32 -> [T,1+P,hidden].
+    """
     config = architecture.config
     hidden, rows = config.hidden_size, config.tile_patches + 1
     with graph.module("embeddings"):
@@ -153,7 +157,10 @@ class _Product:
 
 
 def _scaled_linear(graph: ModelBuilder, name: str, scale: str, x: ir.Value, fan_out: int) -> _Product:
-    """Add a linear layer whose outputs the layer scale `scale` multiplies; the weights contain the factor."""
+    """Add a linear layer with the layer scale `scale` in its weights.
+
+    The scale multiplies the outputs; the weights contain the factor.
+    """
     weight, bias, factor = (graph.full_name(each) for each in (f"{name}.weight", f"{name}.bias", scale))
     fan_in = graph.weights.shape(weight)[-1]
     for full, shape in ((weight, (fan_out, fan_in)), (bias, (fan_out,)), (factor, (fan_out,))):
@@ -205,7 +212,10 @@ def _add_norm_cuda(
 #     +-- k_proj -- k_norm --+-- Attention -->
 #     +-- v_proj ------------+
 def _attention(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value) -> ir.Value:
-    """Add attention among the patches of a tile without its last projection: [T,1+P,hidden] -> the same."""
+    """Add attention among a tile's patches, without its last projection.
+
+    [T,1+P,hidden] -> the same.
+    """
     config = architecture.config
     heads, head_dim = config.num_heads, config.head_dim
     q, k, v = (

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Llama and Mistral, text only; SmolLM2, TinyLlama and many others have Llama's model type."""
+"""Llama and Mistral, text only.
+
+SmolLM2, TinyLlama and many others have Llama's model type.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nemotron-H: layers of Mamba2, attention without positions, and feed-forward blocks. Text only."""
+"""Nemotron-H, text only.
+
+Its layers are Mamba2, attention without positions, and feed-forward blocks.
+"""
 
 from __future__ import annotations
 

@@ -102,7 +102,10 @@ def architecture(config: ConfigSection, prefix: str) -> HybridArchitecture:
 
 
 def _layer_types(config: ConfigSection) -> tuple[str, ...]:
-    """Read the kind of each layer: a list of names, or a pattern of letters before transformers 5."""
+    """Read the kind of each layer.
+
+    It is a list of names, or a pattern of letters before transformers 5.
+    """
     key = next((key for key in ("layers_block_type", "layer_types") if config.has(key)), None)
     known, given = (NAMES, config.data[key]) if key else (LETTERS, config.data.get("hybrid_override_pattern"))
     key = key or "hybrid_override_pattern"

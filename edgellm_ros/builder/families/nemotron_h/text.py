@@ -22,7 +22,10 @@ from edgellm_ros.engine_directory.recurrent_config import ATTENTION, RECURRENT
 #                     |           |                                         |
 #                caches or states of the layer                         last_token_ids
 def build_llm(architecture: HybridArchitecture, weights: Weights, options: LLMOptions) -> ModelBuilder:
-    """Build `llm/model.onnx`: bindings of `build_decoder` without RoPE, and those of `recurrent`."""
+    """Build `llm/model.onnx`.
+
+    It has the bindings of `build_decoder` without RoPE, and those of `recurrent`.
+    """
     graph = ModelBuilder("llm", weights, options.precision, options.lora, kv_cache=options.kv_cache)
     runner, hidden, prefix = architecture.runner, architecture.runner.hidden_size, architecture.prefix
     assert runner.recurrent is not None

@@ -75,7 +75,10 @@ def build_cuda_llm(architecture: HybridArchitecture, weights: Weights, options: 
 
 
 def _attention(step: CudaStep, x: ir.Value, cache: Cache) -> tuple[ir.Value, Cache]:
-    """Add grouped-query attention over the cache, without positions: x [B*S,H] -> [B*S,H]."""
+    """Add grouped-query attention over the cache, without positions.
+
+    x [B*S,H] -> [B*S,H].
+    """
     graph, runner = step.graph, step.runner
     hidden, size = runner.hidden_size, runner.head_dim
     heads, kv_heads = runner.num_attention_heads, runner.num_key_value_heads

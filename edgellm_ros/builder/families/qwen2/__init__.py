@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen2 and Qwen2.5, text only: biases of queries, keys and values; sliding windows."""
+"""Qwen2 and Qwen2.5, text only.
+
+They have biases of queries, keys and values, and sliding windows.
+"""
 
 from __future__ import annotations
 

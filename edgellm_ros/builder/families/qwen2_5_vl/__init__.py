@@ -58,7 +58,7 @@ def text_rope(text: ConfigSection) -> RopeConfig:
 def vision_architecture(
     vision: ConfigSection, processor: ConfigSection, prefix: str, video: VideoConfig | None = None
 ) -> VisionArchitecture:
-    """Read the section of the vision tower, and the image processor that belongs to it."""
+    """Read the section of the vision tower, and its image processor."""
     vision.one_of("hidden_act", ["silu"], default="silu")
     patch, frames, merge = (
         vision.size(f"{name}_size", default)

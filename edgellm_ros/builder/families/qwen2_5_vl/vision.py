@@ -86,7 +86,10 @@ def _block(
     x: ir.Value,
     attend: Callable[[ir.Value], ir.Value],
 ) -> ir.Value:
-    """Add a transformer block, x [P,hidden] -> [P,hidden]; `attend` adds its attention."""
+    """Add a transformer block, x [P,hidden] -> [P,hidden].
+
+    `attend` adds its attention.
+    """
     config = architecture.config
     x = graph.op("Add", x, attend(graph.rms_norm("norm1", x, config.hidden_size, EPSILON)))
     normed = graph.rms_norm("norm2", x, config.hidden_size, EPSILON)
@@ -124,9 +127,10 @@ def _windows(graph: ModelBuilder, config: Qwen2_5VisionConfig, angles: Sequence[
 def _window_attention(
     graph: ModelBuilder, config: Qwen2_5VisionConfig, windows: _Windows, x: ir.Value
 ) -> ir.Value:
-    """Add attention of every patch to the patches of its window, x [P,hidden] -> [P,hidden].
+    """Add attention within windows, x [P,hidden] -> [P,hidden].
 
-    Places without a patch compute what no other place reads.
+    Every patch attends to the patches of its window. Places without a patch compute what no other place
+    reads.
     """
     hidden, heads, head_dim = config.hidden_size, config.num_heads, config.head_dim
     with graph.module("attn"):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen3, dense and text only: norms of each head's queries and keys; sliding windows."""
+"""Qwen3, dense and text only.
+
+It has norms of each head's queries and keys, and sliding windows.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen3.5: layers of the gated delta net, gated attention in every fourth layer, a vision tower.
+"""Qwen3.5: gated delta net, gated attention and a vision tower.
 
-A checkpoint is the published whole or the text model alone. The tower is Qwen3-VL's without deepstack.
+Every fourth layer has gated attention, the others have the gated delta net. A checkpoint is the published
+whole or the text model alone. The tower is Qwen3-VL's without deepstack.
 """
 
 from __future__ import annotations

@@ -102,7 +102,10 @@ def _rope(text: ConfigSection, head_dim: int, with_images: bool) -> RopeConfig:
 
 
 def _layer_types(text: ConfigSection) -> tuple[str, ...]:
-    """Read the kind of each layer; without a list, attention is in every `full_attention_interval`-th one."""
+    """Read the kind of each layer.
+
+    Without a list, attention is in every `full_attention_interval`-th one.
+    """
     count = text.size("num_hidden_layers")
     interval = text.size("full_attention_interval", 4)
     names = [list(LAYERS)[(i + 1) % interval == 0] for i in range(count)]

@@ -24,7 +24,10 @@ from edgellm_ros.engine_directory.recurrent_config import RECURRENT
 #                     |           |                                       |
 #                caches or states of the layer                       last_token_ids
 def build_llm(architecture: Qwen35Architecture, weights: Weights, options: LLMOptions) -> ModelBuilder:
-    """Build `llm/model.onnx`: inputs and outputs of `build_decoder`, and those of `recurrent`."""
+    """Build `llm/model.onnx`.
+
+    It has the inputs and outputs of `build_decoder`, and those of `recurrent`.
+    """
     graph = ModelBuilder("llm", weights, options.precision, options.lora, kv_cache=options.kv_cache)
     runner, hidden, prefix = architecture.runner, architecture.runner.hidden_size, architecture.prefix
     epsilon, inner = architecture.epsilon, architecture.intermediate_size
@@ -77,7 +80,10 @@ def build_llm(architecture: Qwen35Architecture, weights: Weights, options: LLMOp
 def _attention(
     graph: ModelBuilder, architecture: Qwen35Architecture, inputs: LLMInputs, x: ir.Value, cache: Cache
 ) -> tuple[ir.Value, Cache]:
-    """Add gated attention over the cache; q_proj has the query and the gate of each head side by side."""
+    """Add gated attention over the cache.
+
+    q_proj has the query and the gate of each head side by side.
+    """
     runner, bias, tokens = architecture.runner, architecture.attention_bias, inputs.tokens
     hidden, size, heads = runner.hidden_size, runner.head_dim, runner.num_attention_heads
     kv_heads, width = runner.num_key_value_heads, runner.num_attention_heads * runner.head_dim

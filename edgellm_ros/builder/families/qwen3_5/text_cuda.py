@@ -23,7 +23,10 @@ from edgellm_ros.engine_directory.recurrent_config import RECURRENT
 
 
 def build_cuda_llm(architecture: Qwen35Architecture, weights: Weights, options: LLMOptions) -> ModelBuilder:
-    """Build `llm/model.cuda.onnx`: bindings of `build_cuda_decoder`, and those of `recurrent`."""
+    """Build `llm/model.cuda.onnx`.
+
+    It has the bindings of `build_cuda_decoder`, and those of `recurrent`.
+    """
     graph = ModelBuilder(
         "llm", weights, options.precision, options.lora, onnxruntime=True, kv_cache=options.kv_cache
     )
@@ -114,6 +117,9 @@ def _norm(graph: ModelBuilder, name: str, x: ir.Value, size: int, epsilon: float
 
 
 def _scale(graph: ModelBuilder, name: str, size: int) -> ir.Value:
-    """Add the scale of a norm in the graph's type; ONNX Runtime rounds it when it loads the graph."""
+    """Add the scale of a norm in the graph's type.
+
+    ONNX Runtime rounds it when it loads the graph.
+    """
     with graph.module(name):
         return graph.from_fp32(norm_scale(graph, size))

@@ -66,7 +66,10 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
 def _stop_token_ids(
     config: ConfigSection, section: ConfigSection, generation: ConfigSection
 ) -> tuple[int, ...]:
-    """Read the ids that end an answer; the whole model's code ends it at `im_end_token_id`."""
+    """Read the ids that end an answer.
+
+    The whole model's code ends an answer at `im_end_token_id`.
+    """
     given = generation.has("eos_token_id") or section.has("eos_token_id")
     if not given and config.has("im_end_token_id"):
         ids = {"eos_token_id": config.integer("im_end_token_id")}

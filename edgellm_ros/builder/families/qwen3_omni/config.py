@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and checks what Qwen3-Omni's thinker has beside Qwen3-VL: experts and an audio encoder.
+"""Reads and checks Qwen3-Omni's experts and audio encoder.
 
-The checks cover everything that the graphs rely on.
+The thinker has them beside what Qwen3-VL has. The checks cover everything that the graphs rely on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check_dense(text: ConfigSection) -> None:
 
 
 def audio_architecture(audio: ConfigSection, processor: ConfigSection, prefix: str) -> AudioArchitecture:
-    """Read the section of the audio encoder, and the feature extractor that belongs to it."""
+    """Read the section of the audio encoder, and its feature extractor."""
     audio.one_of("activation_function", ["gelu"], default="gelu")
     bins = audio.size("num_mel_bins")
     # The model code counts 13 tokens per chunk whatever n_window is, which is right for 50 only.

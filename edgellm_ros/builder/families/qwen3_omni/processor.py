@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the configurations of a Qwen3-Omni checkpoint's feature extractor and video processor.
+"""Reads the configurations of Qwen3-Omni's audio and video processors.
+
+They are those of a checkpoint's feature extractor and video processor.
 
 Source: transformers, WhisperFeatureExtractor and Qwen3OmniMoeProcessor.
 """

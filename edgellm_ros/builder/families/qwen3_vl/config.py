@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and checks the configurations of Qwen3-VL's language model and vision tower.
+"""Reads and checks the configurations of Qwen3-VL.
 
-Qwen3-Omni has the same, Qwen3.5 the same vision tower. The checks cover everything that the graphs rely on.
+They are those of its language model and vision tower. Qwen3-Omni has the same, Qwen3.5 the same vision tower.
+The checks cover everything that the graphs rely on.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ class TextDefaults:
 def text_architecture(
     text: ConfigSection, prefix: str, num_deepstack_features: int, defaults: TextDefaults
 ) -> DecoderArchitecture:
-    """Read the section of the language model, whose tensors' names begin with `prefix`.
+    """Read the section of the language model.
 
-    ValueError for anything that the graph would compute differently.
+    prefix: what the names of its tensors begin with. ValueError for anything that the graph would compute
+    differently.
     """
     if text.has("sliding_window") and text.flag("use_sliding_window", True):
         raise text.fail("sliding_window", "only full attention (null) is supported")
@@ -88,7 +90,7 @@ def vision_architecture(
     names: MergerNames,
     video: VideoConfig | None = None,
 ) -> VisionArchitecture:
-    """Read the section of the vision tower, and the image processor that belongs to it.
+    """Read the section of the vision tower, and its image processor.
 
     prefix, names: of the tower's and the mergers' tensors. video: of a tower that takes videos.
     """
@@ -125,7 +127,10 @@ def _deepstack_indexes(vision: ConfigSection, names: MergerNames) -> tuple[int, 
 
 
 def axial_theta(vision: ConfigSection) -> float:
-    """Read theta of the tower's RoPE, a constant in the model code before transformers 5."""
+    """Read theta of the tower's RoPE.
+
+    It is a constant in the model code before transformers 5.
+    """
     if not vision.has("rope_parameters"):
         return 10000.0
     rope = vision.section("rope_parameters")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph of the vision tower of Qwen3-VL, Qwen3-Omni and Qwen3.5: from patches to embeddings.
+"""Graph of the vision tower of Qwen3-VL, Qwen3-Omni and Qwen3.5.
 
-The graph encodes one image, or one group of video frames, as patches attend to their own group only.
-Everything that depends only on the image's size (rotary angles, resampling of the learned position grid) is
-an input, so that one graph serves all sizes.
+It computes embeddings from patches. The graph encodes one image, or one group of video frames, as patches
+attend to their own group only. Everything that depends only on the image's size (rotary angles, resampling of
+the learned position grid) is an input, so that one graph serves all sizes.
 
 Sources of the models: transformers, modeling_qwen3_vl.py, Qwen3VLVisionModel; modeling_qwen3_omni_moe.py,
 Qwen3OmniMoeVisionEncoder; modeling_qwen3_5.py, Qwen3_5VisionModel.

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SmolVLA as LeRobot saves it: SmolVLM's vision tower and first layers, and an action expert."""
+"""SmolVLA as LeRobot saves it.
+
+It has SmolVLM's vision tower and first layers, and an action expert.
+"""
 
 from __future__ import annotations
 

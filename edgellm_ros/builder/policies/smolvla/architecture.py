@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes of SmolVLA: the vision tower and the text layers of SmolVLM, and the action expert."""
+"""Sizes of SmolVLA.
+
+They are those of SmolVLM's vision tower and text layers, and of the action expert.
+"""
 
 from __future__ import annotations
 

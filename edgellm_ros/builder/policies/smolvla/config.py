@@ -124,7 +124,10 @@ def read_policy(
     prompt: tuple[tuple[int, ...], tuple[int, ...]],
     dataset: Path | None,
 ) -> SmolVLAConfig:
-    """Read the configuration for the runtime; prompt: what the tokenizer puts before and behind a text."""
+    """Read the configuration for the runtime.
+
+    prompt: what the tokenizer puts before and behind a text.
+    """
     state_size = feature_size(config, "input_features", STATE, architecture.state_dim)
     action_size = feature_size(config, "output_features", ACTION, architecture.action_dim)
     features = {}
@@ -175,7 +178,10 @@ def _self_attention(config: ConfigSection, layers: int) -> tuple[bool, ...]:
 
 
 def _expert_intermediate_size(hidden_size: int) -> int:
-    """Compute the width of the expert's feed-forward block: 8/3 of its size, in steps of 256."""
+    """Compute the width of the expert's feed-forward block.
+
+    It is 8/3 of the expert's size, in steps of 256.
+    """
     return 256 * -(-int(4 * int(2 * hidden_size / 3)) // 256)
 
 

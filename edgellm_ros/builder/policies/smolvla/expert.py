@@ -34,7 +34,9 @@ Context = tuple[ir.Value, ir.Value]  # keys and values [1,Hkv,S,D]
 # time -- sin, cos ---------------+                          |
 #                                                         context
 def build_expert(architecture: SmolVLAArchitecture, weights: Weights, precision: str) -> ModelBuilder:
-    """Build `action/model.onnx`: n chunks of T actions of A values, all with one context.
+    """Build `action/model.onnx`.
+
+    It takes n chunks of T actions of A values, all with one context.
 
     Inputs:
     - trajectory [n,T,A] fp32
@@ -115,7 +117,10 @@ def _embed(
 
 
 def _mask(graph: ModelBuilder, rows: ir.Value, steps: int) -> ir.Value:
-    """Make the mask [1,1,T,T+S]: an action sees itself, those before it, and the prefix of S = `rows` [1]."""
+    """Make the mask [1,1,T,T+S] of S = `rows` [1].
+
+    An action sees itself, those before it, and the prefix of S rows.
+    """
     with graph.scope("mask"):
         own = graph.constant(np.tri(steps, dtype=bool), BOOL)
         size = graph.op("Concat", graph.constant([steps]), rows, axis=0)
@@ -135,7 +140,10 @@ def _self_attention(
     mask: ir.Value,
     samples: ir.Value,
 ) -> ir.Value:
-    """Add attention of all actions [n,T,hidden] to themselves, actions before them, and the prefix."""
+    """Add attention of all actions [n,T,hidden].
+
+    They attend to themselves, actions before them, and the prefix.
+    """
     llm = architecture.llm
     sizes = StepHeads(
         architecture.expert_hidden_size,

@@ -86,7 +86,10 @@ def build_prefix(architecture: SmolVLAArchitecture, weights: Weights, precision:
 
 
 def _mask(graph: ModelBuilder, rows: ir.Value) -> ir.Value:
-    """Make the mask [1,1,S,S] of S = `rows` [1]: the last row, the state, is seen by itself only."""
+    """Make the mask [1,1,S,S] of S = `rows` [1].
+
+    The last row, the state, is seen by itself only.
+    """
     with graph.scope("mask"):
         last = graph.op("Sub", rows, graph.constant([1]))
         zero, one = graph.constant(0), graph.constant(1)
@@ -109,9 +112,10 @@ def _attention(
     mask: ir.Value,
     only_keys: bool,
 ) -> tuple[ir.Value | None, ir.Value, ir.Value]:
-    """Add attention of the prefix [1,S,H]; return its result, keys and values [1,Hkv,S,D].
+    """Add attention of the prefix [1,S,H].
 
-    only_keys: only the keys and values are added, the result is None.
+    Returns the result, keys and values [1,Hkv,S,D]. only_keys: only the keys and values are added, the result
+    is None.
     """
     llm, hidden = architecture.llm, architecture.llm.hidden_size
     heads = {"q_proj": llm.num_attention_heads} if not only_keys else {}
@@ -139,7 +143,10 @@ def _attention(
 def _projected(
     graph: ModelBuilder, architecture: SmolVLAArchitecture, layer: int, *cache: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Add the expert's projections of a layer's keys and values [1,Hkv,S,D] -> the same shape."""
+    """Add the expert's projections of a layer's keys and values.
+
+    [1,Hkv,S,D] -> the same shape.
+    """
     width, llm = architecture.kv_width, architecture.llm
     results = []
     with graph.module(f"{EXPERT}.layers.{layer}.self_attn", nodes=f"expert.layers.{layer}"):

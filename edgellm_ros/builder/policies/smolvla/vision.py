@@ -82,7 +82,10 @@ def _positions(graph: ModelBuilder, tower: TowerArchitecture) -> ir.Value:
 
 
 def position_rows(tower: TowerArchitecture) -> np.ndarray:
-    """Compute the row of the learned grid for each patch of an image, as the reference does in fp32."""
+    """Compute the row of the learned grid for each patch of an image.
+
+    Computed in fp32, as in the reference.
+    """
     step, one = np.float32(1) / np.float32(tower.side), np.float32(1.0 - 1e-6)
     places = np.minimum(np.arange(tower.side, dtype=np.float32) * step, one)
     share = 1 / tower.position_side
