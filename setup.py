@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python code as a pip distribution: the runtime and the command `edgellm`; needs no ROS.
+"""The Python code as a pip distribution: the runtime and the command `edgellm`.
 
-The distribution is called `edgellm` and not `edgellm_ros`, because the ROS build writes metadata with the
-name `edgellm_ros` to the same folder, and pip would confuse the two.
+It needs no ROS. The distribution is called `edgellm` and not `edgellm_ros`, because the ROS build writes
+metadata with the name `edgellm_ros` to the same folder, and pip would confuse the two.
 """
 
 import re

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by the benchmarks: demo engine, requests, options, percentiles, and the last line."""
+"""Shared by benchmarks: demo engine, requests, options, percentiles, last line."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
 
 
 def engines(args: argparse.Namespace) -> list[str]:
-    """Return the engine directories of --engines, as they are; else that of --engine, exported if needed."""
+    """Return the engine directories of --engines, else that of --engine.
+
+    Those of --engines are returned as they are; that of --engine is exported if needed.
+    """
     return args.engines.split(",") if args.engines else [str(engine(args))]
 
 
@@ -74,7 +77,10 @@ def spread(seconds: list[float]) -> dict[str, float]:
 
 
 def numbers(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Return the type of an option whose value is a list, as in "1,8"; kind: the type of its items."""
+    """Return the type of an option whose value is a list, as in "1,8".
+
+    kind: the type of its items.
+    """
     return lambda text: [kind(part) for part in text.split(",")]
 
 

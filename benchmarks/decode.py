@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed of a model of any size, with or without a camera frame, beside transformers and memory bandwidth.
+"""Speed of a model of any size, beside transformers and memory bandwidth.
+
+Prompts are with or without a camera frame.
 
 Measures
 --------

@@ -56,7 +56,7 @@ def make_frame(width: int, height: int, seed: int) -> np.ndarray:
 def bytes_per_step(
     shape: ModelShape | PublishedModel, precision: str, batch: int, context: int, tokens: int
 ) -> dict[str, int]:
-    """Compute the average bytes that a decode step moves: {"weights", "kv_cache", "state"}.
+    """Compute the average bytes a decode step moves: {"weights", "kv_cache", "state"}.
 
     The first of tokens - 1 steps reads context + 1 rows of each sequence, the last context + tokens - 1. A
     recurrent state is read and written.
@@ -71,7 +71,7 @@ def bytes_per_step(
 
 
 def prompt_ids(checkpoint: Path, config: EngineConfig, request: LLMGenerationRequest) -> list[int]:
-    """Return the ids of a request's prompt, with one placeholder for each row of its images."""
+    """Return a request's prompt ids, with one placeholder for each row of its images."""
     tokenizer = Tokenizer(checkpoint / "tokenizer.json")
     builder = PromptBuilder(tokenizer, ChatTemplate(checkpoint / "chat_template.jinja"), config)
     rows = []
@@ -100,9 +100,9 @@ def decode(
 def measure(
     runtime: LLMInferenceRuntime, device: Device, requests: Sequence[LLMGenerationRequest], runs: int
 ) -> dict[str, Any]:
-    """Measure vision, prefill, decode steps, tokens per second, and the host's own time per step.
+    """Measure vision, prefill, decode steps, tokens per second and host time per step.
 
-    The runtime must be warm.
+    The host time is the host's own work. The runtime must be warm.
     """
     steps = requests[0].sampling.max_tokens - 1  # the first token is from the prefill
     vision_s, prefill_s, decode_s, wall_s = [], [], [], []
@@ -148,9 +148,10 @@ class StepTimes:
 def observe_steps(
     runtime: LLMInferenceRuntime, device: Device, requests: Sequence[LLMGenerationRequest]
 ) -> StepTimes:
-    """Decode once; record when the host waits for the tokens of each step, and when it queues a step.
+    """Decode once; record when the host waits for a step's tokens and queues a step.
 
-    In between the host converts tokens to text. Requests without `on_progress` report nothing.
+    Both are recorded for each step. In between the host converts tokens to text. Requests without
+    `on_progress` report nothing.
     """
     waits = _Spans()
     queues = _Spans()
@@ -193,14 +194,20 @@ class _TimedCopy:
 def profile_steps(
     runtime: LLMInferenceRuntime, requests: Sequence[LLMGenerationRequest], profile: KernelProfile
 ) -> list[Row]:
-    """Profile the kernels of some decode steps. ValueError if the answers are too short."""
+    """Profile the kernels of some decode steps.
+
+    ValueError if the answers are too short.
+    """
     return rows_of(profile_events(runtime, requests, profile), PROFILED_STEPS)
 
 
 def profile_events(
     runtime: LLMInferenceRuntime, requests: Sequence[LLMGenerationRequest], profile: KernelProfile
 ) -> list[Event]:
-    """Record the kernels of PROFILED_STEPS decode steps. ValueError if the answers are too short."""
+    """Record the kernels of PROFILED_STEPS decode steps.
+
+    ValueError if the answers are too short.
+    """
     last = FIRST_PROFILED + PROFILED_STEPS
     if requests[0].sampling.max_tokens <= last + 1:
         raise ValueError(

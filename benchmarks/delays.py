@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Motion under latency: success and smoothness of driving with an additional inference delay.
+"""Motion under latency: success and smoothness with an added inference delay.
 
 Measures
 --------
@@ -148,7 +148,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
 
 def play_cases(cases: list[Case], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Play the episodes of all cases; print a line for each finished case and return their results."""
+    """Play the episodes of all cases and return their results.
+
+    A line is printed for each finished case.
+    """
     engine = common.engine(args)
     size = -(-args.episodes // args.workers)
     outcomes: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
@@ -188,7 +191,7 @@ def play_cases(cases: list[Case], args: argparse.Namespace) -> list[dict[str, An
 
 
 def take_core(cores: Any) -> None:
-    """Let this process and its children run on a core of their own, if there are enough cores."""
+    """Give this process and its children a core of their own, if there are enough."""
     available = sorted(os.sched_getaffinity(0))
     number = cores.get()
     if number < len(available):
@@ -246,7 +249,10 @@ def result_of(case: Case, outcomes: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Return the results as a table in Markdown; jumps are means, with the 95th percentile in brackets."""
+    """Return the results as a table in Markdown.
+
+    Jumps are means, with the 95th percentile in brackets.
+    """
 
     def cell(value: dict[str, float | None]) -> str:
         return "" if value["mean"] is None else f"{value['mean']:.2f} ({value['p95']:.2f})"

@@ -27,9 +27,10 @@ NO_TOKEN = -1  # is never sampled
 
 
 class ObservedTreeKernels:
-    """Passes calls on to `kernels`; `observer` is told which stage of a round has been queued.
+    """Passes calls on to `kernels`; `observer` is told which stage has been queued.
 
-    "level": the candidates of a level; "tree": the draft; "verify": the run of the base model.
+    The stages of a round: "level": the candidates of a level; "tree": the draft; "verify": the run of the
+    base model.
     """
 
     def __init__(self, kernels: Any) -> None:
@@ -182,9 +183,9 @@ class ForcedTreeKernels(ObservedTreeKernels):
 
 
 def rounds(tokens: int, rate: float, most: int) -> list[int]:
-    """Return the numbers of tokens of verifications that yield `tokens`, `rate` each on average.
+    """Return the numbers of tokens of verifications that yield `tokens` in all.
 
-    The last may be cut. ValueError if a verification cannot yield so many.
+    Each yields `rate` on average. The last may be cut. ValueError if a verification cannot yield so many.
     """
     if not 1 <= rate <= most:
         raise ValueError(f"{rate} tokens per verification: expected 1 to {most}")
@@ -195,7 +196,10 @@ def rounds(tokens: int, rate: float, most: int) -> list[int]:
 
 
 def path_with_siblings(size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return parents and depths of a tree: the root, a path below it, and siblings of the path's nodes."""
+    """Return parents and depths of a tree that has one path.
+
+    The tree consists of the root, a path below it, and siblings of the path's nodes.
+    """
     parents = [-1, *range(length)]
     parents += [i % length for i in range(size - 1 - length)]
     depths = np.zeros(size, np.int64)

@@ -156,7 +156,7 @@ def _engine(args: argparse.Namespace, root: Path) -> Path:
 
 
 def word_tokenizer(size: int) -> Tokenizer:
-    """Make a tokenizer of bytes, and of words and parts of words of the Python library.
+    """Make a tokenizer of bytes, and of words and word parts of the Python library.
 
     The last token is the stop token, as in `random_checkpoint`.
     """

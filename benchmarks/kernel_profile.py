@@ -58,7 +58,10 @@ class KernelProfile:
 
 
 def rows_of(events: list[Event], steps: int) -> list[Row]:
-    """Return name, count and microseconds of kernels and copies per step; the longest come first."""
+    """Return name, count and microseconds of kernels and copies per step.
+
+    The longest come first.
+    """
     found: dict[str, list[float]] = defaultdict(list)
     for event in events:
         found[event.name].append(event.end - event.start)

@@ -99,7 +99,10 @@ class ModelShape:
 
 
 def _llama(*sizes: int, factor: float = 0, theta: float = 5e5, **others: Any) -> ModelShape:
-    """Make a shape of the family of Llama; factor: of Llama 3's scaled RoPE, 0 = plain RoPE."""
+    """Make a shape of the family of Llama.
+
+    factor: of Llama 3's scaled RoPE, 0 = plain RoPE.
+    """
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     if factor:
         rope |= {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

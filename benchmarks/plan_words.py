@@ -62,7 +62,10 @@ class TransformersAnswers:
         self._stops = list(stop_token_ids)
 
     def inputs(self, prompt: list[int], image: np.ndarray) -> dict[str, Any]:
-        """Return what `answer` takes; the prompt has one placeholder for each row of the image."""
+        """Return what `answer` takes.
+
+        The prompt has one placeholder for each row of the image.
+        """
         ids = self._torch.tensor([prompt])
         pixels = self._processor(images=[image], return_tensors="pt")
         return {"input_ids": ids, "attention_mask": self._torch.ones_like(ids), **pixels}

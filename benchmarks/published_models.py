@@ -77,7 +77,7 @@ class PublishedModel:
 
     @property
     def state_bytes(self) -> int:
-        """Return the bytes of one sequence's recurrent state, which is fp32 in every precision."""
+        """Return the bytes of a sequence's recurrent state, fp32 in every precision."""
         text = self.text
         if "ssm_state_size" in text:
             inner = text["mamba_num_heads"] * text["mamba_head_dim"]
@@ -103,7 +103,10 @@ class PublishedModel:
         return text["num_hidden_layers"] if kind == "full_attention" else 0
 
     def with_changes(self, changes: dict[str, int]) -> PublishedModel:
-        """Replace numbers of the language model, or of the vision tower by names such as "vision.depth"."""
+        """Replace numbers of the language model or of the vision tower.
+
+        Those of the vision tower have names such as "vision.depth".
+        """
         config = copy.deepcopy(self.config)
         for key, value in changes.items():
             vision, _, name = key.rpartition(".")
@@ -120,7 +123,10 @@ class PublishedModel:
 
 
 def make_model(model: PublishedModel, **options: Any) -> Any:
-    """Make the model class with new random weights; `options` as of transformers' `from_config`."""
+    """Make the model class with new random weights.
+
+    options: as of transformers' `from_config`.
+    """
     import transformers
 
     kind = transformers.AutoModelForImageTextToText if model.processor else transformers.AutoModelForCausalLM

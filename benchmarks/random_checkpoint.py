@@ -144,9 +144,9 @@ def make_tokenizer(vocab_size: int, special: Mapping[str, int] | None = None) ->
 
 
 def random_tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...], precision: str) -> np.ndarray:
-    """Make a random matrix that keeps the scale of its input, a scale of ones or a bias of zeros.
+    """Make a random matrix, a scale of ones or a bias of zeros.
 
-    The row of the stop token is 0.
+    A matrix keeps the scale of its input. The row of the stop token is 0.
     """
     dtype = DTYPES[precision].numpy()
     if len(shape) == 1:

@@ -44,7 +44,10 @@ def write_head(directory: Path, shape: ModelShape, precision: str, seed: int = 1
 
 
 def head_config(shape: ModelShape) -> dict[str, Any]:
-    """Make `config.json` of a head for a text model. ValueError for fewer than 3 layers."""
+    """Make `config.json` of a head for a text model.
+
+    ValueError for fewer than 3 layers.
+    """
     layers = shape.num_hidden_layers
     states = (2, layers // 2, layers - 3)
     if not states[0] < states[1] < states[2]:  # fewer than 7 layers

@@ -131,7 +131,10 @@ def _requests(args: argparse.Namespace, batch: int) -> list[list[LLMGenerationRe
 
 
 def scene_requests(scenes: int, tokens: int) -> list[LLMGenerationRequest]:
-    """Make requests for typed commands in scenes of the arena's test split; answers without trajectories."""
+    """Make requests for typed commands in scenes of the arena's test split.
+
+    The answers are without trajectories.
+    """
     rng = split_rng(SEED, "test")
     return [
         LLMGenerationRequest(
@@ -153,7 +156,10 @@ def _engine(
     batches: dict[int, list[list[LLMGenerationRequest]]],
     device: Device,
 ) -> Path:
-    """Export checkpoint and head, unless an engine directory of this benchmark has the same options."""
+    """Export checkpoint and head, unless an earlier export has the same options.
+
+    An earlier export is an engine directory of this benchmark.
+    """
     config = plan_export(checkpoint, ExportOptions(args.precision, with_draft=False)).config
     requests = itertools.chain.from_iterable(batches[min(batches)])
     prompt = max(len(prompt_ids(checkpoint, config, request)) for request in requests)
@@ -204,7 +210,10 @@ class _Comparison:
 
     @contextmanager
     def _excusing(self, name: str) -> Iterator[None]:
-        """Note that a setting fails in the block; the others are measured without it, but not without OFF."""
+        """Note that a setting fails in the block.
+
+        The others are measured without it, but not without OFF.
+        """
         try:
             yield
         except (EngineError, RuntimeError, ValueError) as error:
@@ -215,7 +224,10 @@ class _Comparison:
             self._drafting = [contender for contender in self._drafting if contender.name != name]
 
     def results(self, batches: dict[int, list[list[LLMGenerationRequest]]]) -> dict[str, Any]:
-        """Measure each batch size; the stages come first, because recorded steps have none."""
+        """Measure each batch size.
+
+        The stages come first, because recorded steps have none.
+        """
         answers = {batch: self._vanilla.run(groups) for batch, groups in batches.items()}
         self._clock.done("vanilla")
         before = {}

@@ -41,7 +41,10 @@ Batches = Sequence[Sequence[LLMGenerationRequest]]
 
 
 def parse_setting(text: str) -> SpecDecodeDraftingConfig:
-    """Parse "chain3", "tree8/4/16" (top k, steps, rows of a verification) or "lookup7". ValueError."""
+    """Parse "chain3", "tree8/4/16" or "lookup7".
+
+    The numbers of a tree: top k, steps, rows of a verification. ValueError.
+    """
     found = re.fullmatch(r"(chain|lookup)(\d+)|tree(\d+)/(\d+)/(\d+)", text)
     if found is None:
         raise ValueError(f"expected chainN, treeK/N/M or lookupN with numbers, got {text!r}")
@@ -146,7 +149,7 @@ class Contender:
         return steps.total_runs, rounds.vanilla_runs, rounds.verified_trees, rounds.generated_tokens
 
     def stages(self, batches: Batches) -> dict[str, Any]:
-        """Measure the stages of rounds in ms: medians, with the device idle between stages.
+        """Measure stages of rounds in ms: medians, with the device idle between stages.
 
         The runtime must have no recorded steps. "draft": the head's run and the candidates of each level.
         """
@@ -179,9 +182,10 @@ class Contender:
 
 
 def stages_of(events: Sequence[Event]) -> dict[str, Any]:
-    """Compute the stages of profiled rounds in ms: medians of the times between the stages' last kernels.
+    """Compute the stages of profiled rounds in ms.
 
-    A round ends with the copy of its tokens to the host. The first round is left out.
+    They are medians of the times between the stages' last kernels. A round ends with the copy of its tokens
+    to the host. The first round is left out.
     """
     times, start, level = defaultdict(list), None, 0
     for event in events:
@@ -200,7 +204,10 @@ def stages_of(events: Sequence[Event]) -> dict[str, Any]:
 
 
 def _medians(times: Mapping[tuple[str, int], list[float]]) -> dict[str, Any]:
-    """Compute the medians of the stages; times by stage and level, which is 0 for the other stages."""
+    """Compute the medians of the stages.
+
+    times: by stage and level, which is 0 for the stages without levels.
+    """
     medians = {key: median(values) for key, values in times.items()}
     levels = [medians[key] for key in sorted(medians) if key[0] == "level"]
     others = {stage: medians.get((stage, 0)) for stage in ("tree", "verify", "accept")}

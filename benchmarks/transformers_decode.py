@@ -35,7 +35,10 @@ class _Stages:
 
 
 class TransformersDecoder:
-    """The model class of a shape with the weights of a checkpoint that uses its tensor names."""
+    """The model class of a shape, with the weights of a checkpoint.
+
+    The checkpoint uses the tensor names of the model class.
+    """
 
     def __init__(
         self, checkpoint: Path, shape: ModelShape | PublishedModel, precision: str, device: str
@@ -62,11 +65,11 @@ class TransformersDecoder:
     def eager(
         self, prompts: Sequence[Sequence[int]], images: Sequence[np.ndarray], tokens: int, runs: int
     ) -> dict[str, Any]:
-        """Encode the images (one for each prompt, or none) and decode greedily with a growing cache.
+        """Encode the images and decode greedily with a growing cache.
 
-        A prompt has one token for each row of its image. Returns `token_ids` of each prompt, and as medians
-        of some runs `pixels_ms` (image processor), `vision_ms` (vision tower), `prefill_ms`, and `decode_ms`
-        per token.
+        There is one image for each prompt, or none. A prompt has one token for each row of its image. Returns
+        `token_ids` of each prompt, and as medians of some runs `pixels_ms` (image processor), `vision_ms`
+        (vision tower), `prefill_ms`, and `decode_ms` per token.
         """
         def growing(capacity: int) -> Cache:
             return DynamicCache(config=self._decoder.config)
@@ -121,7 +124,7 @@ class TransformersDecoder:
         deepstack: dict[str, Any],
         cache: Cache,
     ) -> torch.Tensor:
-        """Put the prompts [B,S] with their images' rows into the cache; return the next tokens [B,1]."""
+        """Put prompts [B,S] with image rows into the cache; return the next tokens [B,1]."""
         embeds = self._model.get_input_embeddings()(ids)
         places = ids == self._image_token
         if rows is not None:

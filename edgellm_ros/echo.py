@@ -29,7 +29,10 @@ def printable(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""Return `text` of any length with control characters (line breaks too) as `\n`, `\x1b` and so on."""
+    r"""Return `text` of any length with control characters as `\n`, `\x1b` and so on.
+
+    Line breaks are control characters too.
+    """
     if text.isprintable():
         return text
     return "".join(

@@ -100,7 +100,7 @@ LIBRARIES = {
 
 
 def build_libraries(folder: Path) -> Path:
-    """Build the libraries that the bindings of `tensorrt` need and return their folder."""
+    """Build the libraries that `tensorrt`'s bindings need and return their folder."""
     extension = Path(find_spec("tensorrt_bindings").submodule_search_locations[0]) / "tensorrt.so"
     needed = _output("readelf", "--dynamic", "--wide", extension)
     undefined = _output("nm", "--dynamic", "--undefined-only", extension)

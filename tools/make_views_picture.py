@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw docs/images/views.jpg from an episode of the demo: `make_views_picture.py ENGINE PICTURE`.
+"""Draw docs/images/views.jpg from an episode of the demo.
+
+Usage: `make_views_picture.py ENGINE PICTURE`.
 
 The arena, the node and the follower run as in `edgellm demo --follower`, and this process subscribes to the
 topics of the Foxglove layout. The picture shows the content of these messages, arranged like the layout. It
@@ -45,7 +47,7 @@ FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 @dataclass
 class Received:
-    """Messages in the order of their arrival; markers and overlays by the stamp of their frame."""
+    """Messages in order of arrival; markers and overlays by the stamp of their frame."""
 
     generations: list[Generation] = field(default_factory=list)
     paths: list[PathMessage] = field(default_factory=list)
@@ -106,7 +108,10 @@ def spread(array: MarkerArray) -> float:
 
 
 def project(points: np.ndarray) -> np.ndarray:
-    """Project points [N, 3] of the base frame into the 3D view [N, 2]; points behind the eye become NaN."""
+    """Project points [N, 3] of the base frame into the 3D view [N, 2].
+
+    Points behind the eye become NaN.
+    """
     ahead = (TARGET - EYE) / np.linalg.norm(TARGET - EYE)
     right = np.cross(ahead, [0.0, 0.0, 1.0])
     right /= np.linalg.norm(right)

@@ -51,7 +51,10 @@ TEMPERATURES = (0.0, 0.7)
 
 @dataclass(frozen=True)
 class Lesson:
-    """A batch as the head learns it: what it takes from the base model, and the base model's logits."""
+    """A batch as the head learns it.
+
+    It has what the head takes from the base model, and the base model's logits.
+    """
 
     rows: DraftRows
     first: Tensor  # [B], the row of the prompt's last token
@@ -74,9 +77,10 @@ def lesson_of(policy: Policy, head: DraftHead, layers: tuple[int, ...], batch: B
 
 
 def answer_tokens(samples: list[Samples], count: int, vocabulary: int) -> Tensor:
-    """Return the ids [Vd] that occur in the answers of `count` sampled situations of each style.
+    """Return the ids [Vd] that occur in answers, ascending.
 
-    Ascending. Other ids fill up the last VOCABULARY_STEP.
+    The answers are those of `count` sampled situations of each style. Other ids fill up the last
+    VOCABULARY_STEP.
     """
     total = torch.zeros(vocabulary, dtype=torch.int64)
     for source in samples:
@@ -90,7 +94,10 @@ def answer_tokens(samples: list[Samples], count: int, vocabulary: int) -> Tensor
 
 
 def train_head(args: argparse.Namespace, frozen: Frozen, head: DraftHead) -> None:
-    """Optimise the head for the given time; each step learns from one of the adapters or the base."""
+    """Optimise the head for the given time.
+
+    Each step learns from one of the adapters or the base.
+    """
     device = frozen.device
 
     def loss_of(batch: Batch) -> Tensor:
@@ -109,7 +116,10 @@ def evaluate_head(
     count: int,
     settings: tuple[Drafting, ...] = SETTINGS,
 ) -> None:
-    """Print tokens per verification on `count` situations of the test split for each adapter."""
+    """Print tokens per verification for each adapter.
+
+    Measured on `count` situations of the test split.
+    """
     policy, tokenizer, device = frozen.policy, frozen.tokenizer, frozen.device
     stops = [tokenizer.token_to_id(name) for name in ("<|im_end|>", "<|traj_future_start|>")]
     writer = SequenceWriter(tokenizer)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulate speculative decoding in PyTorch: tokens per verification of a draft head.
+"""Simulate speculative decoding in PyTorch.
 
-The drafted tokens are compared with the base model's own answer, greedy or sampled. That is the verification
-of deterministic trees: the base samples a token at each node of the accepted path, and these tokens are its
-answer without a draft.
+The score is the number of tokens per verification of a draft head. The drafted tokens are compared with the
+base model's own answer, greedy or sampled. That is the verification of deterministic trees: the base samples
+a token at each node of the accepted path, and these tokens are its answer without a draft.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True)
 class Drafting:
-    """The shape of a round: children per node, levels, and rows of a verification (with its root)."""
+    """A round's shape: children per node, levels, and rows of a verification.
+
+    The rows include the root of the tree.
+    """
 
     top_k: int
     steps: int
@@ -51,7 +54,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Answered:
-    """Prompts with the base model's answers, and what a draft head takes from the base there."""
+    """Prompts with a base model's answers, and what a draft head takes from it there."""
 
     ids: Tensor  # [B, L]
     prompt: Tensor  # [B], tokens of the prompt
@@ -60,7 +63,10 @@ class Answered:
 
 
 def draft_rows(policy: Policy, sequences: Sequences, layers: tuple[int, ...]) -> tuple[DraftRows, Tensor]:
-    """Run the base model; return the rows of a head on the inputs of `layers`, and final states [B, L, H]."""
+    """Run the base model; return a head's rows and the final states [B, L, H].
+
+    The rows are those on the inputs of `layers`.
+    """
     thinker = policy.thinker
     embeddings = thinker.embed(sequences)
     hidden, _, states = thinker.run(sequences, embeddings, layers)
@@ -88,12 +94,18 @@ def answer(
 
 
 def best(scores: Tensor, count: int) -> Tensor:
-    """Return the indices [..., count] of the best scores, best first; the lower index where equal."""
+    """Return the indices [..., count] of the best scores, best first.
+
+    Of equal scores, the one with the lower index is first.
+    """
     return scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
 
 class Drafter:
-    """Drafts a tree after any row of answered prompts, as a runtime does with KV cache and tree mask."""
+    """Drafts a tree after any row of answered prompts.
+
+    The drafts are those of a runtime with KV cache and tree mask.
+    """
 
     def __init__(self, head: DraftHead, table: Tensor, answered: Answered):
         self.head, self.table, self.rows = head, table, answered.rows
@@ -120,7 +132,10 @@ class Drafter:
         return states, self.head.logits(states).float().log_softmax(-1), new
 
     def draft(self, row: Tensor, roots: Tensor, drafting: Drafting) -> Candidates:
-        """Draft after the base-driven rows up to `row` [B]; `roots` [B] are the tokens row + 1."""
+        """Draft after the base-driven rows up to `row` [B].
+
+        roots [B]: the tokens row + 1.
+        """
         k, batch = drafting.top_k, len(row)
         device, length = row.device, self.rows.cos.shape[1]
         before = torch.arange(length, device=device) < row[:, None]
@@ -160,7 +175,10 @@ class Drafter:
 
 
 def accepted(tree: Candidates, drafting: Drafting, following: Tensor) -> Tensor:
-    """Count the drafted tokens [B] that begin `following` [B, N], the base model's tokens."""
+    """Count the drafted tokens [B] that begin `following` [B, N].
+
+    following: the base model's tokens.
+    """
     inside = torch.zeros_like(tree.tokens, dtype=torch.bool)
     inside.scatter_(1, best(tree.scores, drafting.rows), True)
     node = tree.tokens.new_zeros(len(tree.tokens), 1)
@@ -176,7 +194,7 @@ def accepted(tree: Candidates, drafting: Drafting, following: Tensor) -> Tensor:
 
 @torch.no_grad()
 def rounds_of(head: DraftHead, table: Tensor, answered: Answered, drafting: Drafting) -> tuple[int, int]:
-    """Decode all answers in rounds; return the tokens of these rounds and the number of rounds.
+    """Decode all answers in rounds; return the tokens and the number of these rounds.
 
     The first token of an answer comes from the prompt and belongs to no round.
     """
@@ -206,7 +224,10 @@ def tokens_per_verification(
     temperature: float,
     settings: Iterable[Drafting],
 ) -> dict[Drafting, float]:
-    """Score drafting settings on prompts: tokens per verification, the base model's own token included."""
+    """Score drafting settings on prompts: tokens per verification.
+
+    The base model's own token is included.
+    """
     table = policy.thinker.thinker.model.language_model.embed_tokens.weight
     sums = {drafting: np.zeros(2) for drafting in settings}
     for batch in batch_source:

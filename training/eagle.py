@@ -68,7 +68,7 @@ class RmsNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention over the concatenation of embedding and state [B, R, 2H]."""
+    """Grouped-query attention over embedding and state, concatenated [B, R, 2H]."""
 
     def __init__(self, dims: DraftDims):
         super().__init__()
@@ -172,11 +172,11 @@ class DraftHead(nn.Module):
         return self.lm_head(self.norm(states))
 
     def unroll(self, rows: DraftRows, first: Tensor, window: int, steps: int) -> list[Tensor]:
-        """Draft `steps` tokens after each of `window` rows from row first [B], with the true tokens.
+        """Draft `steps` tokens after each of `window` rows, with the true tokens.
 
-        Step k of start s is row s + k. Like the row that inference computes there, it takes the state of
-        step k - 1, and sees the base-driven rows up to s and the rows of its own steps. Returns the logits
-        [B, window, Vd] of every step.
+        The rows begin with row first [B]. Step k of start s is row s + k. Like the row that inference
+        computes there, it takes the state of step k - 1, and sees the base-driven rows up to s and the rows
+        of its own steps. Returns the logits [B, window, Vd] of every step.
         """
         attention = self.midlayer.self_attn
         fused = self.fc(rows.states)
@@ -201,7 +201,9 @@ class DraftHead(nn.Module):
 
 
 def draft_loss(steps: list[Tensor], wanted: Tensor, valid: Tensor) -> Tensor:
-    """Compute the mean over steps of the KL divergence from the base model, later steps with less weight.
+    """Compute the mean over steps of the KL divergence from the base model.
+
+    Later steps have less weight.
 
     steps: logits of `DraftHead.unroll` [B, W, Vd]. wanted: the base's logits of the draft vocabulary
     [B, W + K - 1, Vd], of which step k of start s predicts s + k; valid [B, W + K - 1]: whether to learn it.
@@ -219,7 +221,7 @@ def draft_loss(steps: list[Tensor], wanted: Tensor, valid: Tensor) -> Tensor:
 
 
 def head_config(dims: DraftDims, base: dict, state_layers: tuple[int, ...]) -> dict:
-    """Return config.json of a head for a base model whose text configuration is `base`.
+    """Return config.json of a head for a base model with text configuration `base`.
 
     state_layers: decoder layers whose inputs the head takes; the file counts them as outputs of the layer
     before.

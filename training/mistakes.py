@@ -41,7 +41,7 @@ class Continuation:
 
 
 def mistaken_scene(rng: Generator, scene: Scene, target: int) -> Scene:
-    """Return the scene as a mistaken driver believes it to be; solids keep their indices."""
+    """Return the scene as a mistaken driver believes it is; solids keep their indices."""
     solids = []
     for index, solid in enumerate(scene.solids):
         missed = index != target and rng.random() < MISSED

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train one part of a finished checkpoint, over the frozen base model and its adapters.
+"""Train a part of a finished checkpoint over its frozen base model and adapters.
 
 A step takes a batch of the base model or of one of its adapters, in turn, so one part serves all of them.
 """
@@ -116,7 +116,10 @@ class Adapters:
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers that make situations for the base model and each adapter, and recordings for all."""
+    """The workers that make situations and recordings.
+
+    Situations are made for the base model and each adapter, recordings for all of them.
+    """
 
     situations: dict[str, SampleStream]
     clips: SampleStream
@@ -124,7 +127,10 @@ class Workers:
 
     @classmethod
     def start(cls, args: argparse.Namespace, tokenizer: Tokenizer, with_continuations: bool) -> Workers:
-        """Start about --workers workers, before any threads exist; a share --speakers makes recordings."""
+        """Start about --workers workers, before any threads exist.
+
+        A share --speakers makes recordings.
+        """
         styles: dict[str, Style | None] = {BASE: None, **STYLES}
         fields = CONTINUED_FIELDS if with_continuations else FIELDS
         speaking = max(1, round(args.workers * args.speakers))
@@ -169,7 +175,10 @@ class Frozen:
 
     @classmethod
     def open(cls, args: argparse.Namespace, with_continuations: bool = False) -> Frozen:
-        """Start the workers unless --score, load the checkpoint, and wait for --first situations of each."""
+        """Start the workers, load the checkpoint and wait for the first situations.
+
+        These are --first of the base model and of each adapter. With --score there are no workers.
+        """
         begin = time.monotonic()
         tokenizer = Tokenizer.from_file(str(args.checkpoint / "tokenizer.json"))
         workers = None if args.score else Workers.start(args, tokenizer, with_continuations)

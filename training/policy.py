@@ -73,10 +73,11 @@ class Policy(nn.Module):
     def flow_loss(
         self, batch: Batch, cache: list, delays: Tensor | None = None, size: int = FLOW_SAMPLES
     ) -> Tensor:
-        """Compute the mean squared velocity error of the rows with actions, with `size` times for each.
+        """Compute the mean squared velocity error of the rows with actions.
 
-        delays [size * B]: the first actions of a trajectory that are given: they have no noise, the time 1
-        and no error. A row's samples lie behind each other. None = no action is given.
+        size: the number of times for each row. delays [size * B]: the first actions of a trajectory that are
+        given: they have no noise, the time 1 and no error. A row's samples lie behind each other. None = no
+        action is given.
         """
         actions = ((batch["actions"] - self.mean) / self.std).repeat_interleave(size, 0)
         noise = torch.randn_like(actions)

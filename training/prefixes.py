@@ -49,16 +49,16 @@ SCORED_TIMES = 8  # of each situation
 
 
 def sample_delays(count: int, most: int, device: torch.device) -> Tensor:
-    """Sample the numbers of given actions: 0 for half of them, else uniformly from 1 to `most`."""
+    """Sample numbers of given actions: 0 for half, others uniform from 1 to `most`."""
     delays = torch.randint(1, most + 1, (count,), device=device)
     return delays * (torch.rand(count, device=device) < 0.5)
 
 
 def with_prefixes(batch: Batch, most: int, mistaken: float) -> tuple[Batch, Tensor]:
-    """Choose the actions of a batch with B rows and how many of them are given [B], up to `most`.
+    """Choose a batch's actions, and how many of them are given [B], up to `most`.
 
-    A share `mistaken` of the rows with given actions take the continuation of a mistaken driver, where there
-    is one, and the others the expert's own actions.
+    The batch has B rows. A share `mistaken` of the rows with given actions take the continuation of a
+    mistaken driver, where there is one, and the others the expert's own actions.
     """
     delays = sample_delays(len(batch["given"]), most, batch["given"].device)
     given = batch["given"].long()
@@ -93,9 +93,9 @@ def train_expert(args: argparse.Namespace, frozen: Frozen) -> FlowExpert:
 
 @torch.no_grad()
 def flow_errors(policy: Policy, source: Iterable[Batch], delays: tuple[int, ...]) -> dict[str, float]:
-    """Compute the flow loss by the number of given actions, with the same noise in every call.
+    """Compute the flow loss by the number of given actions.
 
-    "mistaken" is that after the actions of a mistaken driver.
+    The noise is the same in every call. "mistaken" is that after the actions of a mistaken driver.
     """
     totals: dict[str, float] = {}
     count = 0
@@ -125,7 +125,10 @@ def unseen_chunk(cases, writer: SequenceWriter, style) -> Chunk:
 def evaluate_experts(
     frozen: Frozen, count: int, delays: tuple[int, ...], experts: dict[str, FlowExpert]
 ) -> None:
-    """Print scores of experts on `count` situations of the test split for the base model and each adapter."""
+    """Print scores of experts for the base model and each adapter.
+
+    They are scored on `count` situations of the test split.
+    """
     policy, tokenizer, device = frozen.policy, frozen.tokenizer, frozen.device
     writer = SequenceWriter(tokenizer)
     for name in (BASE, *STYLES):

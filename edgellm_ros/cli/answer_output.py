@@ -63,7 +63,7 @@ def to_json(response: LLMGenerationResponse, with_logprobs: bool) -> dict[str, A
 
 
 def action_table(response: LLMGenerationResponse, space: AffineSpaceConfig) -> str:
-    """Write a policy's actions as lines of text: one per action, below the names of its values."""
+    """Write a policy's actions as text: a line for each, below the names of values."""
     units = (f" [{unit}]" if unit else "" for unit in space.units)
     names = [f"{name}{unit}" for name, unit in zip(space.names, units, strict=True)]
     lines = ["\t".join(["sample", "time [s]", *names])]

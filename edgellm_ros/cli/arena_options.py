@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the commands that play episodes of the arena, and the demo's checkpoint."""
+"""Options of commands that play episodes of the arena, and the demo's checkpoint."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
 
 
 def runtime_options(args: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
-    """Return the arguments of LLMInferenceRuntime that the options of `add_runtime` ask for.
+    """Return the arguments of LLMInferenceRuntime for the options of `add_runtime`.
 
     ValueError for an option that has no meaning with this engine.
     """
@@ -138,7 +138,7 @@ def add_decode(parser: argparse.ArgumentParser, auto: bool = True) -> None:
 
 
 def _drafting(args: argparse.Namespace, config: EngineConfig) -> SpecDecodeDraftingConfig | None:
-    """Return the configuration that the options of `_add_drafting` ask for, with this engine.
+    """Return the configuration for the options of `_add_drafting` and this engine.
 
     ValueError for an option that has no meaning.
     """

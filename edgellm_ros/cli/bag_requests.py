@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of a bag: each new command with the frame before it, and with all frames up to the next.
+"""Requests of a bag: each new command with camera frames.
 
-The topics are those of `edgellm replay`. A command is a text on ~/command, or an utterance in the sound on
-~/audio. Nothing here needs ROS.
+The frames are the one before the command and all up to the next command. The topics are those of
+`edgellm replay`. A command is a text on ~/command, or an utterance in the sound on ~/audio. Nothing here
+needs ROS.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class _BagReader:
             self._take("", utterance.sound, stamp)
 
     def _take(self, text: str, sound: Sound | None, stamp: int) -> None:
-        """Take a command; an empty one ends the one before, a repeated one changes nothing."""
+        """Take a command: an empty one ends the last one, a repeated one changes nothing."""
         if (text, sound) == self._command:
             return
         self._command = text, sound

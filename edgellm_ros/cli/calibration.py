@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm export --calibrate`: finds scales for rounding, from prompts that the model runs on.
+"""`edgellm export --calibrate`: finds scales for rounding, from runs on prompts.
 
     requests -- engine in fp32 -- prompts and answers -- its graph with the inputs of linear layers as outputs
              -- find_scales -- export

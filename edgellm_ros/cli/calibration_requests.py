@@ -27,10 +27,10 @@ GREEDY = SamplingParams(max_tokens=ANSWER_TOKENS)
 
 
 def read_requests(path: str | Path, config: EngineConfig) -> dict[str, LLMGenerationRequest]:
-    """Read at most MAX_REQUESTS requests, spread over a file or bag, by their places in it.
+    """Read at most MAX_REQUESTS requests of a file or bag, by their places in it.
 
-    Each has an answer of at most ANSWER_TOKENS, greedily. config: of the engine that answers. ValueError or
-    OSError, which names the file and the line, or the bag.
+    They are spread over the file or bag. Each has an answer of at most ANSWER_TOKENS, greedily. config: of
+    the engine that answers. ValueError or OSError, which names the file and the line, or the bag.
     """
     if Path(path).is_dir() or Path(path).suffix in BAGS:
         from edgellm_ros.cli.bag_requests import read_bag

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm evaluate`: many episodes or bags, spread over processes or a Ray cluster."""
+"""`edgellm evaluate`: many episodes or bags.
+
+They are spread over processes or a Ray cluster.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm evaluate arena`: episodes in process, with the share of successes by distance and obstacles."""
+"""`edgellm evaluate arena`: episodes in process.
+
+The report has the share of successes by distance and obstacles.
+"""
 
 from __future__ import annotations
 

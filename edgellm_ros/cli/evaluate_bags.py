@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm evaluate bags`: replay every bag of a folder and compare the outputs with expected ones."""
+"""`edgellm evaluate bags`: replay every bag of a folder.
+
+The outputs are compared with expected ones.
+"""
 
 from __future__ import annotations
 

@@ -64,9 +64,9 @@ def read_history(path: str | Path) -> np.ndarray:
 
 
 def read_state(given: str) -> np.ndarray:
-    """Read a robot's state from numbers separated by commas, or from a .json or .npy file with a list.
+    """Read a robot's state from numbers separated by commas, or from a file.
 
-    Returns float32 [D]. ValueError or OSError.
+    The file is a .json or .npy file with a list. Returns float32 [D]. ValueError or OSError.
     """
     import numpy as np
 

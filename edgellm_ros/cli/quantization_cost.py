@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what quantisation cost: logits of an engine beside those of the checkpoint's own weights."""
+"""Measures what quantisation cost.
+
+The logits of an engine are compared with those of the checkpoint's own weights.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ PROMPTS = {text: LLMGenerationRequest(text, sampling=GREEDY) for text in TEXTS}
 
 @dataclass(frozen=True)
 class QuantizationCost:
-    """Logits of an engine beside those of the same engine before its weights were rounded.
+    """Logits of an engine beside those that it had before its weights were rounded.
 
     The tokens are those of prompts and of the answers that the engine gave before.
     """
@@ -71,7 +74,10 @@ def measure_costs(
 def compare_engines(
     reference: Path, engines: Sequence[Path], requests: Mapping[str, LLMGenerationRequest]
 ) -> list[QuantizationCost]:
-    """Compare engines with a reference engine, all of one checkpoint and precision, on the CPU."""
+    """Compare engines with a reference engine on the CPU.
+
+    All are of one checkpoint and precision.
+    """
     runs = record_runs(reference, requests)
     references = _run(reference, runs)
     costs = []
@@ -82,7 +88,10 @@ def compare_engines(
 
 
 def logits(engine: Path, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """Compute the logits [S,V] after each token of each sequence, with the graph that a CPU runs."""
+    """Compute the logits [S,V] after each token of each sequence.
+
+    The graph is the one that a CPU runs.
+    """
     return _run(engine, [TokenRun(text_inputs(engine, tokens), ()) for tokens in sequences])
 
 

@@ -51,7 +51,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def add_node_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options about the node, its inputs and the comparison, which `edgellm evaluate bags` shares."""
+    """Add the options about the node, its inputs and the comparison.
+
+    `edgellm evaluate bags` shares them.
+    """
     parser.add_argument(
         "--tolerance",
         type=arguments.number(0.0),
@@ -146,7 +149,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def find_engine(engine: Path | None, status: Callable[[str], None]) -> Path:
-    """Return the engine directory of --engine, or the default one, exported if missing or outdated."""
+    """Return the engine directory of --engine, or the default one.
+
+    The default one is exported if it is missing or outdated.
+    """
     from edgellm_ros.builder.export_cache import export_if_needed
 
     if engine is not None:

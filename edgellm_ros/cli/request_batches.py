@@ -31,7 +31,10 @@ SOME_FAILED = 1
 
 
 def answer_file(args: argparse.Namespace) -> int:
-    """Answer the requests of args.requests; write the answers to args.out. Returns the exit code."""
+    """Answer the requests of args.requests and write the answers to args.out.
+
+    Returns the exit code.
+    """
     from edgellm_ros.engine_directory.config import EngineConfig
     from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
@@ -60,7 +63,7 @@ def answer_file(args: argparse.Namespace) -> int:
 def _batches(
     requests: list[Any], args: argparse.Namespace, config: EngineConfig, answers: dict[int, dict[str, Any]]
 ) -> Iterator[Batch]:
-    """Make batches of the valid requests, in order; the errors of the others go to `answers`."""
+    """Make batches of valid requests, in order; errors of others go to `answers`."""
     batch: Batch = {}
     for index, data in enumerate(requests):
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversations and lists of requests in JSON files, in the format of OpenAI's chat API.
+"""Conversations and lists of requests in JSON files, as in OpenAI's chat API.
 
   conversation   [{"role": "user", "content": [{"type": "image", "image": "frame.png"},
                                                {"type": "text", "text": "go there"}]}]
@@ -73,7 +73,10 @@ def read_conversation(path: str | Path, readers: FileReaders) -> dict[str, Any]:
 
 
 def read_request_list(path: str | Path) -> list[Any]:
-    """Read a list of requests as JSON values, for `request_fields`. ValueError or OSError."""
+    """Read a list of requests as JSON values, for `request_fields`.
+
+    ValueError or OSError.
+    """
     data = _read_json(path)
     if not isinstance(data, list) or not data:
         raise ValueError(f"{path}: expected a list with at least one request, got {_described(data)}")
@@ -81,9 +84,10 @@ def read_request_list(path: str | Path) -> list[Any]:
 
 
 def request_fields(data: Any, where: str, path: str | Path, readers: FileReaders) -> dict[str, Any]:
-    """Return one request's fields of LLMGenerationRequest; those of its sampling are under "sampling".
+    """Return one request's fields of LLMGenerationRequest.
 
-    where: its place in the file, for errors. ValueError or OSError.
+    Those of its sampling are under "sampling". where: its place in the file, for errors. ValueError or
+    OSError.
     """
     if isinstance(data, list):
         data = {"messages": data}
@@ -141,7 +145,7 @@ def _message(data: Any, where: str, folder: Path, readers: FileReaders) -> Messa
 
 
 def _with_argument_objects(calls: Any, where: str) -> list[Any]:
-    """Return the calls of functions with arguments as objects, which chat templates expect.
+    """Return calls of functions with arguments as objects, as chat templates expect.
 
     OpenAI's API writes the arguments as a string of JSON.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that are parts of requests: sampling, adapter, action head, files that requests name."""
+"""Options of requests: sampling, adapter, action head, files that requests name."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def file_readers(engine_dir: str, config: EngineConfig) -> FileReaders:
 def sampling_params(
     args: argparse.Namespace, config: EngineConfig, given: Mapping[str, Any] | None = None
 ) -> SamplingParams:
-    """Return the sampling parameters: `given`, then the options, then the checkpoint's."""
+    """Return the sampling parameters: `given`, then options, then the checkpoint's."""
     from edgellm_ros.runtime.request import SamplingParams
 
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens")
@@ -130,7 +130,7 @@ def _grammar(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def common_fields(args: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
-    """Return the fields of LLMGenerationRequest that the options set for every request."""
+    """Return the fields of LLMGenerationRequest that options set for every request."""
     action_samples = args.action_samples
     if action_samples is None:
         action_samples = 0 if config.action is None else 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a language model's graph over prompts and answers that an engine has given before.
+"""Runs a language model's graph over prompts and an engine's earlier answers.
 
 A run has inputs for each token (embeddings with encoder rows, RoPE rows, deepstack rows), and an empty cache.
 """
@@ -36,12 +36,15 @@ class TokenRun:
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens of prompt and answer, without the last one, which nothing follows."""
+        """Return the number of tokens of prompt and answer, without the last one.
+
+        Nothing follows the last one.
+        """
         return self.inputs["inputs_embeds"].shape[1]
 
 
 def record_runs(engine: Path, requests: Mapping[str, LLMGenerationRequest]) -> list[TokenRun]:
-    """Answer requests on the CPU, one by one, and keep the inputs of the language model.
+    """Answer requests on the CPU one by one and keep the language model's inputs.
 
     requests: by their names in errors. ValueError, before the first answer, for a request that the engine
     refuses.
@@ -88,7 +91,7 @@ def text_inputs(engine: Path, token_ids: Sequence[int]) -> TokenInputs:
 
 
 def run_graph(session: Any, engine: Path, inputs: TokenInputs, outputs: Sequence[str]) -> list[np.ndarray]:
-    """Run the language model's graph of an engine over a sequence; return these outputs."""
+    """Run an engine's language model graph over a sequence; return these outputs."""
     config = EngineConfig.load(engine)
     count, capacity = inputs["inputs_embeds"].shape[1], config.builder.max_kv_cache_capacity
     given: dict[str, Any] = {

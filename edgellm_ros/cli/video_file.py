@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Video files: frames sampled as a checkpoint's video processor samples them. Every error names the file."""
+"""Video files: frames sampled as a checkpoint's video processor samples them.
+
+Every error names the file.
+"""
 
 from __future__ import annotations
 

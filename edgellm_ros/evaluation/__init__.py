@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluations of `edgellm evaluate`: many episodes or bags, spread over worker processes.
+"""Evaluations of `edgellm evaluate`: many episodes or bags in worker processes.
 
     task (arena_task, bags_task): item -> outcome, the same in every worker and at any time
       |

@@ -19,7 +19,10 @@ WAYS = {"clear": "way clear", "blocked": "way blocked"}
 
 
 def draw(path: Path, results: Results, summary: Mapping[str, Any]) -> None:
-    """Write the picture as PNG: successes by distance and by obstacles, latencies, times to the target."""
+    """Write the picture as PNG.
+
+    It shows successes by distance and by obstacles, latencies, and times to the target.
+    """
     canvas = Canvas(WIDTH, HEADER + 2 * (PANEL_HEIGHT + GAP))
     _header(canvas, summary)
     width = (WIDTH - 3 * GAP) // 2

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Summarises played episodes: how many reach their target, by distance and by obstacles, and how fast."""
+"""Summarises played episodes: how many reach their target, and how fast.
+
+Successes are counted by distance and by obstacles.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,10 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 @dataclass(frozen=True)
 class ArenaTask:
-    """Plays episodes with an engine; equal options give equal results on computers of one kind."""
+    """Plays episodes with an engine.
+
+    Equal options give equal results on computers of one kind.
+    """
 
     engine_dir: Path
     engine: str  # digest of the engine directory and the adapter

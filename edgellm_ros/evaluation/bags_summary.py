@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Summarises replayed bags: which give the expected outputs, and how the others begin to differ."""
+"""Summarises replayed bags: which gave expected outputs, how others first differ."""
 
 from __future__ import annotations
 

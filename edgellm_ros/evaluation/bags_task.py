@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bags as items of an evaluation: each is replayed into a node of its own and compared."""
+"""Bags as items of an evaluation, each replayed into its own node and compared."""
 
 from __future__ import annotations
 

@@ -41,7 +41,10 @@ class Canvas:
     def text(
         self, x: float, y: float, words: str, size: int = TEXT, color: Color = INK, anchor: str = "ls"
     ) -> float:
-        """Draw words at their anchor (Pillow's: l, m, r and s = baseline, m = middle); return their width."""
+        """Draw words at their anchor; return their width.
+
+        Anchors are Pillow's: l, m, r and s = baseline, m = middle.
+        """
         words = escaped(words)  # the font has no signs for control characters
         self.draw.text((x, y), words, fill=color, font=_font(size), anchor=anchor)
         return float(_font(size).getlength(words))
@@ -151,7 +154,10 @@ def draw_shares(panel: Panel, groups: Sequence[tuple[str, Share]], label: str, d
 def draw_histogram(
     panel: Panel, series: Sequence[tuple[str, Color, Sequence[float]]], label: str, unit: str, bins: int = 40
 ) -> None:
-    """Draw histograms over one axis, each with its median; values beyond the axis are in the last bar."""
+    """Draw histograms over one axis, each with its median.
+
+    Values beyond the axis are in the last bar.
+    """
     series = [each for each in series if each[2]]
     if not series:
         panel.empty("no values")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plays episodes of the arena in process: the runtime is called directly, without topics."""
+"""Plays arena episodes in process: the runtime is called directly, without topics."""
 
 from __future__ import annotations
 

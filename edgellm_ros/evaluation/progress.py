@@ -54,7 +54,10 @@ class Progress:
             self._file.flush()
 
     def _left(self, now: float) -> str:
-        """Estimate the rest by the items after the first one, which includes the start of the workers."""
+        """Estimate the rest by the items after the first one.
+
+        The time of the first item includes the start of the workers.
+        """
         assert self._first is not None
         start, first = self._first
         if self._finished in (first, self._total):

@@ -26,7 +26,10 @@ COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class RayCluster:
-    """A connection to a Ray cluster, or a Ray instance on this computer that ends with the context."""
+    """A connection to a Ray cluster, or a Ray instance on this computer.
+
+    Such an instance ends with the context.
+    """
 
     def __init__(self, address: str) -> None:
         """Connect to a cluster.
@@ -64,7 +67,10 @@ class RayCluster:
         self._ray.shutdown()
 
     def _start(self, options: Mapping[str, Any]) -> None:
-        """Start Ray on this computer; several attempts, as Ray's limits of time are short for a busy one."""
+        """Start Ray on this computer, in several attempts.
+
+        Ray's limits of time are short for a busy computer.
+        """
         os.environ.setdefault("RAY_agent_register_timeout_ms", str(AGENT_MS))
         for attempt in range(STARTS):
             try:
@@ -175,7 +181,10 @@ def _describe(error: Exception) -> str:
 
 
 def _check_answers(address: str) -> None:
-    """Raise ValueError if nothing listens at an address, for which Ray would wait many minutes."""
+    """Raise ValueError if nothing listens at an address.
+
+    Ray would wait for it many minutes.
+    """
     if address in ("", "auto", "local"):
         return
     host, _, port = address.rpartition("://")[2].rpartition(":")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of an evaluation as JSON lines, which an interrupted evaluation continues.
+"""An evaluation's results as JSON lines; an interrupted evaluation continues them.
 
 The first line has the kind of evaluation and its options, each other line the outcome of one item. One
 process writes; a line is on the disk before the next item counts as finished. A last line that was cut short,
@@ -83,9 +83,10 @@ class ResultsFile:
         return self._finished
 
     def add(self, item: str, outcome: Outcome) -> bool:
-        """Write the outcome of an item; return False, and write nothing, if the item is finished already.
+        """Write an item's outcome; return False if the item is finished already.
 
-        OSError if the line cannot be written; the file then ends with the line before.
+        If so, nothing is written. OSError if the line cannot be written; the file then ends with the line
+        before.
         """
         if item in self._finished:
             return False

@@ -53,7 +53,7 @@ class Share:
 
 
 def percentile(ordered: Sequence[float], percent: int) -> float:
-    """Return the value that `percent` of the sorted values do not exceed (nearest rank)."""
+    """Return the value that `percent` of sorted values do not exceed (nearest rank)."""
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spreads items over workers, and gives the items of a worker that ended to another one."""
+"""Spreads items over workers; items of a worker that ended go to another one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Broken:
-    """A worker cannot go on, and no other one could: the evaluation ends with this error.
+    """A worker cannot go on, nor could another: the evaluation ends with this error.
 
     ValueError or WorkerError if the task cannot be opened, WorkerError for a bug.
     """
@@ -64,7 +64,7 @@ class Workers(Protocol):
 
 
 def spread(items: Iterable[str], workers: Workers, count: int, done: Callable[[str, Outcome], None]) -> None:
-    """Execute all items with at most `count` workers, and call `done` for each as it is finished.
+    """Execute all items with at most `count` workers; call `done` for each at its end.
 
     An item fails if ATTEMPTS workers end with it. WorkerError if ATTEMPTS workers in a row end before they
     are ready. The error of a broken worker is raised after `done` for the items that were finished with it.

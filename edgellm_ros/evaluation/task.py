@@ -55,11 +55,11 @@ class Task(Protocol):
 
 
 def open_task(task: Task, stack: ExitStack) -> Run:
-    """Open a task until the stack closes it; the returned function turns failures of an item into outcomes.
+    """Open a task until the stack closes it.
 
-    A result with a number that is not finite is a failure: the results file has JSON.
-    ValueError, from the function too, for options that cannot be used on this computer; WorkerError for a
-    bug.
+    The returned function turns failures of an item into outcomes. A result with a number that is not finite
+    is a failure: the results file has JSON. ValueError, from the function too, for options that cannot be
+    used on this computer; WorkerError for a bug.
     """
 
     def checked(call: Callable[[], Any]) -> Any:
@@ -115,7 +115,10 @@ def engine_digest(engine_dir: Path, lora: str = "") -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, or of all files of a folder with their names, in hex."""
+    """Return the SHA-256 in hex of a file, or of all files of a folder.
+
+    A folder's hash includes the names of its files.
+    """
     if path.is_file():
         return _digest(path.parent, [Path(path.name)])
     return _digest(path, sorted(file.relative_to(path) for file in path.rglob("*") if file.is_file()))
