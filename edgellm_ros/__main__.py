@@ -8,7 +8,10 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def main() -> int:
-    """Run the command and return its exit code, 130 also for a Ctrl-C during the first imports."""
+    """Run the command and return its exit code.
+
+    A Ctrl-C ends it with 130, during the first imports too.
+    """
     try:
         from edgellm_ros import cli
 

@@ -158,6 +158,17 @@ def test_every_source_names_its_licence():
         assert not text or "SPDX-License-Identifier: Apache-2.0" in text[:200], path.relative_to(ROOT)
 
 
+def test_docstrings_begin_with_a_line_of_at_most_80_characters():
+    documented = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+    folders = ("edgellm_ros", "benchmarks", "training", "examples", "launch", "tools")
+    long = []
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        nodes = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, documented)]
+        first = [line for node in nodes for line in (ast.get_docstring(node) or "").splitlines()[:1]]
+        long += [f"{path}: {line}" for line in first if len(line) > 80]
+    assert not long
+
+
 @pytest.mark.slow
 def test_a_wheel_has_the_code_and_the_command_and_needs_no_ros(tmp_path):
     source = tmp_path / "source"  # a copy, because setuptools writes beside the sources
