@@ -170,15 +170,12 @@ class PlanInputs:
         return min(headers, key=lambda header: to_nanoseconds(header.stamp))
 
     def _start(self, frames: tuple[Frame, ...], header: Header) -> int | None:
-        if not frames:
-            return to_nanoseconds(header.stamp)
-        times = [frame.time for frame in frames]
-        return None if None in times else min(time for time in times if time is not None)
+        return _oldest(frames) if frames else to_nanoseconds(header.stamp)
 
     def _time_of(self, frames: tuple[Frame, ...]) -> float | None:
         """Return the oldest frame's time in seconds; None without a time to align with."""
-        times = [frame.time for frame in frames if frame.time is not None]
-        return None if not times or len(times) < len(frames) else min(times) / NANOSECONDS
+        oldest = _oldest(frames)
+        return None if oldest is None else oldest / NANOSECONDS
 
     def _history(
         self, frames: tuple[Frame, ...], action: ActionConfig
@@ -201,3 +198,12 @@ class PlanInputs:
             return self._joints.newest_state(self._clock.now().nanoseconds, parameters.max_input_age)
         self._joints.wait_until(stamp, parameters.odom_wait)
         return self._joints.state_at(stamp, parameters.max_input_age)
+
+
+def _oldest(frames: tuple[Frame, ...]) -> int | None:
+    """Return the oldest frame's time in ns.
+
+    None without frames, or if one has no time.
+    """
+    times = [frame.time for frame in frames if frame.time is not None]
+    return min(times) if times and len(times) == len(frames) else None
