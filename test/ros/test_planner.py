@@ -114,3 +114,16 @@ def test_earlier_frames_of_another_size_and_broken_ones_are_left_out():
     assert request.videos[0].timestamps == (0.0, 1.0)
     request, _ = plan_with(earlier[:2], camera_frame(make_image(48, 64), 13))
     assert (len(request.images), request.videos) == (1, ())
+
+
+@pytest.mark.parametrize("seconds", [(12, 14), (14, 12)])
+def test_the_motion_of_several_images_starts_at_the_oldest(seconds):
+    now = SimpleNamespace(now=lambda: SimpleNamespace(nanoseconds=20 * 10**9))
+    quiet = SimpleNamespace(get_clock=lambda: now, get_logger=lambda: None)
+    parameters = SimpleNamespace(max_input_age=30.0, future_stamp_tolerance=1.0, limits=limits())
+    config = SimpleNamespace(policy=None, expert=None)
+    current = SimpleNamespace(current=parameters)
+    inputs = PlanInputs(quiet, current, config, None, None, Cameras(()), None, None)
+    frames = tuple(camera_frame(make_image(24, 32), each) for each in seconds)
+    request = SimpleNamespace(frames=frames, further_frames=None, state=(), earlier_frames=())
+    assert inputs.observe(request).start == 12 * 10**9
