@@ -19,6 +19,7 @@ from typing import Any
 
 from edgellm_ros.echo import printable
 from edgellm_ros.evaluation.task import Outcome
+from edgellm_ros.ros.processes import held_back_signals
 from edgellm_ros.strict_json import strict_json
 
 FORMAT_VERSION = 1
@@ -86,13 +87,14 @@ class ResultsFile:
         """Write an item's outcome; return False if the item is finished already.
 
         If so, nothing is written. OSError if the line cannot be written; the file then ends with the line
-        before.
+        before. SIGINT and SIGTERM wait until the outcome is written.
         """
         if item in self._finished:
             return False
-        self._write({"item": item, **outcome})
-        if "failed" not in outcome:
-            self._finished[item] = outcome
+        with held_back_signals():
+            self._write({"item": item, **outcome})
+            if "failed" not in outcome:
+                self._finished[item] = outcome
         return True
 
     def _lock(self) -> None:

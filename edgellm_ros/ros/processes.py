@@ -152,8 +152,8 @@ def held_back_signals() -> Iterator[Callable[[], None]]:
     """Hold SIGINT and SIGTERM back; yield a function that raises KeyboardInterrupt.
 
     KeyboardInterrupt is raised only if a signal was held back, and at the end of the context too. For code
-    that calls rclpy: an exception that a signal's handler raises inside its extension module becomes a
-    SystemError, or ends the process at once.
+    that must not be left half done, and for code that calls rclpy: an exception that a signal's handler
+    raises inside its extension module becomes a SystemError, or ends the process at once.
     """
     came: list[int] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 
 import pytest
 
@@ -52,6 +53,15 @@ def test_an_item_counts_once(path):
         before = path.read_bytes()
         assert not file.add("3", outcome(9))
     assert path.read_bytes() == before
+
+
+def test_an_interruption_during_the_write_keeps_the_outcome(path, monkeypatch):
+    with ResultsFile(path, "arena", OPTIONS) as file:
+        monkeypatch.setattr(os, "fsync", lambda _: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            file.add("3", outcome(3))
+        assert dict(file.finished) == {"3": outcome(3)}
+    assert read_results(path).finished == {"3": outcome(3)}
 
 
 def test_an_evaluation_goes_on_where_it_was_interrupted(path):
