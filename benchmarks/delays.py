@@ -10,6 +10,8 @@ takes over from another, beside those within plans, for each mode and delay:
     naive                     the old chunk runs on; the new one takes over at the row of its age
     guided, frozen, trained   as naive, with the node's parameter `chunking`
     guided:24                 the same with its parameter chunking_horizon
+    driver                    the analytic driver of the training data, which knows the scene and needs no
+                              time: the jerk of the motion itself, for comparison
 
 Target: with 0.8 s, the best form of chunking has at most 2 of 100 successes less than without delay, and at
 most a third of the mean jerk at changes of the naive mode.
@@ -20,7 +22,8 @@ The way of `edgellm demo`: node and arena in processes of their own, over ROS to
 frame of time t is published when /clock is at t + delay, and the clock stands still until its plan arrives.
 The results therefore follow from the seed, not from the computer's speed. A plan is made every 0.8 s, or as
 soon as the last one has arrived. An episode begins with the command to stop, whose plan tells the node its
-latency. Each worker has a node and an arena in a ROS domain of its own, on one core.
+latency. Each worker has a node and an arena in a ROS domain of its own, on one core. `driver` drives in the
+worker itself, without ROS, and once for all delays.
 
 Examples
 --------
@@ -49,9 +52,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from benchmarks import common
+from edgellm_ros.arena import expert
+from edgellm_ros.arena.closed_loop import Plan
+from edgellm_ros.arena.delayed_loop import drive_delayed
+from edgellm_ros.arena.episode import World, make_episode
+from edgellm_ros.arena.smoothness import named_jumps
 from edgellm_ros.cli.arena_options import add_episodes, add_seed
 from edgellm_ros.cli.arguments import integer, number
+from edgellm_ros.ros.arena.arena_node import EPISODE_SEEDS
 from edgellm_ros.ros.arena.demo import (
     ARENA_MODULE,
     JUMPS,
@@ -63,7 +75,8 @@ from edgellm_ros.ros.arena.demo import (
 )
 from edgellm_ros.ros.processes import Child, own_domain, ros_arguments, ros_environment
 
-MODES = ("wait", "naive", "guided", "frozen", "trained")
+MODES = ("wait", "naive", "guided", "frozen", "trained")  # of the node
+DRIVER = "driver"
 SEED = 90  # episodes 90000 and following
 ATTEMPTS = 2  # of each piece of work
 FIRST_COMMAND = "stop"  # of each episode; its plan has actions, so that the node knows their latency
@@ -118,8 +131,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     )
     parser.add_argument(
         "--modes",
-        default=",".join(MODES),
-        help=f"of {', '.join(MODES)}, separated by commas; guided:24 sets the node's parameter "
+        default=",".join((*MODES, DRIVER)),
+        help=f"of {', '.join(MODES)} and {DRIVER}, separated by commas; guided:24 sets the node's parameter "
         "chunking_horizon (default: %(default)s)",
     )
     add_episodes(parser, 1000, 100, "for each case")
@@ -137,9 +150,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     for delay in args.delays:
         for word in args.modes.split(","):
             mode, _, horizon = word.partition(":")
-            if mode not in MODES or not (horizon or "0").isdecimal():
-                parser.error(f"--modes: expected some of {', '.join(MODES)}, with :HORIZON, got {word!r}")
-            cases.append(Case(mode, int(horizon or 0), delay))
+            if word != DRIVER and (mode not in MODES or not (horizon or "0").isdecimal()):
+                known = f"{', '.join(MODES)}, with :HORIZON, and {DRIVER}"
+                parser.error(f"--modes: expected some of {known}, got {word!r}")
+            case = Case(mode, int(horizon or 0), 0.0 if mode == DRIVER else delay)
+            if case not in cases:
+                cases.append(case)
     results = play_cases(cases, args)
     print(table(results), file=sys.stderr)
     if any(result["episodes"] < args.episodes for result in results):
@@ -200,7 +216,10 @@ def take_core(cores: Any) -> None:
 
 
 def play(work: Work) -> list[dict[str, Any]]:
-    """Start a node and an arena, and return the outcomes of the episodes."""
+    """Drive the episodes and return their outcomes."""
+    if work.case.mode == DRIVER:
+        numbers = range(work.first, work.first + work.episodes)
+        return [play_driver(work.options.seed, number) for number in numbers]
     for attempt in range(ATTEMPTS):
         try:
             return play_once(work)
@@ -210,7 +229,39 @@ def play(work: Work) -> list[dict[str, Any]]:
     return []
 
 
+def play_driver(seed: int, number: int) -> dict[str, Any]:
+    """Let the analytic driver drive an episode, and return its outcome.
+
+    The outcome has the names of the arena's event `outcome`.
+    """
+    episode = make_episode(seed * EPISODE_SEEDS + number)
+    world, rng = World(episode), np.random.default_rng(episode.seed)
+    seconds = []
+
+    def think(_: NDArray[np.uint8], __: int) -> Plan:
+        start = time.perf_counter()
+        actions = expert.plan(episode.scene, world.state, episode.target, rng)
+        seconds.append(time.perf_counter() - start)
+        return Plan("", actions)
+
+    driven = drive_delayed(world, think)
+    return {
+        "number": number,
+        "seed": episode.seed,
+        "outcome": world.outcome.value,
+        "time": world.time,
+        "mean_speed": world.mean_speed(),
+        "least_clearance": world.least_clearance(),
+        "plan_seconds": seconds,
+        "first_words_seconds": [],
+        "clipped_actions": driven.clipped,
+        "picture": None,
+        **named_jumps(world.track, driven.drivers, driven.continuations),
+    }
+
+
 def play_once(work: Work) -> list[dict[str, Any]]:
+    """Start a node and an arena, and return the outcomes of the episodes."""
     parameters = {
         "seed": work.options.seed,
         "first_episode": work.first,

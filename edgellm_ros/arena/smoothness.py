@@ -63,6 +63,25 @@ def excess_jumps(track: NDArray, continuations: Mapping[int, tuple[float, float]
     return Jumps(jerk, yaw)
 
 
+def named_jumps(
+    track: NDArray, drivers: Sequence[int | None], continuations: Mapping[int, tuple[float, float]]
+) -> dict[str, list[float]]:
+    """Return all jumps of a drive by name, in m/s^3 and rad/s^2.
+
+    track: states [T+1, 4]; drivers, continuations: as in `jumps` and `excess_jumps`.
+    """
+    at_changes, within_plans = jumps(track, drivers)
+    excess = excess_jumps(track, continuations)
+    return {
+        "jerk_at_changes": at_changes.jerk.tolist(),
+        "excess_jerk_at_changes": excess.jerk.tolist(),
+        "jerk_within_plans": within_plans.jerk.tolist(),
+        "yaw_acceleration_at_changes": at_changes.yaw_acceleration.tolist(),
+        "excess_yaw_acceleration_at_changes": excess.yaw_acceleration.tolist(),
+        "yaw_acceleration_within_plans": within_plans.yaw_acceleration.tolist(),
+    }
+
+
 def motion(track: NDArray) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return accelerations [T] and yaw rates [T] of the steps between states [T+1, 4]."""
     return np.diff(track[:, 3]) / DT, wrap(np.diff(track[:, 2])) / DT

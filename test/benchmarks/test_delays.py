@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.delays import Case, main, result_of, table
+from benchmarks.delays import Case, main, play_driver, result_of, table
+from edgellm_ros.ros.arena.demo import JUMPS
 
 OUTCOME = {
     "number": 0, "seed": 90_000, "outcome": "success", "time": 5.0, "plans": 2, "plan_seconds": [0.1],
@@ -45,7 +46,25 @@ def test_the_table_has_a_row_for_each_case():
     assert lines[2].startswith("| 0.8 s | naive | 1 of 1 | 0 | 5.0 s | 2 | 2.00 (2.90) | 0.50 (0.50) |")
 
 
-@pytest.mark.parametrize("modes", ["fast", "guided:wide"])
+def test_the_driver_continues_its_own_plans():
+    first = play_driver(90, 0)
+    assert first["outcome"] == "success"
+    assert len(first["excess_jerk_at_changes"]) > 1
+    assert max(first["excess_jerk_at_changes"]) < 1e-9
+    assert max(first["jerk_at_changes"]) > 0.01
+    second = play_driver(90, 0)
+    assert [second[name] for name in JUMPS] == [first[name] for name in JUMPS]
+
+
+@pytest.mark.slow
+def test_the_driver_is_a_case_once_and_needs_no_node(capsys):
+    result = main(["--modes", "driver", "--delays", "0,0.8", "--episodes", "2"])
+    (row,) = result["results"]
+    assert (row["mode"], row["delay"], row["successes"]) == ("driver", 0.0, 2)
+    assert "| 0 s | driver | 2 of 2 | 0 |" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("modes", ["fast", "guided:wide", "driver:3"])
 def test_an_unknown_mode_is_refused(modes, capsys):
     with pytest.raises(SystemExit):
         main(["--modes", modes])

@@ -34,7 +34,7 @@ from edgellm_ros.arena.episode import Episode, World, make_episode
 from edgellm_ros.arena.person import SAY_AT_MOST, Person, person_of
 from edgellm_ros.arena.picture import save_episode
 from edgellm_ros.arena.scoring import names_target
-from edgellm_ros.arena.smoothness import excess_jumps, jumps
+from edgellm_ros.arena.smoothness import named_jumps
 from edgellm_ros.arena.unicycle import DT, HISTORY, HORIZON, State, wrap
 from edgellm_ros.echo import quoted
 from edgellm_ros.multimodal.sound import Sound
@@ -206,7 +206,11 @@ class ArenaNode(ArenaLink):
             first_words_seconds=[timing.first_words_s for timing in timings],
             clipped_actions=driven.clipped,
             picture=picture,
-            **self._jumps(world, driven),
+            **(
+                {}
+                if self._execution is None  # the drivers of the steps are not recorded
+                else named_jumps(world.track, driven.drivers, driven.continuations)
+            ),
         )
 
     def _drive(self, world: World, think: Callable[..., Plan]) -> Drive:
@@ -218,24 +222,6 @@ class ArenaNode(ArenaLink):
             return drive_delayed(world, think, on_step, self._delay_steps, self._execution, replan_steps)
         followed = self._followed if self._follower is not None else None
         return drive(world, think, on_step, replan_steps, self.value("latency_steps"), followed)
-
-    def _jumps(self, world: World, driven: Drive) -> dict[str, list[float]]:
-        """Return the absolute jerks and yaw accelerations.
-
-        Empty if the drivers of the steps were not recorded.
-        """
-        if self._execution is None:
-            return {}
-        at_changes, within_plans = jumps(world.track, driven.drivers)
-        excess = excess_jumps(world.track, driven.continuations)
-        return {
-            "jerk_at_changes": at_changes.jerk.tolist(),
-            "excess_jerk_at_changes": excess.jerk.tolist(),
-            "yaw_acceleration_at_changes": at_changes.yaw_acceleration.tolist(),
-            "excess_yaw_acceleration_at_changes": excess.yaw_acceleration.tolist(),
-            "jerk_within_plans": within_plans.jerk.tolist(),
-            "yaw_acceleration_within_plans": within_plans.yaw_acceleration.tolist(),
-        }
 
     def _read_execution(self) -> Execution | None:
         """Return the execution; None for lock_step.
