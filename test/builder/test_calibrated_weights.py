@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scales of layers' inputs: folded without a trace, and chosen so that rounding costs less."""
+"""Scales of layers' inputs are folded without a trace.
+
+They are chosen so that rounding costs less.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes of a configuration that no tensor of the checkpoint has are refused before they are computed with."""
+"""Sizes of a configuration that no tensor of the checkpoint has are refused.
+
+They are refused before they are computed with.
+"""
 
 from __future__ import annotations
 

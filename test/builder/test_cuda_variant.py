@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The LLM graph for ONNX Runtime's CUDA provider computes what the mask graph computes."""
+"""The LLM graph for CUDA computes what the graph with a mask computes.
+
+It is for ONNX Runtime's CUDA provider.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared decoder's graph: sliding windows of drafted tokens, and heads that are rotated in part."""
+"""The shared decoder's graph: sliding windows, and heads that are rotated in part.
+
+The windows are those of drafted tokens.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,10 @@ def options_of(decoder: DecoderArchitecture, weights: Weights) -> LLMOptions:
 
 
 def permuted(checkpoint: Path, order: np.ndarray) -> Path:
-    """Write a copy of a checkpoint with the values of each head of queries and keys in another order."""
+    """Write a copy of a checkpoint with the values of each head in another order.
+
+    The heads are those of queries and keys.
+    """
     tensors = load_file(checkpoint / "model.safetensors")
     for name, values in tensors.items():
         if "q_proj" in name or "k_proj" in name:
@@ -108,7 +114,10 @@ def permuted(checkpoint: Path, order: np.ndarray) -> Path:
 
 
 def test_a_head_may_be_rotated_in_part(checkpoint, tmp_path):
-    """As a whole head does whose other pairs have frequency 0: they are the values in another order."""
+    """A head rotated in part equals a whole one whose other pairs have frequency 0.
+
+    The whole head has the values in another order.
+    """
     partial = [1.0, 0.3, 0.05]  # the first 6 of 16 values
     whole = [*partial, 0, 0, 0, 0, 0]  # value i is rotated with value i + 8
     order = np.array([0, 1, 2, 6, 7, 8, 9, 10, 3, 4, 5, 11, 12, 13, 14, 15])

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The graphs for CUDA of a draft head and of its base compute what the graphs with a mask compute."""
+"""The graphs for CUDA of a draft head and of its base.
+
+They compute what the graphs with a mask compute.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ def tree_mask() -> np.ndarray:
 
 
 def graph_inputs(path: Path, batch: int, seen: np.ndarray, start: int) -> dict[str, np.ndarray]:
-    """Make random inputs for nodes that attend to each other as `seen` says, after `start` rows and more."""
+    """Make random inputs for nodes that attend to each other as `seen` says.
+
+    In sequence i of the batch, the nodes come after `start` + i rows of the cache.
+    """
     rng, tokens = np.random.default_rng(0), len(seen)
     dims = {"B": batch, "S": tokens, "N": 2 if tokens > 1 else 1}
     shapes = {b.name: [dims.get(dim, dim) for dim in b.shape] for b in read_bindings(path) if b.is_input}

@@ -48,7 +48,10 @@ def draft_config(base: Path, head: Path, **options):
 
 
 def edit(head: Path, **tensors: np.ndarray | None) -> None:
-    """Replace tensors of a head; None removes one, and `__` in a name stands for a dot."""
+    """Replace tensors of a head.
+
+    None removes one, and `__` in a name stands for a dot.
+    """
     found = load_file(head / "model.safetensors")
     for name, value in tensors.items():
         if value is None:
@@ -439,7 +442,10 @@ def test_a_wrong_section_of_an_engine_is_an_error(engine, tmp_path, changes, mes
 
 
 def test_the_fusion_of_large_states_stays_finite_in_half_precision(base, tmp_path):
-    """The first token of a text may have such states; NaN there would be NaN everywhere."""
+    """The first token of a text may have such states.
+
+    NaN there would be NaN everywhere.
+    """
     from edgellm_ros.engine.onnxruntime_session import open_session
     from fixtures.exported_graphs import CAPACITY
 

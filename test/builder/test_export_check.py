@@ -124,7 +124,10 @@ def test_a_variant_needs_the_weights_of_its_graph(tiny_checkpoint, monkeypatch):
 
 
 def test_a_model_of_the_size_of_the_largest_takes_no_weights(tmp_path):
-    """Only headers: the file of 15 GB is sparse, its tensors have no bytes on the disk."""
+    """Only the headers are on the disk.
+
+    The file of 15 GB is sparse: its tensors have no bytes there.
+    """
     config = {
         "model_type": "qwen3_omni_moe_thinker",
         "tie_word_embeddings": False,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of `export` name the missing, damaged or unsupported part of a checkpoint."""
+"""Errors of `export` name what is missing, damaged or unsupported in a checkpoint."""
 
 from __future__ import annotations
 

@@ -45,7 +45,10 @@ print(memory("VmHWM") - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("options", [["fp16"], ["fp32"], ["fp32", "with an LM head that is an input"]])
 def test_an_export_needs_less_than_two_copies_of_the_largest_tensor(tmp_path, options):
-    """Whole tensors take 3 (fp16) and 5 (fp32) of it: the stored one, and two converted ones."""
+    """Whole tensors take 3 (fp16) and 5 (fp32) times the bytes of the stored one.
+
+    The sum is that of the stored tensor and of two converted ones.
+    """
     config = {"model_type": "qwen3_omni_moe_thinker", "tie_word_embeddings": False, "text_config": TEXT}
     write_json(tmp_path / "config.json", config)
     write_sparse_checkpoint(tmp_path, TEXT)

@@ -37,7 +37,10 @@ def engine(tiny_checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def write_rows(tmp_path_factory):
-    """A function that writes rows [1,1,S,SIZE] to slot 1 of an empty cache of 4; returns rows and cache."""
+    """A function that writes rows [1,1,S,SIZE] to an empty cache of 4, from slot 1 on.
+
+    It returns rows and cache.
+    """
     graph = ModelBuilder("cache", None, "fp32", kv_cache="fp8")
     (cache, _), new = graph.caches([0], 1, 4, SIZE)[0], graph.input("new", FLOAT, [1, 1, "S", SIZE])
     rows, present = graph.written_cache(cache, new, graph.input("index", INT64, [1]))
@@ -97,7 +100,10 @@ def test_attention_for_cuda_reads_and_writes_fp8_with_one_scale(engine):
 
 
 def test_the_schema_of_onnx_runtimes_attention_takes_the_graph_for_cuda(engine):
-    """The CPU provider has no such kernel, which ONNX Runtime finds after it has checked all types."""
+    """The CPU provider has no such kernel.
+
+    ONNX Runtime finds that after it has checked all types.
+    """
     path, missing = engine / "llm" / "model.cuda.onnx", onnxruntime.capi.onnxruntime_pybind11_state
     with pytest.raises(missing.NotImplemented, match=r"types are incompatible.*float8e4m3fn"):
         onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

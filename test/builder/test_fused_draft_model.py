@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`draft/fused.json`: the weights of a draft head, where the fused kernels find them."""
+"""`draft/fused.json`: where the fused kernels find the weights of a draft head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ QKV = [f"self_attn.{name}_proj" for name in "qkv"]
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """Function (options of the head) -> (the head's tensors, its description, the engine), in fp16."""
+    """A function that exports a head of these options in fp16.
+
+    It returns the head's tensors, its description and the engine.
+    """
     checkpoint = write_decoder_checkpoint(tmp_path_factory.mktemp("base") / "checkpoint", "llama")
     found = {}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`llm/fused.json`: the weights of a dense decoder, where the fused kernels find them."""
+"""`llm/fused.json`: where the fused kernels find the weights of a dense decoder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ HEAD_NORMS = {"q_norm": "self_attn.q_norm.weight", "k_norm": "self_attn.k_norm.w
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """Function (model type, options of the export, changes of the checkpoint) -> (tensors, engine)."""
+    """A function that exports a model and returns its tensors and the engine.
+
+    Its arguments are the model type, options of the export, and changes of the checkpoint.
+    """
     found = {}
 
     def make(model_type, options=(), **changes):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantised weights for the fused kernels: in `llm/model.cuda.onnx` and `llm/fused.json`."""
+"""Quantised weights for the fused kernels.
+
+They are in `llm/model.cuda.onnx` and `llm/fused.json`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs use only what ONNX Runtime and TensorRT's parser accept, and keep the contract."""
+"""Graphs keep the contract.
+
+They use only what ONNX Runtime and TensorRT's parser accept.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ def sessions(tiny_engine):
 
 
 def action_inputs(samples, rows=30):
-    """Inputs of the action head with 20 filled rows of the cache; rows: how many of the cache are read."""
+    """Return inputs of the action head with 20 filled rows of the cache.
+
+    rows: how many of the cache are read.
+    """
     rng = np.random.default_rng(0)
     angle = rng.standard_normal((1, 6, HEAD_DIM // 2)).astype(np.float32)
     caches = {
@@ -171,7 +177,10 @@ def test_a_sequence_has_the_same_bits_alone_padded_and_in_a_batch(sessions):
 
 
 def test_logits_of_several_tokens_can_be_requested(sessions):
-    """Tree verification needs this: logits of several rows equal those of each row alone."""
+    """Logits of several rows equal those of each row alone.
+
+    Tree verification needs this.
+    """
     inputs = llm_inputs(2, 5, start=3)
     wanted = np.array([[4, 0, 2], [1, 1, 3]])
     logits, *_ = sessions["llm"].run(["logits"], inputs | {"last_token_ids": wanted})

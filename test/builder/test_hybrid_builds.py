@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of hybrid models are within the parser's list, and NVIDIA's builder takes them."""
+"""Graphs of hybrids are within the parser's list, and NVIDIA's builder takes them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The graphs of hybrids for ONNX Runtime's CUDA provider compute what the standard graphs compute."""
+"""The graphs of hybrids for CUDA compute what the standard graphs compute.
+
+They are for ONNX Runtime's CUDA provider.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ RUNS = [  # sequences, tokens of each, valid tokens, rows in the cache before
 
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory):
-    """Function of family, seed and options of `export` that returns an engine directory, made once."""
+    """A function of family, seed and options of `export`.
+
+    It returns an engine directory, which is made once.
+    """
     made: dict[str, Path] = {}
 
     def make(family: str, seed: int, changes=None, **options) -> Path:
@@ -53,7 +59,10 @@ def exports(tmp_path_factory):
 
 
 def make_inputs(engine: Path, batch: int, tokens: int, valid: list[int], start: int, rank: int = 0, seed=0):
-    """Return random inputs of both graphs, by name: caches, states, adapters of this rank."""
+    """Return random inputs of both graphs, by name.
+
+    Among them are caches, states, and adapters of this rank.
+    """
     rng = np.random.default_rng(seed)
     mask_graph = EngineExecutor.open(engine / "llm" / "model.onnx", CpuDevice(), threads=1)
     starts = start + np.arange(batch)
@@ -92,7 +101,10 @@ def as_variant(inputs, engine: Path):
 
 
 def run(path: Path, device, inputs):
-    """Run a graph once; return its outputs. Caches are updated in place, states are not."""
+    """Run a graph once; return its outputs.
+
+    Caches are updated in place, states are not.
+    """
     executor = EngineExecutor.open(path, device, threads=1)
     batch, tokens, _ = inputs["inputs_embeds"].shape
     dims = {"B": batch, "S": tokens, "N": 1, "P": POSITIONS, "T": min(tokens, CHAIN_TOKENS)}
@@ -210,12 +222,13 @@ HOST_INPUTS = {
 
 
 def copies_of(model: onnx.ModelProto, branch: str = "then_branch") -> list[str]:
-    """Return the nodes of a run that would copy between host and GPU, after ONNX Runtime's rules.
+    """Return the nodes of a run that would copy between host and GPU.
 
-    What follows from shapes and constants alone is computed on the host. A Concat copies sizes and addresses,
-    and so does a Split of unequal parts, unless they are up to four along the last axis. A constant that the
-    GPU reads lies there, so a node of a branch that reads it on the host copies it. branch: of each If; a
-    decode step takes the first one, a run of several tokens the second one.
+    The rules are those of ONNX Runtime. What follows from shapes and constants alone is computed on the host.
+    A Concat copies sizes and addresses, and so does a Split of unequal parts, unless they are up to four
+    along the last axis. A constant that the GPU reads lies there, so a node of a branch that reads it on the
+    host copies it. branch: of each If; a decode step takes the first one, a run of several tokens the second
+    one.
     """
     constants = {w.name: w for w in model.graph.initializer}
     host, copies = set(), []
@@ -289,7 +302,10 @@ def test_a_decode_step_has_one_kernel_for_the_convolution_and_one_for_the_state(
 
 
 def test_a_decode_step_of_a_mamba2_layer_has_seventeen_kernels(exports):
-    """Its norm, two products, and what is between them; Sigmoid and a Mul become one kernel, QuickGelu."""
+    """They are its norm, two products, and what is between them.
+
+    Sigmoid and a Mul become one kernel, QuickGelu.
+    """
     engine = exports("nemotron_h", 0, {"hybrid_override_pattern": "M*-", "use_bias": False}, precision="fp16")
     graph = onnx.load(engine / "llm" / "model.cuda.onnx", load_external_data=False).graph
     constants = {weight.name for weight in graph.initializer}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Action experts of hybrid models name the attention layers whose caches they read."""
+"""Action experts of hybrids name the attention layers whose caches they read."""
 
 from __future__ import annotations
 

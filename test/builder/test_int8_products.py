@@ -76,7 +76,7 @@ def test_a_product_is_that_of_rounded_rows_and_columns(tmp_path, rng):
 
 
 def test_sums_of_the_largest_values_do_not_saturate(tmp_path):
-    """Kernels for AVX2 that multiply unsigned with signed values cut such sums to 16 bits."""
+    """AVX2 kernels that multiply unsigned with signed values cut such sums to 16 bits."""
     found = product(tmp_path, np.ones((INNER, WIDTH), np.float32), np.ones((6, INNER)))
     np.testing.assert_allclose(found, INNER, rtol=1e-6)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The LM head as an input of the graph: the bits of a row do not depend on other rows."""
+"""The LM head as an input: the bits of a row do not depend on other rows."""
 
 from __future__ import annotations
 

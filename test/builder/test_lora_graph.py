@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs with LoRA inputs: the bits of the base model without adapter, merging with one."""
+"""Graphs with LoRA inputs.
+
+Without an adapter they have the bits of the base model; with one they compute what merging it gives.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ JOINED = {
 
 
 def matrices(rank, seed=0):
-    """Return random A [K, rank] and B [rank, N] for every module, as large as its weights."""
+    """Return random A [K, rank] and B [rank, N] for every module.
+
+    Their product has the magnitude of the module's weights.
+    """
     rng = np.random.default_rng(seed)
     weights = {}
     for module, (fan_in, fan_out) in TARGETS.items():

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's parser and builder take graphs with quantised weights, and keep the weights in their bits."""
+"""NVIDIA's parser and builder take graphs with quantised weights.
+
+Plans keep the weights in their bits.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged and unsupported quantised checkpoints are refused with one line that names what is wrong."""
+"""Damaged and unsupported quantised checkpoints are refused.
+
+The error is one line that names what is wrong.
+"""
 
 from __future__ import annotations
 

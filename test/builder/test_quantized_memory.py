@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX Runtime on a CPU keeps quantised weights in their bits, and dequantises one layer at a time."""
+"""ONNX Runtime on a CPU keeps quantised weights in their bits.
+
+It dequantises one layer at a time.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ print(memory("VmRSS") - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("kind", ["INT4", "INT8"])
 def test_a_session_takes_less_memory_than_the_weights_as_floats(tmp_path: Path, kind: str):
-    """A session that expands all weights, in a run or before, takes at least their bytes as floats."""
+    """A session that expands all weights takes at least their bytes as floats.
+
+    That is so whether it expands them in a run or before.
+    """
     graph = GraphBuilder("product", "fp32")
     x = graph.input("x", graph.dtype, ["S", SIZE])
     values = np.ones((SIZE, SIZE), np.int8)

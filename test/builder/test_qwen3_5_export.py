@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports of Qwen3.5 with its vision tower; test_vision_families.py has what all such families refuse."""
+"""Exports of Qwen3.5 with its vision tower.
+
+test_vision_families.py has what all such families refuse.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A checkpoint with 16 rotated pairs in each head, for which `mrope_section` is [11, 3, 2]."""
+    """A checkpoint with 16 rotated pairs in each head; `mrope_section` is [11, 3, 2]."""
     directory = write_whole_qwen3_5_checkpoint(tmp_path / "checkpoint", rope_parameters=ROPE, **TEXT)
     change(directory / "config.json", ["text_config", "rope_parameters", "mrope_section"], [11, 3, 2])
     return directory

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm export --quantize` rounds the layers of the language model, and reports what that cost."""
+"""`edgellm export --quantize` rounds the layers of the language model.
+
+It reports what that costs.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +118,7 @@ def dequantised(checkpoint: Path, copy: Path, kind: str) -> Path:
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("write", HYBRIDS)
 def test_a_quantised_hybrid_computes_what_its_dequantised_weights_compute(tmp_path, write, kind):
-    """The decays of a gated delta net keep their precision, beside neighbours that do not."""
+    """The decays of a gated delta net keep their precision; their neighbours do not."""
     checkpoint = write(tmp_path / "checkpoint")
     export(checkpoint, tmp_path / "engine", quantize=kind, group_size=32)
     export(dequantised(checkpoint, tmp_path / "copy", kind), tmp_path / "reference")

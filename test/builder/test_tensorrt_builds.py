@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's parser and builder take every graph, and keep the layers that TensorRT has kernels for.
+"""NVIDIA's parser and builder take every graph.
+
+They keep the layers that TensorRT has kernels for.
 
 The library is TensorRT for RTX, which builds without a GPU. All graphs of the demo's checkpoint are parsed
 and built in every precision, and the first layers of its language model with every combination of export
@@ -145,7 +147,10 @@ class Graph:
 
 @contextmanager
 def exported(case: Case) -> Iterator[tuple[Path, EngineConfig]]:
-    """Export a checkpoint; its files are removed at the end, because all of them need some GB."""
+    """Export a checkpoint; its files are removed at the end.
+
+    The files of all checkpoints together need some GB.
+    """
     with tempfile.TemporaryDirectory() as name, registered(SEED_OSS):
         folder = Path(name)
         checkpoint = CHECKPOINTS[case.family](folder / "checkpoint")
@@ -185,7 +190,7 @@ def serialize(model: Path, config: EngineConfig, library: Library, gpus: tuple[s
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_builder_makes_plans_of_a_draft_head_and_of_its_base(tmp_path, library, precision):
-    """The base verifies and fuses its states; the head has a cache that is longer than the base's."""
+    """The base verifies and fuses its states; the head's cache is the longer one."""
     checkpoint = write_decoder_checkpoint(tmp_path / "checkpoint", "llama")
     head = write_random_head(tmp_path / "head", base_config(checkpoint), fc_norm=True, layers=2)
     config = export(checkpoint, tmp_path / "engine", precision, draft=head)
@@ -249,7 +254,10 @@ def test_the_parser_makes_the_native_layers_that_the_config_calls_for(graph):
 
 
 def test_the_parser_keeps_layer_norms_and_writes_out_rms_norms(graph, library):
-    """An RMSNormalization becomes a mean, a square root and elementwise layers, no NORMALIZATION."""
+    """An RMSNormalization becomes a mean, a square root and elementwise layers.
+
+    It becomes no NORMALIZATION.
+    """
     nodes = graph.nodes()
     means = graph.layers("REDUCE", library.IReduceLayer)
     roots = graph.layers("UNARY", library.IUnaryLayer)
@@ -293,7 +301,10 @@ def test_the_builder_refuses_fp32_and_bf16_for_turing(case, library):
 
 @pytest.mark.parametrize("case", WITH_ATTENTION_LAYERS, ids=str)
 def test_attention_has_a_dedicated_kernel_unless_it_is_fp32(case, library, monkeypatch):
-    """The builder refuses an attention without one, unless it may use several kernels for it."""
+    """The builder refuses an attention without a dedicated kernel.
+
+    It takes such an attention if it may use several kernels for it.
+    """
     monkeypatch.setattr(tensorrt_plan, "_let_attention_decompose", lambda library, network: None)
     with exported(case) as (model, config):
         if case.precision != "fp32":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`export` refuses what TensorRT's parser would refuse, with the node and the rule."""
+"""`export` refuses what TensorRT's parser refuses, with the node and the rule."""
 
 import numpy as np
 import onnx
@@ -68,7 +68,7 @@ def test_ranks_are_followed_through_reshapes_of_computed_shapes():
 
 
 def test_an_attention_of_a_tensor_to_itself_is_refused():
-    """The builder of TensorRT for RTX crashes on it: test_operators_against_tensorrt.py."""
+    """It crashes the builder of TensorRT for RTX: test_operators_against_tensorrt.py."""
     node = helper.make_node("Attention", ["x", "x", "x"], ["y"], name="here")
     model = make_model([node], {"x": (FLOAT, ["B", 2, 16, 8])}, {"y": (FLOAT, None)})
     (problem,) = problems(model)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the text families read, and what they refuse; test/parity compares them with transformers."""
+"""What the text families read, and what they refuse.
+
+test/parity compares them with transformers.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On a CPU, attention over a cache that is cut behind its visible rows has the bits of attention over all."""
+"""On a CPU, cutting a cache behind its visible rows changes no bit of attention."""
 
 from __future__ import annotations
 
@@ -82,7 +82,10 @@ def test_cutting_the_cache_changes_no_bit(path, monkeypatch, batch, tokens, star
 
 
 def test_a_mask_may_show_any_rows(path):
-    """A tree of drafted tokens, whose rows see different ones of the rows behind the committed rows."""
+    """The rows of a tree of drafted tokens may see different rows of the cache.
+
+    Those rows of the cache are behind the committed ones.
+    """
     inputs = make_inputs(2, 5, 70)
     inputs["mask"][1, 0, 2, 70:72] = False
     inputs["mask"][0, 0, 3, 300] = True

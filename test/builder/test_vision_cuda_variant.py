@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vision graph for ONNX Runtime's CUDA provider computes what the standard graph computes."""
+"""The vision graph for CUDA computes what the standard graph computes.
+
+It is for ONNX Runtime's CUDA provider.
+"""
 
 from __future__ import annotations
 

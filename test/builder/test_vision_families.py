@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families with a vision tower: fp16, and what they refuse; test/parity compares them with transformers."""
+"""Families with a vision tower: fp16, and what they refuse.
+
+test/parity compares them with transformers.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ def checkpoint(written, family, tmp_path) -> Path:
 
 
 def assert_refused(checkpoint: Path, file: str, message: str) -> None:
-    """Check that an export fails with one line that begins with the file, and writes nothing."""
+    """Check that an export fails with one line, and writes nothing.
+
+    The line begins with the file.
+    """
     engine = checkpoint.with_name("engine")
     pattern = rf"^{re.escape(str(checkpoint / file))}: .*{re.escape(message)}"
     with pytest.raises(ValueError, match=pattern) as error:

@@ -223,7 +223,10 @@ class QueuedKernels:
 
 
 def host_view(tensor: Tensor) -> np.ndarray:
-    """Return a tensor's memory as an array: only for queued work that runs, not for tests."""
+    """Return a tensor's memory as an array.
+
+    This is for queued work that runs, not for tests.
+    """
     buffer = tensor.owner
     start = tensor.pointer - buffer.pointer
     nbytes = tensor.size * tensor.dtype.itemsize

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX Runtime and host kernels on a DeferredDevice, and a device that counts calls."""
+"""ONNX Runtime and host kernels on a DeferredDevice; a device that counts calls."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from edgellm_ros.runtime.request import LLMGenerationRequest
 
 
 class WatchedDevice(DeferredDevice):
-    """Counts in `calls`: uploads, downloads, copies to the host, captures and launches of graphs.
+    """A device that counts calls.
 
+    `calls`: numbers of uploads, downloads, copies to the host, captures and launches of graphs.
     `most_host_copies`: the largest number of unfinished copies to the host so far. `allocations`: sizes in
     bytes of all buffers, in order.
     """
@@ -97,7 +98,7 @@ def queueing() -> Iterator[None]:
 
 
 def used(runtime: LLMInferenceRuntime, *requests: LLMGenerationRequest) -> tuple[int, int]:
-    """Answer a batch on a WatchedDevice; return how many graphs were launched and recorded."""
+    """Answer a batch on a WatchedDevice; return its launches and captures of graphs."""
     calls = runtime.pipeline.device.calls
     calls.clear()
     runtime.handle_request(list(requests))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fused kernels in NumPy: a decode step in float64, the reference of the kernels' tests.
+"""The fused kernels in NumPy: a decode step in float64.
 
-`decode_step` computes on arrays. `HostFusedDecoder` has the interface of `FusedDecoder` and computes on host
-memory by address, so that the whole runtime can run on it.
+It is the reference of the kernels' tests. `decode_step` computes on arrays. `HostFusedDecoder` has the
+interface of `FusedDecoder` and computes on host memory by address, so that the whole runtime can run on it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ TYPES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 
 @dataclass(frozen=True)
 class LayerArrays:
-    """Weights of one layer; FusedLayerWeights documents the shapes. None = the model has none."""
+    """Weights of one layer; FusedLayerWeights documents the shapes.
+
+    None = the model has none.
+    """
 
     input_norm: np.ndarray
     qkv: np.ndarray
@@ -96,7 +99,10 @@ class StepResult:
 def decode_step(
     shape: FusedShape, layers: list[LayerArrays], norm: np.ndarray, lm_head: np.ndarray, step: Step
 ) -> StepResult:
-    """Compute S tokens of each sequence. lm_head: [V,H] if the shape is tied, else [H,V]."""
+    """Compute S tokens of each sequence.
+
+    lm_head: [V,H] if the shape is tied, else [H,V].
+    """
     x, result = step.embeds.astype(np.float64), StepResult(np.empty(0))
     for i, (layer, caches) in enumerate(zip(layers, step.caches, strict=True)):
         result.stream.append(x)
@@ -123,7 +129,10 @@ def attention(
     caches: tuple[np.ndarray, np.ndarray],
     step: Step,
 ) -> np.ndarray:
-    """Write the new keys and values to the caches and attend: [B,S,(Hq+2Hkv)*D] -> [B,S,Hq*D]."""
+    """Write the new keys and values to the caches and attend.
+
+    qkv is [B,S,(Hq+2Hkv)*D], the result [B,S,Hq*D].
+    """
     batch, tokens, size = *qkv.shape[:2], shape.head_dim
     q, k, v = (
         part.reshape(batch, tokens, -1, size)
@@ -149,7 +158,10 @@ def attention(
 
 
 def cached(rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Round rows to the type of a cache; FP8 keeps what is beyond its range at its largest values."""
+    """Round rows to the type of a cache.
+
+    In FP8, values beyond the range become its largest ones.
+    """
     return (np.clip(rows, -448, 448) if dtype.itemsize == 1 else rows).astype(dtype)
 
 
@@ -204,7 +216,10 @@ def fuse(
     bias: np.ndarray | None,
     norms: Sequence[np.ndarray],
 ) -> np.ndarray:
-    """Compute the fused states of three states [...,Hb]; norms: three, or one of all states."""
+    """Compute the fused states of three states [...,Hb].
+
+    norms: three, or one of all states.
+    """
     values = [state.astype(np.float64) for state in states]
     if shape.state_norms:
         values = [
@@ -314,7 +329,10 @@ def arrays_of(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 def token_inputs(arrays: Mapping[str, np.ndarray], shape: FusedShape) -> dict[str, Any]:
-    """Return the fields of a `Step` that a run's arrays have, for at most `shape.max_rows` tokens."""
+    """Return the fields of a `Step` that the arrays of a run have.
+
+    The run has at most `shape.max_rows` tokens.
+    """
     batch, tokens, _ = arrays["inputs_embeds"].shape
     assert batch * tokens <= shape.max_rows
     mask = arrays.get("attention_mask") if tokens > 1 else None

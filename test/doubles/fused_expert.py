@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The action expert's kernels in NumPy: an Euler step in float64, the reference of the kernels' tests.
+"""The action expert's kernels in NumPy: an Euler step in float64.
 
-`velocity` computes on arrays. `HostFusedExpert` has the interface of `FusedExpert` and computes on host
-memory by address, so that the whole runtime can run on it.
+It is the reference of the kernels' tests. `velocity` computes on arrays. `HostFusedExpert` has the interface
+of `FusedExpert` and computes on host memory by address, so that the whole runtime can run on it.
 """
 
 from __future__ import annotations

@@ -18,7 +18,10 @@ LINKED += ["-Wl,-Bsymbolic", "-fno-gnu-unique"]  # for several libraries in a pr
 
 
 def build_library(library: Path, source: Path, runtime: Sequence[Path], options: Sequence[str]) -> None:
-    """Compile kernels, which use nothing of C++'s library, and link them with files of the emulation."""
+    """Compile kernels and link them with files of the emulation.
+
+    The kernels use nothing of C++'s library.
+    """
     kernels = ["-nostdinc++", *options, f"-I{library.parent}", str(source)]
     objects = [str(_object(part)) for part in runtime]
     subprocess.run(["g++", *OPTIONS, *LINKED, *kernels, *objects, "-o", str(library)], check=True)

@@ -87,7 +87,10 @@ class QuantizedMatrix:
 
 
 def packed(rows: np.ndarray, bits: int) -> np.ndarray:
-    """Pack integers along the last axis; the first of two of 4 bits is in the low half of a byte."""
+    """Pack integers along the last axis.
+
+    The first of two integers of 4 bits is in the low half of a byte.
+    """
     if bits == 8:
         return np.ascontiguousarray(rows)
     rows = np.pad(rows, [(0, 0), (0, rows.shape[1] % 2)])

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drafter that knows the answers, and proposes random trees in which some tokens are right."""
+"""A drafter that knows the answers and proposes random trees.
+
+Some tokens of a tree are right.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,20 @@ from edgellm_ros.runtime.request import LLMGenerationRequest
 
 
 class ScriptedTrees(SpecDecodeDraftingConfig):
-    """Prompt lookup whose runtime loads graphs that take trees, for a drafter that proposes trees."""
+    """Prompt lookup for a drafter that proposes trees.
+
+    The runtime loads graphs that take trees.
+    """
 
     is_chain = False
 
 
 class ScriptedDrafter:
-    """`answers`: request -> tokens of its answer; `right`: share of right tokens of right parents.
+    """A drafter that proposes random trees with tokens of known answers.
 
-    `drafter`: gets all calls too; its proposals are replaced. `back`: how far before a node its parent may
-    be, 1 for chains.
+    `answers`: request -> tokens of its answer; `right`: share of right tokens of right parents. `drafter`:
+    gets all calls too; its proposals are replaced. `back`: how far before a node its parent may be, 1 for
+    chains.
     """
 
     name = "scripted"
@@ -75,10 +82,11 @@ class ScriptedDrafter:
 def draft_by_script(
     runtime: LLMInferenceRuntime, steps: int, size: int, seed: int = 0, right: float = 0.8
 ) -> ScriptedDrafter:
-    """Let a runtime that drafts decode with trees of `size` nodes, of up to steps + 1 tokens per round.
+    """Let a runtime that drafts decode with trees of `size` nodes.
 
-    A hybrid gets chains. A draft head must draft with the same number of steps. A runtime that drafts by
-    prompt lookup must be made with ScriptedTrees: on CUDA, graphs for chains take no mask.
+    A round gives up to steps + 1 tokens. A hybrid gets chains. A draft head must draft with the same number
+    of steps. A runtime that drafts by prompt lookup must be made with ScriptedTrees: on CUDA, graphs for
+    chains take no mask.
     """
     pipeline = runtime.pipeline
     config = SpecDecodeDraftingConfig(32, steps, size, falls_back=False)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of NVIDIA's Python bindings, read from the generated stubs (`typings`)."""
+"""The interface of NVIDIA's Python bindings.
+
+It is read from the generated stubs (`typings`).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ Member = list[Signature] | str  # a method's signatures, or the type of anything
 
 
 def read_api(stubs: Path) -> dict[str, dict[str, Member]]:
-    """Return the members of each class and its bases; nested classes are "Outer.Inner"."""
+    """Return the members of each class and its bases.
+
+    Nested classes are "Outer.Inner".
+    """
     classes: dict[str, dict[str, Member]] = {}
     _read(ast.parse(stubs.read_text()).body, "", classes)
     return classes

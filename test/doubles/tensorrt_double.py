@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A double of the module `tensorrt`: ONNX Runtime on the CPU, with TensorRT's rules.
+"""A double of `tensorrt`: ONNX Runtime on the CPU, with TensorRT's rules.
 
 A documented error of TensorRT is an error of the double: logged, and the call returns False or None.
 The device is test/doubles/deferred_device.py, so an enqueued run happens when the caller waits. Names and
@@ -270,7 +270,10 @@ class ICudaEngine:
         return IExecutionContext(self, runtime_config or IRuntimeConfig())
 
     def _shapes(self, inputs: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of all tensors; a trial run gives shapes without input symbols."""
+        """Return the shapes of all tensors.
+
+        A trial run gives the shapes whose symbols no input has.
+        """
         key = tuple(sorted(inputs.items()))
         if key in self._output_shapes:
             return self._output_shapes[key]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A double of the module `tensorrt_rtx`: the double of `tensorrt` with the differences of TensorRT for RTX.
+"""A double of `tensorrt_rtx`: that of `tensorrt` with the differences for RTX.
 
 A plan is for named GPUs, a runtime configuration has a cache of compiled kernels and a strategy for dynamic
 shapes, and there is neither a timing cache nor a version-compatible plan.

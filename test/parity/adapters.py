@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters with random weights that are compared with PEFT, and what asks for them."""
+"""Adapters of random weights to compare with PEFT, and the prompt they answer."""
 
 from __future__ import annotations
 

@@ -8,7 +8,10 @@ from pathlib import Path
 
 
 def checkpoint_digest(checkpoint: Path) -> str:
-    """SHA-256 over all weights and tokens of a checkpoint; its draft head changes no answer."""
+    """Return the SHA-256 of the weights and tokens of a checkpoint.
+
+    Its draft head is left out, because it changes no answer.
+    """
     digest, draft = hashlib.sha256(), checkpoint / "draft"
     weights = [path for path in checkpoint.rglob("*.safetensors") if draft not in path.parents]
     for path in sorted([*weights, checkpoint / "tokenizer.json"]):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One arena scene through engines and runtime, and through transformers and PyTorch: how far apart?"""
+"""Differences between the runtime and a reference in one arena scene.
+
+The scene passes through the engines and the runtime, and through transformers and PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ LOGPROBS = 8
 
 @dataclass(frozen=True)
 class Differences:
-    """Largest absolute differences in one scene; actions: normalised, after the runtime's Euler steps."""
+    """Largest absolute differences in one scene.
+
+    `actions`: of normalised actions, after the runtime's Euler steps.
+    """
 
     tokens: tuple[list[int], list[int]]  # engines, reference
     logits: float
@@ -34,7 +40,7 @@ class Differences:
 
 
 class Comparison:
-    """The engines of one directory against the checkpoint that they were exported from.
+    """The engines of a directory against the checkpoint that they are exported from.
 
     The runtime works on `device`, the graphs alone on the CPU.
     """
@@ -79,7 +85,10 @@ class Comparison:
         return _largest(np.concatenate(logits) - answer.logits.numpy())
 
     def _velocities(self, answer: Answer, noise_seed: int) -> float:
-        """The action graph alone, fed with the reference's cache and trajectory at every Euler step."""
+        """Return the largest difference of velocities of the action graph alone.
+
+        At every Euler step, the graph takes the reference's cache and trajectory.
+        """
         length, start = self._start(answer)
         shape = self.action.inputs["key_cache_0"].shape
         caches = {}
@@ -129,7 +138,11 @@ class Comparison:
 
 
 def _logprobs(found: list[list[tuple[int, float]]], answer: Answer) -> float:
-    """What the runtime reports for its most likely tokens, against the reference's for the same tokens."""
+    """Return the largest difference of log-probabilities from the reference's.
+
+    They are those that the runtime reports for its most likely tokens, against the reference's for the same
+    tokens.
+    """
     expected = torch.log_softmax(answer.logits.double(), dim=-1).numpy()
     pairs = zip(found, expected, strict=False)  # where the tokens differ, the lengths may
     return max(abs(value - row[token]) for entries, row in pairs for token, value in entries)

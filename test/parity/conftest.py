@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints to compare on: the arena's own, or the one that $EDGELLM_CHECKPOINT names, and a tiny one with
-random weights."""
+"""Checkpoints to compare on: a trained one, and a tiny one with random weights.
+
+The trained one is the arena's own, or the one that $EDGELLM_CHECKPOINT names.
+"""
 
 from __future__ import annotations
 

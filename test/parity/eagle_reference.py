@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE-3's arithmetic in PyTorch: one forward pass of a draft head over all rows, without a cache.
+"""EAGLE-3's arithmetic in PyTorch: one forward pass of a draft head over all rows.
 
-A row is a token: its embedding e and a state g. Tensors have EAGLE's names (fixtures/random_head.py).
+There is no cache. A row is a token: its embedding e and a state g. Tensors have EAGLE's names
+(fixtures/random_head.py).
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ class EagleReference:
         return self._linear("fc", joined)
 
     def forward(self, e: Tensor, g: Tensor, positions: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """Run rows e, g [S,H] at positions [S] that attend as seen [S,S] says: logits, states of the next."""
+        """Run rows e, g [S,H] at positions [S]; return logits and the next rows' states.
+
+        The rows attend to each other as seen [S,S] says.
+        """
         x = g
         for i in range(self.layers):
             module = f"layers.{i}" if i else "midlayer"

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the graphs of an engine directory in ONNX Runtime with nothing of our runtime in between."""
+"""Runs the graphs of an engine directory in ONNX Runtime alone.
+
+Nothing of the package's own runtime is in between.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,10 @@ class Encoders:
         return self.graphs["audio"](**thinker.audio_inputs(prompt))["audio_embeds"]
 
     def embed(self, thinker, prompt, embedding: np.ndarray) -> tuple[np.ndarray, list[np.ndarray] | None]:
-        """Embeddings of a prompt [S, H], and those of each deepstack level; None without an image."""
+        """Return the embeddings of a prompt [S, H], and those of each deepstack level.
+
+        Those of the levels are None without an image.
+        """
         ids = prompt.input_ids[0].numpy()
         embeds, deepstack = embedding[ids], None
         if prompt.pixel_values is not None:
@@ -100,8 +106,11 @@ class LanguageModel:
         }
 
     def step(self, embeds, rope_cos=None, rope_sin=None, deepstack=None, wanted=None) -> np.ndarray:
-        """Run new tokens: embeds [S, H], rope rows [1, S, D/2], deepstack [S, H] each -> logits [N, V] of the
-        wanted tokens."""
+        """Run new tokens; return the logits [N, V] of the wanted tokens.
+
+        embeds: [S, H]. rope_cos, rope_sin: rows [1, S, D/2]. deepstack: [S, H] each. wanted: None = the last
+        token.
+        """
         count = len(embeds)
         rows = np.arange(self.capacity)[None] <= (self.length + np.arange(count))[:, None]
         levels = deepstack or [np.zeros_like(embeds)] * len(self.deepstack_names)
@@ -128,7 +137,10 @@ class LanguageModel:
         return out["logits"][0]
 
     def prefill(self, thinker, encoders: Encoders, prompt, wanted=None) -> np.ndarray:
-        """Run a prompt from an empty cache; logits [N, V] of the wanted tokens (default: the last)."""
+        """Run a prompt from an empty cache; return the logits [N, V] of the wanted tokens.
+
+        wanted: None = the last token.
+        """
         self.reset()
         embeds, deepstack = encoders.embed(thinker, prompt, self.embedding)
         positions, _ = thinker.positions(prompt)

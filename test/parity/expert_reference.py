@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flow-matching expert once more, in plain PyTorch: written from its formulas, sharing no code with the
-builder or the training.
+"""The flow-matching expert once more, in plain PyTorch.
 
-Slow and literal on purpose: keys are repeated for every query head, cache and own keys are joined, batch rows
-run one by one.
+It is written from its formulas and shares no code with the builder or the training. It is slow and literal on
+purpose: keys are repeated for every query head, cache and own keys are joined, batch rows run one by one.
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ from torch import Tensor
 
 
 class ExpertReference:
-    """`weights`: tensors of action_expert/model.safetensors in fp32; `config`: its config.json.
+    """An action expert that computes velocities and samples actions.
 
-    rotary_dim: values of a head that RoPE rotates; None = all.
+    `weights`: tensors of action_expert/model.safetensors in fp32; `config`: its config.json. rotary_dim:
+    values of a head that RoPE rotates; None = all.
     """
 
     def __init__(self, weights: dict[str, Tensor], config: dict, rotary_dim: int | None = None) -> None:
@@ -42,8 +42,11 @@ class ExpertReference:
         cache: Sequence[tuple[Tensor, Tensor]],
         start_position: int,
     ) -> Tensor:
-        """Velocity [T, A] of one trajectory [T, A]; time: of all steps, or of each [T]; cache per layer:
-        keys, values [Hkv, length, D], all rows valid."""
+        """Return the velocity [T, A] of one trajectory [T, A].
+
+        time: of all steps, or of each [T]. cache: keys and values [Hkv, length, D] of each layer, all rows
+        valid.
+        """
         eps = self.config["rms_norm_eps"]
         hidden = self._linear("in_proj", trajectory) + self._time(time)
         cos, sin = self._rotation(start_position, trajectory.shape[0])

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny checkpoints of every dense family, of sizes that the fused kernels take, and transformers' logits."""
+"""Tiny checkpoints of every dense family for the fused kernels, and their logits.
+
+The sizes are those that the kernels take, and the logits are those of transformers.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,10 @@ def write_internvl(text: dict, directory: Path) -> None:
 
 
 def silence(directory: Path) -> None:
-    """Let no answer have placeholders of images and sounds, which transformers would look for."""
+    """Let no answer have placeholders of images and sounds.
+
+    transformers would look for what they stand for.
+    """
     tokenizer = make_tokenizer()
     ids = [tokenizer.token_to_id(name) for name in UNSAID]
     ids += range(tokenizer.get_vocab_size(), SIZES["vocab_size"])  # added tokens, and the padding
@@ -128,7 +134,7 @@ FAMILIES = {
 
 
 def load_half(family: Family, checkpoint: Path) -> Any:
-    """Load transformers' model, which computes in fp32 with the weights of an engine in fp16."""
+    """Load transformers' model in fp32 with the weights of an engine in fp16."""
     loaded, info = getattr(transformers, family.model).from_pretrained(
         checkpoint, dtype=torch.float32, output_loading_info=True
     )
@@ -142,7 +148,10 @@ def load_half(family: Family, checkpoint: Path) -> Any:
 def logits_after(
     family: Family, checkpoint: Path, model: Any, prompt: list[int], answer: list[int]
 ) -> torch.Tensor:
-    """Compute the logits [tokens,V] that each token of an answer to `Family.request` is chosen from."""
+    """Compute the logits [tokens,V] that each token of an answer is chosen from.
+
+    The answer is one to `Family.request`.
+    """
     ids = torch.tensor([prompt + answer])
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if family.model == INTERNVL:

@@ -17,9 +17,10 @@ TOKENS = 32
 def check_greedy_answer(
     found: LLMGenerationResponse, model: Any, inputs: dict[str, Any], tokens: int = TOKENS
 ) -> None:
-    """Check tokens and log-probabilities of an answer of at most `tokens` tokens to a prompt.
+    """Check tokens and log-probabilities of a greedy answer to a prompt.
 
-    `inputs`: the prompt as transformers' model takes it, one row.
+    `inputs`: the prompt as transformers' model takes it, one row. `tokens`: the answer's largest number of
+    tokens.
     """
     ids = inputs["input_ids"]
     answer = model.generate(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports LeRobot's policies, which are installed apart from this package and without their dependencies.
+"""Imports LeRobot's policies from an installation without their dependencies.
 
-The modules in UNRELATED load recordings, train, or drive a gymnasium: no line of theirs runs when a policy
-computes actions. They are replaced by empty modules, whose names are empty classes.
+The installation is apart from this package. The modules in UNRELATED load recordings, train, or drive a
+gymnasium: no line of theirs runs when a policy computes actions. They are replaced by empty modules, whose
+names are empty classes.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ def _importable() -> Iterator[None]:
 
 
 def smolvla() -> tuple[types.ModuleType, types.ModuleType, types.ModuleType]:
-    """Import the modules `modeling_smolvla`, `smolvlm_with_expert` and `processor_smolvla` of LeRobot."""
+    """Import three modules of LeRobot's SmolVLA.
+
+    They are `modeling_smolvla`, `smolvlm_with_expert` and `processor_smolvla`.
+    """
     if not INSTALLED.is_dir():
         pytest.skip(f"{INSTALLED} has no LeRobot: make parity installs it")
     names = ("modeling_smolvla", "smolvlm_with_expert", "processor_smolvla")

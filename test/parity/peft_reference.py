@@ -13,8 +13,10 @@ from thinker_reference import ThinkerReference
 
 @contextmanager
 def taken_for_dense(model) -> Iterator[None]:
-    """PEFT 0.21 takes the thinker's model type for a mixture of experts, whose feed-forward layers have other
-    names, and would look for those."""
+    """Give the model a type that PEFT does not take for a mixture of experts.
+
+    PEFT 0.21 takes the thinker's model type for one, and would look for feed-forward layers of other names.
+    """
     model.config.model_type = "dense"
     try:
         yield

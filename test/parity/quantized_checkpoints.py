@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny random checkpoints in every quantised layout, and the models that they stand for."""
+"""Tiny random checkpoints in every quantised layout.
+
+Each comes with the model that it stands for.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +135,7 @@ CASES = {
 
 
 def write_checkpoint(directory: Path, case: Case, family: str = "qwen3") -> torch.nn.Module:
-    """Write a checkpoint; return transformers' model with the weights that its integers stand for."""
+    """Write a checkpoint; return transformers' model with the weights it stands for."""
     tokenizer = make_tokenizer()
     stop = tokenizer.token_to_id(STOP)
     sizes = {**SIZES, "vocab_size": tokenizer.get_vocab_size(), "eos_token_id": stop}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantises layers as the published tools do, in PyTorch, written after their packing code.
+"""Quantises layers as the published tools do, in PyTorch.
 
-Each function takes a weight [N,K] and returns the tensors that the tool stores, by suffix, and the weight
-that they stand for, in fp32.
+The functions are written after the packing code of the tools. Each takes a weight [N,K] and returns the
+tensors that the tool stores, by suffix, and the weight that they stand for, in fp32.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def in_groups(weight: torch.Tensor, group: int) -> torch.Tensor:
 def affine(
     weight: torch.Tensor, bits: int, group: int, symmetric: bool, scale_type=torch.float16
 ) -> tuple[torch.Tensor, ...]:
-    """Round to unsigned integers [N,K]; scales and zero points [N,G]; and the weight after rounding."""
+    """Round to unsigned integers; return them, scales, zero points and rounded weight.
+
+    The integers are [N,K], scales and zero points [N,G]. The rounded weight is what they stand for.
+    """
     blocks, top = in_groups(weight, group), 2**bits - 1
     if symmetric:
         scale = blocks.abs().amax(-1) / (2 ** (bits - 1) - 1)
@@ -65,7 +68,10 @@ def gptq(
     order: torch.Tensor | None = None,
     version: int = 1,
 ) -> tuple[Stored, torch.Tensor]:
-    """AutoGPTQ's QuantLinear.pack: words of inputs; order [K]: inputs as they were quantised."""
+    """Pack words of inputs as AutoGPTQ's QuantLinear.pack does.
+
+    order [K]: inputs in the order in which they are quantised.
+    """
     inputs = weight.shape[1]
     order = torch.arange(inputs) if order is None else order
     values, scale, zero, rounded = affine(weight[:, order], bits, group, symmetric)
@@ -93,7 +99,10 @@ def packed(
     order: torch.Tensor | None = None,
     packed_zeros: bool = True,
 ) -> tuple[Stored, torch.Tensor]:
-    """compressed-tensors, pack_quantized: integers plus half their range, words of inputs."""
+    """Pack words of inputs in the format pack_quantized of compressed-tensors.
+
+    The words have the integers plus half of their range.
+    """
     inputs, half = weight.shape[1], 2 ** (bits - 1)
     index = torch.arange(inputs) if order is None else order
     values, scale, zero, rounded = affine(weight[:, index], bits, group, symmetric, torch.bfloat16)
@@ -142,7 +151,10 @@ def fp8_channel(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
 
 
 def fp8_block(weight: torch.Tensor, block: tuple[int, int], name: str) -> tuple[Stored, torch.Tensor]:
-    """Round to FP8 with a scale for each block of outputs and inputs; the last of each may be smaller."""
+    """Round to FP8 with a scale for each block of outputs and inputs.
+
+    The last block of each may be smaller.
+    """
     rows, columns = (torch.arange(size) // edge for size, edge in zip(weight.shape, block, strict=True))
     scale = torch.zeros(int(rows[-1]) + 1, int(columns[-1]) + 1)
     for i in range(scale.shape[0]):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random checkpoints of Qwen's vision-language models, and their answers by transformers."""
+"""Random checkpoints of Qwen's vision-language models, and transformers' answers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,10 @@ def load(model_class: Any, checkpoint: Path) -> Any:
 
 
 def check_answer(exported: Exported, device: Any, sizes: Sequence[tuple[int, int]]) -> None:
-    """Check positions, greedy tokens and log-probabilities of an answer about images of these sizes."""
+    """Check positions, tokens and log-probabilities of a greedy answer about images.
+
+    sizes: of the images.
+    """
     images = tuple(make_image(*size) for size in sizes)
     request = LLMGenerationRequest(
         "go there", images=images, sampling=SamplingParams(max_tokens=TOKENS), logprobs=5

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records what transformers and PyTorch answer in a few arena scenes, for machines that have neither.
+"""Records what transformers and PyTorch answer in a few arena scenes.
+
+The record is for machines that have neither.
 
     python test/parity/record.py            # after the checkpoint has changed
 
@@ -34,7 +36,10 @@ SEED = 7
 
 
 def record(checkpoint: Path, count: int) -> dict[str, np.ndarray]:
-    """Arrays by name; those of scene i end in `_i`. Scenes whose answer ends in a trajectory."""
+    """Return arrays by name for scenes whose answer ends in a trajectory.
+
+    The names of the arrays of scene i end in `_i`.
+    """
     thinker = ThinkerReference(checkpoint)
     expert = ExpertReference.load(checkpoint / "action_expert")
     space = expert.config["action_space"]

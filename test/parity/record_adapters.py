@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records what PEFT answers with adapters on the tests' tiny checkpoint, for machines without it.
+"""Records what PEFT answers with adapters on the tests' tiny checkpoint.
+
+The record is for machines without PEFT.
 
     python test/parity/record_adapters.py            # after test/fixtures/tiny_*.py have changed
 
@@ -27,7 +29,10 @@ FILE = ROOT / "test" / "data" / "lora_references.json"
 
 
 def record() -> dict:
-    """Of every adapter: greedy tokens, and for each the likeliest tokens and their log-probabilities."""
+    """Return every adapter's greedy tokens and the likeliest tokens in their places.
+
+    The likeliest tokens come with their log-probabilities.
+    """
     references = {}
     with TemporaryDirectory() as folder:
         checkpoint = write_tiny_checkpoint(Path(folder) / "checkpoint")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a graph on the CPU as a GPU does in half precision: sums in fp32, results rounded to the graph's type.
+"""Runs a graph on the CPU as a GPU does in half precision.
 
-ONNX Runtime has no kernels for bf16 on a CPU. ONNX's reference evaluator has, but its operators compute in
-NumPy and add up in bf16; those that add up are replaced.
+Sums are fp32, and results are rounded to the graph's type. ONNX Runtime has no kernels for bf16 on a CPU.
+ONNX's reference evaluator has, but its operators compute in NumPy and add up in bf16; those that add up are
+replaced.
 """
 
 from __future__ import annotations

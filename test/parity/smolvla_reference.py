@@ -38,7 +38,10 @@ class SmolVLAShape:
 
 
 class SmolVLAReference:
-    """LeRobot's policy and processors; `checkpoint` is what they save, `vlm` the folder of the VLM."""
+    """LeRobot's policy and processors.
+
+    `checkpoint` is the folder that they save, `vlm` that of the VLM.
+    """
 
     def __init__(self, shape: SmolVLAShape, folder: Path, seed: int) -> None:
         modeling, with_expert, processors = lerobot_policies.smolvla()
@@ -120,7 +123,10 @@ class SmolVLAReference:
 
     @torch.no_grad()
     def prefix(self, batch: dict):
-        """Compute the prefix: embeddings [1,S,H], padding mask [1,S], keys and values by layer."""
+        """Compute the prefix: embeddings, padding mask, keys and values by layer.
+
+        Embeddings are [1,S,H], the mask is [1,S].
+        """
         images, masks = self.policy.prepare_images(batch)
         model, modeling = self.policy.model, lerobot_policies.smolvla()[0]
         state = self.policy.prepare_state(batch)

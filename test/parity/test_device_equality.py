@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's model on a GPU against the same model on the CPU, in scenes that training never saw; and how
-long it takes to plan there."""
+"""The demo's model on a GPU: equality with the CPU, and how long a plan takes.
+
+Training never saw the scenes.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,10 @@ def test_log_probabilities_are_those_of_the_cpu(pairs, record_property):
 
 
 def test_trajectories_are_those_of_the_cpu(pairs, on_cpu, record_property):
-    """Actions in standard deviations of the checkpoint's action space, after all Euler steps."""
+    """The unit of actions is the standard deviation of the checkpoint's action space.
+
+    Actions are compared after all Euler steps.
+    """
     std = np.asarray(on_cpu.config.action.action_space.std)
     assert [cpu.actions is None for cpu, _ in pairs] == [gpu.actions is None for _, gpu in pairs]
     driving = [(cpu, gpu) for cpu, gpu in pairs if cpu.actions is not None]
@@ -93,8 +98,10 @@ def first_logits(runtime, device, request: LLMGenerationRequest) -> np.ndarray:
 def test_logits_in_half_precision_are_those_of_fp32_on_the_cpu(
     trained_checkpoint, on_cpu, device, tmp_path, record_property, precision, tolerance
 ):
-    """Relative to the whole vector of logits in the Euclidean norm, and to the largest of them in the maximum
-    norm."""
+    """Differences are relative, in the Euclidean norm and in the maximum norm.
+
+    The former are relative to the whole vector of logits, the latter to the largest logit.
+    """
     export(trained_checkpoint, tmp_path, precision=precision)
     euclidean, maximum = [], []
     with LLMInferenceRuntime(tmp_path, device, prefix_cache_bytes=0) as half:
@@ -138,7 +145,10 @@ def test_answers_of_the_fused_kernels_in_fp16_are_those_of_fp32_on_the_cpu(
 
 
 def test_a_plan_takes_at_most_60_ms(pairs, on_gpu, record_property):
-    """From the camera's frame to the trajectory: the whole of `handle_request`, one after the other, warm."""
+    """The time is from the camera's frame to the trajectory: all of `handle_request`.
+
+    The requests come one after the other, when the runtime is warm.
+    """
     driving = [
         scene for scene, (_, gpu) in zip(scenes(SCENES), pairs, strict=True) if gpu.actions is not None
     ]

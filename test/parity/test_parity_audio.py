@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hearing against transformers: features within 1e-4, rows and logits within 1e-3, greedy tokens equal."""
+"""Hearing against transformers: features, rows, logits and greedy tokens.
+
+Features are within 1e-4, rows and logits within 1e-3, and greedy tokens are equal.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +145,10 @@ def make_runner(engine):
 
 
 def processed_together(thinker, sounds):
-    """Features, mask and rows as the checkpoint's own processor and encoder make them of several sounds."""
+    """Return the mask of the features of several sounds, and the rows of the sounds.
+
+    The checkpoint's own processor and encoder make them of all sounds together.
+    """
     arguments = {"padding": True, "truncation": False, "return_attention_mask": True, "return_tensors": "pt"}
     made = thinker.extractor(sounds, sampling_rate=16000, **arguments)
     features, mask = made["input_features"], made["attention_mask"]
@@ -151,10 +157,11 @@ def processed_together(thinker, sounds):
 
 @pytest.mark.parametrize("lengths", [(0.9, 2.0), (1.1, 4.2), (0.4, 0.7)])
 def test_rows_of_a_sound_do_not_depend_on_other_sounds_of_the_prompt(thinker, engine, lengths):
-    """Our choice (multimodal/audio_runner.py): every sound as the reference makes it of that sound alone.
+    """Every sound has the rows that the reference makes of that sound alone.
 
-    The reference pads the sounds of a prompt to the longest. Its own rows of the shorter one then differ from
-    what it makes of that sound alone, which is seen here; those of the longest do not.
+    This is a choice of multimodal/audio_runner.py. The reference pads the sounds of a prompt to the longest.
+    Its own rows of the shorter one then differ from what it makes of that sound alone, which is seen here;
+    those of the longest do not.
     """
     runner, config, device = make_runner(engine)
     sounds = [sound(seconds) for seconds in lengths]
@@ -171,7 +178,10 @@ def test_rows_of_a_sound_do_not_depend_on_other_sounds_of_the_prompt(thinker, en
 
 
 def test_the_number_of_rows_of_a_sound_does_not_depend_on_other_sounds_either(thinker, engine):
-    """6401 samples are 40 frames, 5 rows; beside a longer sound the reference counts 41 frames, 6 rows."""
+    """6401 samples are 40 frames, 5 rows.
+
+    Beside a longer sound the reference counts 41 frames, 6 rows.
+    """
     runner, *_ = make_runner(engine)
     sounds = [sound(1.0)[:6401], sound(3.0)]
     counts = omni._get_feat_extract_output_lengths

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scales of `edgellm export --calibrate` against AWQ's searches, in PyTorch on transformers' model."""
+"""Scales of `edgellm export --calibrate` against those of AWQ's searches.
+
+The searches are in PyTorch, on transformers' model.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ GROUP, TOP = 32, {"int4": 7, "int8": 127}
 
 
 def rounded(weight: torch.Tensor, top: int, largest: torch.Tensor | None = None) -> torch.Tensor:
-    """llm-awq's `pseudo_quantize_tensor` with symmetric groups; largest [N,K/group]: None = of each group."""
+    """Round as llm-awq's `pseudo_quantize_tensor` does with symmetric groups.
+
+    largest [N,K/group]: None = of each group.
+    """
     blocks = weight.reshape(len(weight), -1, GROUP)
     largest = blocks.abs().amax(-1) if largest is None else largest
     steps = largest[..., None].clamp(min=1e-5) / top
@@ -44,7 +50,10 @@ def awq_scales(layers: list[torch.nn.Linear], x: torch.Tensor, top: int) -> tupl
 
 
 def awq_largest(weight: torch.Tensor, x: torch.Tensor, top: int) -> torch.Tensor:
-    """The search of llm-awq's `auto_clip_layer`: the largest magnitude that each group keeps [N,K/group]."""
+    """Search the share of its largest magnitude that each group keeps [N,K/group].
+
+    The search is that of llm-awq's `auto_clip_layer`.
+    """
     blocks, rows = weight.reshape(len(weight), -1, GROUP), x.reshape(len(x), -1, GROUP)
     expected = torch.einsum("tgi,ngi->tng", rows, blocks)
     whole = blocks.abs().amax(-1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints whose configuration says the unusual: read as transformers reads them."""
+"""Checkpoints of unusual configurations are read as transformers reads them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks that continue the one before, against PyTorch: whole samplings with the reference's own velocity."""
+"""Chunks that continue the one before, against PyTorch.
+
+Whole samplings are compared, with the reference's own velocity.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class Sampled:
         self.mean, self.std = torch.tensor(space.mean), torch.tensor(space.std)
 
     def found(self, **condition) -> torch.Tensor:
-        """Return the runtime's normalised actions; also read the KV cache that they attend to."""
+        """Return the runtime's normalised actions; read the KV cache they attend to."""
         request = LLMGenerationRequest("go", action_samples=2, noise_seed=5, denoise_steps=STEPS)
         if condition:
             chunk = ChunkCondition(CHUNK, executed=EXECUTED, delay=DELAY, **condition)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversations with images and sounds between the words: prompt, positions and answers are transformers'."""
+"""Prompts, positions and answers of conversations are those of transformers.
+
+The conversations have images and sounds between the words.
+"""
 
 from __future__ import annotations
 

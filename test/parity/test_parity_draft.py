@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft heads of every layout against EAGLE-3's arithmetic in PyTorch: a prompt, then levels of a tree."""
+"""Draft heads of every layout against EAGLE-3's arithmetic in PyTorch.
+
+A prompt runs, and then levels of a tree.
+"""
 
 from __future__ import annotations
 
@@ -221,7 +224,10 @@ BASES: dict[str, tuple[Any, Any]] = {
 
 
 def base_inputs(config: EngineConfig) -> tuple[dict[str, np.ndarray], dict[str, torch.Tensor]]:
-    """Make the same random tokens as inputs of a graph and as arguments of transformers' text model."""
+    """Make the same random tokens for a graph and for transformers' text model.
+
+    Return the inputs of the graph and the arguments of the model.
+    """
     rng, hidden, tokens = np.random.default_rng(1), config.llm.hidden_size, 9
     embeds = rng.standard_normal((1, tokens, hidden)).astype(np.float32)
     angles = np.arange(tokens)[:, None] * np.array(config.llm.rope.frequencies)

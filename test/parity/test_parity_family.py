@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A family of the tests' own, made of the builder's shared parts, against transformers."""
+"""A family of the tests' own, of the builder's shared parts, against transformers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An FP8 KV cache against transformers, whose keys and values PyTorch rounds to E4M3."""
+"""An FP8 KV cache against transformers.
+
+PyTorch rounds the keys and values of transformers to E4M3.
+"""
 
 from __future__ import annotations
 

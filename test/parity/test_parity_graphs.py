@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exported graphs, alone in ONNX Runtime, against transformers and PyTorch: fp32 within 1e-3, greedy
-tokens equal."""
+"""The exported graphs, alone in ONNX Runtime, against transformers and PyTorch.
+
+In fp32 they are within 1e-3, and greedy tokens are equal.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ TEXTS = ["go to the red box", "What do you see?"]
 
 @pytest.fixture(scope="module")
 def image(thinker) -> np.ndarray:
-    """Noise with large shapes in it, of a size that the processor does not have to change."""
+    """Noise with large shapes in it, of a size that the processor need not change."""
     pixels = thinker.processor.size["shortest_edge"]
     width = {71680: 320}.get(pixels, 64)
     height = pixels // width
@@ -57,7 +59,7 @@ def test_vision_rows_and_deepstack_rows_match(thinker, run_vision, image):
 
 @pytest.mark.parametrize("size", [(96, 32), (32, 96), (80, 80)])
 def test_vision_matches_on_other_image_shapes(thinker, run_vision, size):
-    """One graph for all shapes: the processor makes grids of other proportions from these."""
+    """One graph is for all shapes: grids of these images have other proportions."""
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
     prompt = thinker.prompt(TEXTS[0], image=image)
     for rows, reference in zip(run_vision(prompt), thinker.vision(prompt), strict=True):
@@ -90,9 +92,10 @@ def test_greedy_decoding_matches_token_by_token(thinker, prefill, language_model
 
 
 def test_velocities_match_for_several_requests_and_samples(thinker, expert, engine, image):
-    """Two requests with caches of different lengths, three trajectories each, times from noise to action.
+    """Two requests have three trajectories each, at times from noise to action.
 
-    Of the cache, which has other values behind the filled rows, some of those are read too.
+    Their caches have different lengths, and other values behind the filled rows; some of those rows are read
+    too.
     """
     graph = Graph(engine / "action" / "model.onnx")
     capacity, samples = graph.inputs["key_cache_0"].shape[2], 3

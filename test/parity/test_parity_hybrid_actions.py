@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Action experts on hybrid models against PyTorch, over the caches of the layers that they name."""
+"""Action experts on hybrid models against PyTorch.
+
+The experts attend to the caches of the layers that they name.
+"""
 
 from __future__ import annotations
 

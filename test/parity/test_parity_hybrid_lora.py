@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters of hybrid models against PEFT on the same checkpoint, row by row in a batch."""
+"""Adapters of hybrid models against PEFT on the same checkpoint.
+
+A batch is compared row by row.
+"""
 
 from __future__ import annotations
 

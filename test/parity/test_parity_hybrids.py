@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hybrid models of random sizes against transformers: prompts of all lengths, batches, prefixes."""
+"""Hybrid models of random sizes against transformers.
+
+There are prompts of all lengths, batches and prefixes.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ def model(request, tmp_path_factory):
 
 
 def rope_rows(reference, count: int) -> list[np.ndarray]:
-    """Return cos and sin [1,S,R/2] of a text by the reference's own code; empty without RoPE."""
+    """Return cos and sin [1,S,R/2] of a text by the reference's own code.
+
+    Without RoPE, return an empty list.
+    """
     if not hasattr(reference.model, "rotary_emb"):
         return []
     with torch.no_grad():
@@ -70,7 +76,7 @@ def requests() -> list[LLMGenerationRequest]:
 
 
 def answer(reference, prompt: list[int], count: int, stops) -> list[int]:
-    """Return the greedy tokens of transformers, each computed from the whole text before it."""
+    """Return transformers' greedy tokens, each computed from the whole text before it."""
     ids = list(prompt)
     for _ in range(count):
         with torch.no_grad():

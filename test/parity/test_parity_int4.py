@@ -36,7 +36,10 @@ PROMPTS = [order.format(place) for place in PLACES for order in ORDERS]  # 50
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """The folder of the engines `int4` and `plain`, and transformers' model of the dequantised weights."""
+    """The folder of the engines `int4` and `plain`, and transformers' model.
+
+    The model has the dequantised weights.
+    """
     root = tmp_path_factory.mktemp("int4")
     sizes = {**SIZES, "hidden_size": GROUP, "intermediate_size": 2 * GROUP, "tie_word_embeddings": False}
     checkpoint = write_decoder_checkpoint(root / "checkpoint", "qwen3", **sizes)

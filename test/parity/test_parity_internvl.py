@@ -37,7 +37,10 @@ class StillImageProcessor(transformers.InternVLProcessor):
 
 
 def random_changes(seed: int) -> dict[str, Any]:
-    """Choose sizes and switches of a checkpoint; the first seeds have every value of each switch."""
+    """Choose sizes and switches of a checkpoint.
+
+    The first seeds have every value of each switch.
+    """
     rng = np.random.default_rng(seed)
     head_dim, heads = int(rng.choice([8, 16, 24])), int(rng.integers(1, 5))
     patch, merge = int(rng.integers(2, 8)), int(rng.choice([1, 2, 4]))
@@ -102,7 +105,7 @@ def model(checkpoint):
 
 @pytest.fixture(scope="module")
 def processor(checkpoint):
-    """InternVL's processor with the variant of its image processor that resizes with Pillow."""
+    """InternVL's processor, with the image processor that resizes with Pillow."""
     return StillImageProcessor(
         GotOcr2ImageProcessorPil.from_pretrained(checkpoint),
         transformers.AutoTokenizer.from_pretrained(checkpoint),

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters in the engine against PEFT on the same checkpoint: logits within 1e-3, greedy tokens equal."""
+"""Adapters in the engine against PEFT on the same checkpoint.
+
+Logits are within 1e-3, and greedy tokens are equal.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ def runtime(engine, runtime_device):
 
 
 def logits_and_answer(reference, engine, directory):
-    """Logits of the graph alone, fed with the reference's tokens, and the reference's answer."""
+    """Return the logits of the graph alone, and the reference's answer.
+
+    The graph takes the reference's tokens.
+    """
     bindings = EngineExecutor.open(engine / "llm" / "model.onnx", CpuDevice()).bindings.values()
     adapter = LoraAdapters(CpuDevice(), bindings, MAX_RANK).add("adapter", directory)
     model = LanguageModel(engine, {name: tensor.array for name, tensor in adapter.tensors.items()})

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Videos of Qwen3-Omni thinkers with random sizes, beside images and sounds, against transformers."""
+"""Videos of Qwen3-Omni thinkers against transformers.
+
+The thinkers have random sizes, and there are images and sounds beside the videos.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +118,7 @@ def make_cases() -> dict[str, list[Message]]:
 
 
 def reference_inputs(processor: Any, request: LLMGenerationRequest) -> Any:
-    """Return the model's inputs of a conversation, as transformers' processor makes them."""
+    """Return the model's inputs that transformers' processor makes of a conversation."""
     names = {TextPart: "text", ImagePart: "image", VideoPart: "video", AudioPart: "audio"}
     conversation = [
         {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantised checkpoints against transformers' model with the weights that their integers stand for."""
+"""Quantised checkpoints against transformers' model of their dequantised weights."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen3.5 checkpoints as published, with random sizes and switches, against transformers."""
+"""Qwen3.5 checkpoints as they are published, against transformers.
+
+Sizes and switches are random.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ def exported(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def prompt(exported):
-    """Inputs of a prompt with three images between random words, longer than a chunk of the delta net."""
+    """Inputs of a prompt with three images between random words.
+
+    The prompt is longer than a chunk of the delta net.
+    """
     config, rng = exported.model.config, np.random.default_rng(0)
     patches = exported.inputs([], IMAGES)["image_grid_thw"].prod(1)
     counts = (patches // config.vision_config.spatial_merge_size**2).tolist()

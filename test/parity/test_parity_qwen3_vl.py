@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen3-VL checkpoints with random sizes and switches, and whole Qwen3-Omni ones, against transformers."""
+"""Qwen3-VL checkpoints and whole Qwen3-Omni ones against transformers.
+
+The Qwen3-VL checkpoints have random sizes and switches.
+"""
 
 from __future__ import annotations
 

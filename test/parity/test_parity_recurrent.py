@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recurrent layers match those of transformers, for any number of tokens and any cut into runs."""
+"""Recurrent layers match those of transformers.
+
+They do so for any number of tokens and any cut into runs.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""50 arena scenes that training never saw, through the runtime and through transformers and PyTorch."""
+"""50 arena scenes, through the runtime and through transformers and PyTorch.
+
+Training never saw the scenes.
+"""
 
 from __future__ import annotations
 

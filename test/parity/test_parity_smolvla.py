@@ -168,7 +168,10 @@ def test_actions_from_the_last_camera_alone_are_those_of_lerobot(case, runtime):
 
 
 def test_guided_chunks_are_those_of_lerobot(case, runtime):
-    """LeRobot computes the velocity before it asks for gradients: its correction is the error itself."""
+    """The correction of LeRobot is the error itself.
+
+    LeRobot computes the velocity before it asks for gradients.
+    """
     from lerobot.configs.types import RTCAttentionSchedule
     from lerobot.policies.rtc.configuration_rtc import RTCConfig
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts of conversations have the ids that transformers makes of them, for templates of every family."""
+"""Prompts of conversations have the ids that transformers makes of them.
+
+There are templates of every family.
+"""
 
 from __future__ import annotations
 
@@ -71,10 +74,10 @@ def tokenizer_file(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def compare(tokenizer_file, tiny_engine, tmp_path_factory):
-    """`compare(template, conversation, variables, text_only, last)`: assert that both make the same ids.
+    """A function that asserts that transformers and this package make the same ids.
 
-    `last`: an unfinished message that is continued. A template that refuses a conversation must refuse it in
-    both.
+    Its arguments are `compare(template, conversation, variables, text_only, last)`; `last`: an unfinished
+    message that is continued. A template that refuses a conversation must refuse it in both.
     """
     transformers = pytest.importorskip("transformers")
     reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file), **SPECIAL_TOKENS)

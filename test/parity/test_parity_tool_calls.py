@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tool calls that published chat templates write are read back, and as transformers reads them."""
+"""Tool calls that published chat templates write are read back.
+
+They are also those that transformers reads.
+"""
 
 import ast
 import json

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Video processors of transformers: defaults, sizes, sampled frames. Families compare engines."""
+"""Video processors of transformers: defaults, sizes and sampled frames.
+
+The tests of the families compare engines.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def reference(request):
 
 @pytest.fixture
 def video_of(reference, tmp_path):
-    """`video_of(keys)`: the configuration of a checkpoint with these keys, and its processor."""
+    """`video_of(keys)`: a checkpoint's configuration of these keys, and its processor."""
 
     def make(keys: dict) -> tuple:
         write_json(tmp_path / "video_preprocessor_config.json", keys)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families with a vision tower against transformers and PEFT: adapters and hidden states with an image."""
+"""Families with a vision tower against transformers and PEFT.
+
+Adapters and hidden states are compared, with an image in the prompt.
+"""
 
 from __future__ import annotations
 

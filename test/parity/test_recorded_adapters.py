@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What PEFT answered with adapters on the tiny checkpoint (record_adapters.py), for machines without it."""
+"""Adapters on the tiny checkpoint against recorded answers of PEFT.
+
+record_adapters.py records the answers for machines without PEFT.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transformers and PyTorch answered in a few arena scenes (record.py), for machines without them."""
+"""A few arena scenes against recorded answers of transformers and PyTorch.
+
+record.py records the answers for machines that have neither.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random checkpoints of the text families, as transformers saves them, and transformers' own answers.
+"""Random checkpoints of the text families, and transformers' own answers.
 
-Each family's settings take all their values within its eight checkpoints.
+transformers saves the checkpoints. Each family's settings take all their values within its eight checkpoints.
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ CASES = [(family, index) for family in FAMILIES for index in range(COUNT)]
 
 
 def choose(family: str) -> list[dict[str, Any]]:
-    """Choose the settings of a family's checkpoints: each value of each setting in turn, shuffled."""
+    """Choose the settings of a family's checkpoints.
+
+    Each setting has each of its values in turn, and the order is shuffled.
+    """
     rng = np.random.default_rng(FAMILIES.index(family))
     chosen: list[dict[str, Any]] = [{} for _ in range(COUNT)]
     for name, values in {**SETTINGS[family], "rope": ROPE, "rope_theta": THETAS}.items():
@@ -132,7 +135,10 @@ def make_config(family: str, settings: dict[str, Any], vocabulary: int, stop: in
 
 
 def draw_weights(model: torch.nn.Module, stop: int, generator: torch.Generator) -> None:
-    """Draw matrices that preserve magnitudes, scales near 1, biases near 0; no answer stops by itself."""
+    """Draw matrices that preserve magnitudes, scales near 1 and biases near 0.
+
+    No answer stops by itself.
+    """
     with torch.no_grad():
         for name, weight in model.named_parameters():
             weight.normal_(generator=generator)

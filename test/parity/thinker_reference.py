@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoint run by transformers' own classes: tokenizer, chat template, processors, encoders, language
-model."""
+"""The checkpoint run by transformers' own classes.
+
+The tokenizer, chat template, processors, encoders and language model are those of transformers.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,10 @@ from transformers.vision_utils import get_vision_interpolation_indices_and_weigh
 
 @dataclass(frozen=True)
 class Prompt:
-    """Inputs of one request as transformers makes them. pixel_values and grid are None without an image,
-    input_features and feature_mask without a sound."""
+    """Inputs of one request as transformers makes them.
+
+    pixel_values and grid are None without an image, input_features and feature_mask without a sound.
+    """
 
     input_ids: Tensor  # [1, S]
     pixel_values: Tensor | None  # [P, values per patch]
@@ -42,11 +46,11 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Answer:
-    """Greedy decoding: the tokens, the logits that each was taken from [tokens, V], and the KV cache of all
-    that was run.
+    """A greedy answer: its tokens, their logits, and the KV cache.
 
-    cache: per layer keys and values [Hkv, length, D]; length is that of the prompt plus all tokens (the last
-    one is run too). delta: position of a token = its index in the sequence + delta.
+    logits [tokens, V]: what each token is taken from. cache: of all that ran, per layer keys and values [Hkv,
+    length, D]; length is that of the prompt plus all tokens (the last one is run too). delta: position of a
+    token = its index in the sequence + delta.
     """
 
     token_ids: list[int]
@@ -84,8 +88,11 @@ class ThinkerReference:
         history=None,
         sounds: Sequence[np.ndarray] = (),
     ) -> Prompt:
-        """Chat template and tokenizer, then one placeholder per image row and audio row, and the history's
-        tokens in place of its own. sounds: float32 at 16 kHz."""
+        """Make a prompt with chat template and tokenizer.
+
+        Each image row and audio row has one placeholder, and the history's tokens are in place of the
+        history's own placeholder. sounds: float32 at 16 kHz.
+        """
         items: list[dict] = [{"type": "image"}] if image is not None else []
         if self.expert_config is not None:
             items.append({"type": "trajectory_history"})
@@ -101,7 +108,10 @@ class ThinkerReference:
         history=None,
         sounds: Sequence[np.ndarray] = (),
     ) -> Prompt:
-        """`prompt` for messages in transformers' format, with their images and sounds in order."""
+        """Make a prompt of messages in transformers' format.
+
+        Images and sounds are in the order of the messages.
+        """
         ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
         pixel_values = grid = features = mask = None
         if sounds:
@@ -119,9 +129,10 @@ class ThinkerReference:
         return Prompt(torch.tensor([ids]), pixel_values, grid, features, mask)
 
     def features(self, sounds: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
-        """Log-mel features of each sound on its own, [sounds, mel bins, frames], and their mask.
+        """Return the log-mel features of each sound on its own, and their mask.
 
-        The extractor, given several at once, would let the longest decide how the others end.
+        Features are [sounds, mel bins, frames]. The extractor, given several at once, would let the longest
+        decide how the others end.
         """
         made = [
             self.extractor(sound, sampling_rate=16000, padding=True, truncation=False, return_tensors="pt")
@@ -168,7 +179,10 @@ class ThinkerReference:
         }
 
     def vision_inputs(self, prompt: Prompt) -> dict[str, Tensor]:
-        """What the vision graph takes besides the pixels, from the functions that the model itself uses."""
+        """Return what the vision graph takes besides the pixels.
+
+        It is made by the functions that the model itself uses.
+        """
         tower = self.model.model.visual
         merge = tower.spatial_merge_size
         positions = get_vision_position_ids(prompt.grid, merge)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversations with videos: checkpoints, and prompts and answers by transformers and by the runtime.
+"""Conversations with videos: checkpoints, prompts and answers.
+
+Prompts and answers are by transformers and by the runtime.
 
 transformers' video processors resize and normalise with torchvision, whose wheels do not run beside a PyTorch
 for CPUs. Here they resize with Pillow, as the runtime does, and that differs by up to 2 of a pixel's 256
@@ -138,7 +140,7 @@ def make_video(seed: int, frames: int, height: int, width: int) -> tuple[Video, 
 
 
 def reference_inputs(processor: Any, request: LLMGenerationRequest, metadata: list[VideoMetadata]) -> Any:
-    """Return the model's inputs for a conversation, as transformers' processor makes them."""
+    """Return the model's inputs that transformers' processor makes of a conversation."""
     names = {TextPart: "text", ImagePart: "image", VideoPart: "video"}
     conversation = [
         {
@@ -202,7 +204,10 @@ def check_positions(model: Any, inputs: Any, positions: np.ndarray, delta: int) 
 
 
 def make_cases(seed: int) -> list[tuple[LLMGenerationRequest, list[VideoMetadata]]]:
-    """Make a batch of conversations: an odd number of frames, videos beside images, several turns."""
+    """Make a batch of conversations with videos.
+
+    There are an odd number of frames, videos beside images, and several turns.
+    """
     rng = np.random.default_rng(seed)
     sizes = [(48, 64), (131, 33), (20, 150), (7, 90)]
     videos = [make_video(10 * seed + i, int(rng.integers(2, 6)), *sizes[i]) for i in range(4)]

@@ -32,7 +32,7 @@ class FusedDoubleDevice(DoubleDevice):
 
 
 class HostKernels:
-    """Kernels in a library that `build` made; a kernel has ended when `launch` returns."""
+    """Kernels in a library that `build` made; each has ended when `launch` returns."""
 
     def __init__(self, library: Path) -> None:
         self._launch = ctypes.CDLL(str(library)).launch
@@ -75,7 +75,10 @@ class FusedDoubleProgram:
 
 
 def build(library: Path, source: str, macros: list[tuple[str, str]], kernels: tuple[str, ...] = ()) -> None:
-    """Compile kernels that need `primitives.cuh`. kernels: their names; empty = those of a decode step."""
+    """Compile kernels that need `primitives.cuh`.
+
+    kernels: their names; empty = those of a decode step.
+    """
     (library.parent / "fused.inc").write_text(source)
     options = ["-Og", "-w", f"-I{FOLDER}", *(f"-D{name}={value}" for name, value in macros)]
     if kernels:
