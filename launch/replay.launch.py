@@ -54,6 +54,12 @@ def generate_launch_description() -> LaunchDescription:
                 description="Topics of the bag to use as inputs, as FROM:=TO separated by spaces.",
             ),
             DeclareLaunchArgument(
+                "cameras",
+                default_value="",
+                description="A policy's cameras that the robot has, separated by commas, the first one on "
+                "~/image; empty = all of the policy.",
+            ),
+            DeclareLaunchArgument(
                 "noise_seed",
                 default_value="",
                 description="Seed of the action noise; empty = as in params_file.",
@@ -112,12 +118,13 @@ def _start_nodes(context: LaunchContext) -> list:
         expect=Path(value("expect")) if value("expect") else None,
         noise_seed=int(value("noise_seed")) if value("noise_seed") else None,
         lora=value("lora"),
+        cameras=tuple(value("cameras").split(",")),
     )
     with Replay(options) as replay:
         parameters = replay.node_parameters
     arguments = [value("bag"), "--out", value("out"), "--engine", value("engine_dir")]
     arguments += ["--tolerance", value("tolerance"), "--lora", value("lora")]
-    for name in ("expect", "noise_seed"):
+    for name in ("expect", "noise_seed", "cameras"):
         if value(name):
             arguments += [f"--{name.replace('_', '-')}", value(name)]
     for remapping in value("remap").split():

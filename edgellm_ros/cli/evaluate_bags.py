@@ -76,6 +76,7 @@ def prepare(args: argparse.Namespace, status: Callable[[str], None]) -> Evaluati
         params=args.params.resolve() if args.params is not None else None,
         lora=args.lora,
         standing=args.no_odometry,
+        cameras=args.cameras,
     )
     options = {
         "engine": task.engine,
@@ -87,6 +88,7 @@ def prepare(args: argparse.Namespace, status: Callable[[str], None]) -> Evaluati
         "lora": args.lora,
         "adapter": file_digest(Path(adapter)) if adapter else None,
         "no_odometry": args.no_odometry,
+        "cameras": list(args.cameras),
         "onnxruntime": onnxruntime.__version__,
         "code": code_digest(),
     }

@@ -69,7 +69,15 @@ def add_node_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FROM:=TO",
         help="topic of the bag to use as an input of the node, e.g. /camera/image_raw:=~/image (default: "
-        "/edgellm/image, /edgellm/odom, /edgellm/command and /edgellm/audio)",
+        "/edgellm/image, /edgellm/odom, /edgellm/command and /edgellm/audio, of a policy also "
+        "/edgellm/joint_states and /edgellm/CAMERA/image)",
+    )
+    parser.add_argument(
+        "--cameras",
+        type=lambda text: tuple(text.split(",")),
+        default=(),
+        metavar="NAME[,NAME...]",
+        help="a policy's cameras that the robot has, the first one on ~/image (default: all of the policy)",
     )
     parser.add_argument(
         "--no-odometry", action="store_true", help="play a bag without odometry: the robot stands still"
@@ -120,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
         storage=args.storage,
         overlay=args.overlay,
         standing=args.no_odometry,
+        cameras=args.cameras,
     )
     start = time.perf_counter()
     try:

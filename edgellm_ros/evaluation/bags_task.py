@@ -32,6 +32,7 @@ class BagsTask:
     params: Path | None
     lora: str
     standing: bool
+    cameras: tuple[str, ...]
 
     # RuntimeError: ReplayError, and too few free ROS domains
     failures: ClassVar = (RuntimeError, ValueError, OSError, EngineError)
@@ -76,6 +77,7 @@ class BagsTask:
             params=self.params,
             lora=self.lora,
             standing=self.standing,
+            cameras=self.cameras,
         )
         played = run_replay(options, lambda text: None)
         comparison = played.comparison

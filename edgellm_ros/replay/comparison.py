@@ -18,13 +18,10 @@ from typing import Any
 import numpy as np
 
 from edgellm_ros.replay.bag import Bag, BagError, reason
-from edgellm_ros.replay.inputs import INPUT_TYPES, NODE
+from edgellm_ros.replay.inputs import INPUT_TYPES, JOINT_STATES, NODE, types_of
 from edgellm_ros.replay.recording import ENGINE_KEY, INPUT, OUTPUT_TYPES
 
 COMPARED = tuple(name for name in OUTPUT_TYPES if name != "overlay")  # a drawing of the others
-# Among messages of one stamp, inputs come first.
-INPUT_TOPICS = [f"~/{name}" for name in INPUT_TYPES]
-ORDER = INPUT_TOPICS + [f"~/{name}" for name in COMPARED]
 IGNORED = {"request_id"}  # a counter of plans
 NOTHING = "nothing"
 SHOWN = 200  # characters of a long value
@@ -43,7 +40,7 @@ class Difference:
     @property
     def is_input(self) -> bool:
         """Return whether the inputs differ, and not the node's outputs."""
-        return self.topic in INPUT_TOPICS and self.field in ("message", "type", "sha256")
+        return _is_input(self.topic) and self.field in ("message", "type", "sha256")
 
     def __str__(self) -> str:
         seconds, rest = divmod(self.stamp, 10**9)
@@ -108,7 +105,9 @@ def read_output_bag(path: str | Path) -> OutputBag:
                 name, decoded = names[message.topic.name], message.decode(types)
                 content = json.loads(decoded.data) if name == INPUT else _samples_as_numbers(decoded)
                 topic = content["topic"] if name == INPUT else f"~/{name}"
-                messages[message.time, ORDER[ORDER.index(topic)]].append(content)
+                if name == INPUT and not _is_input(topic):
+                    raise ValueError(f"a record of an input on {topic!r}, which is no input")
+                messages[message.time, topic].append(content)
         except BagError:
             raise
         except Exception as error:  # as in Bag: damaged data raises errors of any class
@@ -124,7 +123,7 @@ def compare(expected: OutputBag, got: OutputBag, tolerance: float) -> Comparison
     differences: list[Difference] = []
     compared, deviation = 0, 0.0
     keys = expected.messages.keys() | got.messages.keys()
-    for stamp, topic in sorted(keys, key=lambda key: (key[0], ORDER.index(key[1]))):
+    for stamp, topic in sorted(keys, key=lambda key: (key[0], _rank(key[1]))):
         pairs = zip_longest(expected.messages.get((stamp, topic), []), got.messages.get((stamp, topic), []))
         for theirs, ours in pairs:
             compared += 1
@@ -141,6 +140,17 @@ def compare(expected: OutputBag, got: OutputBag, tolerance: float) -> Comparison
     # Inputs are the cause, of outputs with an earlier stamp too.
     first = min(differences, key=lambda difference: not difference.is_input, default=None)
     return Comparison(compared, len(differences), first, deviation, tuple(altered))
+
+
+def _is_input(topic: str) -> bool:
+    return topic.startswith("~/") and bool(types_of(topic.removeprefix("~/")))
+
+
+def _rank(topic: str) -> tuple[bool, int, str]:
+    """Return the place of a topic among messages of one stamp: inputs come first."""
+    name, is_output = topic.removeprefix("~/"), not _is_input(topic)
+    known = COMPARED if is_output else (*INPUT_TYPES, JOINT_STATES)
+    return is_output, known.index(name) if name in known else len(known), name  # the last ones: cameras
 
 
 class _FieldDifferences:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +17,27 @@ CLOCK = "/clock"
 CLOCK_TYPE = "rosgraph_msgs/msg/Clock"
 COMPRESSED = "sensor_msgs/msg/CompressedImage"
 MAX_TIME = 2**31 * 10**9  # ns; the seconds of a ROS time are an int32
-# The node's input topics with the message types that they may have, in the order of reports.
+IMAGES = ("sensor_msgs/msg/Image", COMPRESSED)
+JOINT_STATES = "joint_states"
+CAMERA = re.compile("[A-Za-z][A-Za-z0-9_]*/image")  # a policy's further camera
+# The input topics of every node with the message types that they may have, in the order of reports.
 INPUT_TYPES: dict[str, tuple[str, ...]] = {
-    "image": ("sensor_msgs/msg/Image", COMPRESSED),
+    "image": IMAGES,
     "odom": ("nav_msgs/msg/Odometry",),
     "command": ("std_msgs/msg/String",),
     "audio": ("edgellm_ros/msg/AudioChunk",),
 }
+
+
+def types_of(name: str) -> tuple[str, ...]:
+    """Return the message types that the node's input ~/`name` may have.
+
+    Empty if no node has this input. Nodes with a policy have ~/joint_states and ~/NAME/image besides
+    INPUT_TYPES.
+    """
+    if name == JOINT_STATES:
+        return ("sensor_msgs/msg/JointState",)
+    return IMAGES if CAMERA.fullmatch(name) else INPUT_TYPES.get(name, ())
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,18 +113,24 @@ def find_inputs(
     needs_image: bool,
     needs_odometry: bool,
     hears: bool,
+    of_policy: Sequence[str] = (),
     advice: str = ": name the topic with --remap",
 ) -> Inputs:
     """Find the bag's topics for the node's inputs: /edgellm/image and so on.
 
     `remappings`: topic of the bag -> input, from `parse_remappings`; these replace the topics named above.
-    A model that `hears` takes audio in place of a command. `advice`: what can be done about a topic that is
-    missing. Raises BagError for a topic that is needed and missing, or has another type.
+    A model that `hears` takes audio in place of a command. `of_policy`: further inputs of a policy, all of
+    them needed, such as wrist/image. `advice`: what can be done about a topic that is missing. Raises
+    BagError for a topic that is needed and missing, or has another type.
     """
     for source, name in remappings.items():
         if source not in bag.topics:
             raise BagError(f"{bag.path}: no topic {source} to remap to ~/{name}; {_listing(bag)}")
-    sources = {name: f"{NODE}/{name}" for name in INPUT_TYPES}
+    sources = {name: f"{NODE}/{name}" for name in (*INPUT_TYPES, *of_policy)}
+    for source, name in remappings.items():
+        if name not in sources:
+            inputs = ", ".join(f"~/{known}" for known in sources)
+            raise BagError(f"{source} is remapped to ~/{name}, which this engine does not take: {inputs}")
     sources |= {name: source for source, name in remappings.items()}
     topics = {
         name: bag.topics[source]
@@ -117,6 +138,7 @@ def find_inputs(
         if source in bag.topics and bag.topics[source].count and remappings.get(source, name) == name
     }
     needed = [("image",)] * needs_image + [("odom",)] * needs_odometry
+    needed += [(name,) for name in of_policy]
     needed.append(("command", "audio") if hears else ("command",))
     for names in needed:
         if not any(name in topics for name in names):
@@ -125,19 +147,25 @@ def find_inputs(
             raise BagError(f"{bag.path}: no messages for {wanted}{advice}{without}; {_listing(bag)}")
     for name, topic in topics.items():
         _check_type(bag, name, topic)
+    transports = {topic.type: topic.name for name, topic in topics.items() if types_of(name) == IMAGES}
+    if len(transports) > 1:
+        (one, first), (other, second) = transports.items()
+        raise BagError(
+            f"{bag.path}: {first} has type {one} and {second} {other}, expected one type for all cameras"
+        )
     return Inputs(bag, topics)
 
 
 def parse_remapping(text: str) -> tuple[str, str]:
     """Parse FROM:=TO to (topic of the bag, name of the node's input).
 
-    TO is ~/image, image or /edgellm/image, and likewise odom, command and audio. Raises ValueError for any
-    other text.
+    TO is ~/image, image or /edgellm/image, and likewise odom, command, audio, joint_states and wrist/image
+    for a camera. Raises ValueError for any other text.
     """
     source, separator, target = text.partition(":=")
     name = target.removeprefix("~/").removeprefix(f"{NODE}/")
-    if not separator or not source.startswith("/") or name not in INPUT_TYPES:
-        choices = ", ".join(f"~/{name}" for name in INPUT_TYPES)
+    if not separator or not source.startswith("/") or not types_of(name):
+        choices = ", ".join(f"~/{name}" for name in (*INPUT_TYPES, JOINT_STATES, "CAMERA/image"))
         raise ValueError(f"expected /TOPIC:=TO, TO one of {choices}, got {quoted(text)}")
     return source, name
 
@@ -162,7 +190,7 @@ def nanoseconds(stamp: Any) -> int:
 
 
 def _check_type(bag: Bag, name: str, topic: Topic) -> None:
-    expected = INPUT_TYPES[name]
+    expected = types_of(name)
     if topic.type not in expected:
         raise BagError(
             f"{bag.path}: {topic.name} has type {topic.type}, expected {' or '.join(expected)} for ~/{name}"

@@ -10,16 +10,44 @@ import pytest
 
 from edgellm_ros.replay.bag import Bag, BagError
 from edgellm_ros.replay.inputs import COMPRESSED, InputMessage, find_inputs, parse_remappings
-from fixtures.made_bags import ARENA, copy_bag, header, make, string, write_bag
+from fixtures.made_bags import (
+    ARENA,
+    copy_bag,
+    header,
+    joint_state,
+    make,
+    raw_image,
+    string,
+    write_bag,
+)
 
 STRING = "std_msgs/msg/String"
 COMMAND = ("/edgellm/command", STRING, 6, string("go"))
+RAW = "sensor_msgs/msg/Image"
+OF_POLICY = ("wrist/image", "joint_states")
 
 
 def inputs_of(path: Path, **options) -> list[InputMessage]:
     needs = {"remappings": {}, "needs_image": True, "needs_odometry": True, "hears": False} | options
     with Bag(path) as bag:
         return list(find_inputs(bag, **needs))
+
+
+def arm_bag(path: Path, wrist: str = RAW, rename: dict[str, str] | None = None) -> Path:
+    """A bag of a robot with an arm: two cameras, joint states, a command."""
+    frame = raw_image(1, np.zeros((1, 1, 3), np.uint8))
+    other = make(COMPRESSED, header=header(1), format="jpeg", data=np.zeros(1, np.uint8))
+    messages = [
+        ("/edgellm/joint_states", "sensor_msgs/msg/JointState", 3, joint_state(1, {"a": 1.0})),
+        ("/edgellm/wrist/image", wrist, 4, other if wrist == COMPRESSED else frame),
+        ("/edgellm/image", RAW, 5, frame),
+        COMMAND,
+    ]
+    return write_bag(path, [((rename or {}).get(topic, topic), *rest) for topic, *rest in messages])
+
+
+def inputs_of_policy(path: Path, **options) -> list[str]:
+    return [m.name for m in inputs_of(path, needs_odometry=False, of_policy=OF_POLICY, **options)]
 
 
 def without(path: Path, *names: str) -> Path:
@@ -97,6 +125,35 @@ def test_sound_takes_the_place_of_commands_for_a_model_that_hears(tmp_path):
 def test_what_the_model_does_not_need_may_be_missing(tmp_path):
     bag = without(tmp_path / "bag", "image", "odom")
     assert {m.name for m in inputs_of(bag, needs_image=False, needs_odometry=False)} == {"command", "audio"}
+
+
+class TestPolicy:
+    def test_takes_joint_states_and_the_frames_of_all_cameras(self, tmp_path):
+        played = inputs_of_policy(arm_bag(tmp_path / "bag"))
+        assert played == ["joint_states", "wrist/image", "image", "command"]
+
+    def test_inputs_may_be_remapped(self, tmp_path):
+        names = {"/edgellm/wrist/image": "/wrist_camera", "/edgellm/joint_states": "/joint_states"}
+        remappings = parse_remappings(["/wrist_camera:=~/wrist/image", "/joint_states:=joint_states"])
+        played = inputs_of_policy(arm_bag(tmp_path / "bag", rename=names), remappings=remappings)
+        assert played == ["joint_states", "wrist/image", "image", "command"]
+
+    @pytest.mark.parametrize("name", ["image", *OF_POLICY])
+    def test_needs_each_of_them(self, tmp_path, name):
+        bag = arm_bag(tmp_path / "bag", rename={f"/edgellm/{name}": "/elsewhere"})
+        with pytest.raises(BagError, match=rf"no messages for ~/{name} \(/edgellm/{name}\): name the topic"):
+            inputs_of_policy(bag)
+
+    def test_takes_one_type_of_images(self, tmp_path):
+        bag = arm_bag(tmp_path / "bag", wrist=COMPRESSED)
+        with pytest.raises(BagError, match="/edgellm/wrist/image sensor_msgs/msg/CompressedImage, expected"):
+            inputs_of_policy(bag)
+
+    def test_other_engines_do_not_take_its_inputs(self, tmp_path):
+        bag = arm_bag(tmp_path / "bag")
+        assert [m.name for m in inputs_of(bag, needs_odometry=False)] == ["image", "command"]
+        with pytest.raises(BagError, match="remapped to ~/wrist/image, which this engine does not take"):
+            inputs_of(bag, needs_odometry=False, remappings={"/edgellm/wrist/image": "wrist/image"})
 
 
 @pytest.mark.parametrize("kind", ["std_msgs/msg/Header", "foo_msgs/msg/Pose"])

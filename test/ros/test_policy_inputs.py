@@ -12,8 +12,8 @@ import pytest
 from builtin_interfaces.msg import Time
 from sensor_msgs.msg import JointState
 
-from edgellm_ros.ros.camera_topic import camera_topic
-from edgellm_ros.ros.node.cameras import Cameras, camera_names
+from edgellm_ros.ros.camera_topic import camera_names, camera_topic
+from edgellm_ros.ros.node.cameras import Cameras
 from edgellm_ros.ros.node.input_time import Frame, StaleInputError
 from edgellm_ros.ros.node.joint_states import JointStates, state_joints
 from fixtures.peer import image_message

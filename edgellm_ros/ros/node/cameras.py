@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 
-from edgellm_ros.diffusion.policy_config import PolicyConfig
 from edgellm_ros.echo import quoted
 from edgellm_ros.ros.camera_topic import camera_topic
 from edgellm_ros.ros.messaging import NANOSECONDS
@@ -16,30 +14,6 @@ from edgellm_ros.ros.node.metrics import Rate
 STORED = 4  # frames of a camera: a plan may begin a little after its own frame, with newer ones there
 SAME_TIME_NS = 5_000_000  # by which stamps of cameras that were triggered together may differ
 FurtherFrames = tuple[tuple[Frame, ...], ...]  # of each further camera, oldest first
-
-
-def camera_names(given: Sequence[str], policy: PolicyConfig | None) -> tuple[str, ...]:
-    """Return the robot's cameras, by the parameter `cameras`; () without a policy.
-
-    Without names they are all cameras of the policy. ValueError for a camera that the policy does not have, a
-    repeated one, two with one topic, and for names without a policy.
-    """
-    names = tuple(name for name in given if name)
-    if policy is None:
-        if names:
-            raise ValueError(f"parameter cameras is for policies, this engine is none: got {quoted(names)}")
-        return ()
-    known = policy.cameras.names
-    names = names or known
-    if not set(names) <= set(known) or len(set(names)) < len(names):
-        raise ValueError(
-            f"parameter cameras must be different cameras of {', '.join(known)}, got "
-            f"{quoted(', '.join(names))}"
-        )
-    topics = [camera_topic(name) for name in names[1:]]
-    if len(set(topics)) < len(topics):
-        raise ValueError(f"parameter cameras: {', '.join(names)} have the same topics {', '.join(topics)}")
-    return names
 
 
 class Cameras:

@@ -8,8 +8,9 @@ from contextlib import ExitStack
 from rclpy.lifecycle import LifecycleNode
 
 from edgellm_ros.multimodal.voice_activity import VoiceActivity
+from edgellm_ros.ros.camera_topic import camera_names
 from edgellm_ros.ros.node.camera_source import CameraSource
-from edgellm_ros.ros.node.cameras import Cameras, camera_names
+from edgellm_ros.ros.node.cameras import Cameras
 from edgellm_ros.ros.node.chunking import Chunking
 from edgellm_ros.ros.node.command_trigger import CommandTrigger
 from edgellm_ros.ros.node.frame_history import FrameHistory

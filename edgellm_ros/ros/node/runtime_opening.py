@@ -9,7 +9,7 @@ from rclpy.impl.rcutils_logger import RcutilsLogger
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.ros.node.cameras import camera_names
+from edgellm_ros.ros.camera_topic import camera_names
 from edgellm_ros.ros.node.chunking import chunking_problem
 from edgellm_ros.ros.node.joint_states import state_joints
 from edgellm_ros.ros.node.loras import parse_loras

@@ -24,8 +24,9 @@ from edgellm_ros.engine_directory.files import list_files
 from edgellm_ros.engine_directory.peft_adapter import CONFIG_FILE, WEIGHTS_FILE
 from edgellm_ros.replay.bag import Bag
 from edgellm_ros.replay.comparison import Comparison, compare, read_output_bag
-from edgellm_ros.replay.inputs import COMPRESSED, find_inputs
+from edgellm_ros.replay.inputs import COMPRESSED, JOINT_STATES, find_inputs
 from edgellm_ros.replay.recording import Recording, refuse_existing
+from edgellm_ros.ros.camera_topic import camera_names, camera_topic
 from edgellm_ros.ros.node.loras import parse_loras
 from edgellm_ros.ros.processes import (
     NODE_MODULE,
@@ -66,6 +67,7 @@ class ReplayOptions:
     storage: str = "mcap"
     overlay: bool = False  # record ~/overlay
     standing: bool = False  # the bag needs no odometry: the robot stands still
+    cameras: tuple[str, ...] = ()  # of the robot, for a policy, the first on ~/image; () = all of the policy
 
 
 @dataclass(frozen=True)
@@ -101,16 +103,19 @@ class Replay:
         self.options = options
         refuse_existing(options.out)
         self._config = EngineConfig.load(options.engine_dir)
-        self._config.check_answers_with_text("a replay")
+        policy = self._config.policy
+        self._cameras = camera_names(options.cameras, policy)
+        further = [camera_topic(name).removeprefix("~/") for name in self._cameras[1:]]
         self._expected = read_output_bag(options.expect) if options.expect is not None else None
         self._bag = Bag(options.bag)
         try:
             self.inputs = find_inputs(
                 self._bag,
                 options.remappings,
-                needs_image=self._config.vision is not None,
-                needs_odometry=self._config.action is not None and not options.standing,
+                needs_image=self._config.vision is not None or policy is not None,
+                needs_odometry=self._config.expert is not None and not options.standing,
                 hears=self._config.audio is not None,
+                of_policy=[*further, JOINT_STATES] if policy is not None else [],
             )
             self.inputs.check()
         except BaseException:
@@ -139,6 +144,8 @@ class Replay:
             "odom_wait": 0.0,  # no input is sent while a plan waits
             "prefix_cache_file": "",  # independent of earlier runs
         }
+        if self._cameras:
+            parameters["cameras"] = list(self._cameras)
         if self.options.noise_seed is not None:
             parameters["noise_seed"] = self.options.noise_seed
         if self.options.lora:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plays inputs into the live node, one at a time, until it has finished each.
 
-    /clock, ~/image ~/odom ~/command ~/audio  -> edgellm node
+    /clock, ~/image ~/odom ~/command ~/audio  -> edgellm node (a policy: ~/joint_states ~/wrist/image)
     ~/generation ~/action_chunk ...           <- edgellm node
     ~/get_metrics                             the handshake
 
@@ -27,12 +27,12 @@ from rclpy.node import Node
 from rclpy.parameter import parameter_value_to_python
 from rclpy.qos import HistoryPolicy, QoSProfile
 from rosgraph_msgs.msg import Clock
-from sensor_msgs.msg import CompressedImage, Image
+from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import String
 
 from edgellm_ros.echo import quoted
 from edgellm_ros.msg import ActionChunk, AudioChunk, Generation
-from edgellm_ros.replay.inputs import InputMessage
+from edgellm_ros.replay.inputs import JOINT_STATES, InputMessage
 from edgellm_ros.runtime.lora import canonical_name
 from edgellm_ros.srv import GetMetrics, ListLoras, SetNoiseSeed
 
@@ -40,6 +40,7 @@ INPUT_CLASSES = {
     "sensor_msgs/msg/Image": Image,
     "sensor_msgs/msg/CompressedImage": CompressedImage,
     "nav_msgs/msg/Odometry": Odometry,
+    "sensor_msgs/msg/JointState": JointState,
     "std_msgs/msg/String": String,
     "edgellm_ros/msg/AudioChunk": AudioChunk,
 }
@@ -48,7 +49,9 @@ RECEIVED = {  # the node's counters, by input
     "odom": "odometry_received",
     "command": "commands_received",
     "audio": "audio_received",
+    JOINT_STATES: "joint_states_received",
 }
+FURTHER_RECEIVED = "further_frames_received"  # of all cameras but that of ~/image
 OUTPUT_CLASSES = {
     "utterance": AudioChunk,
     "generation": Generation,
@@ -188,7 +191,7 @@ class ReplayLink(Node):
         too, or if outputs are lost.
         """
         self._set_clock(message.clock)
-        before, counter = self._counts, RECEIVED[message.name]
+        before, counter = self._counts, RECEIVED.get(message.name, FURTHER_RECEIVED)
         self._inputs[message.name].publish(message.data)
         deadline, pause_s = time.monotonic() + DELIVERY_S, POLL_S[0]
         while True:
