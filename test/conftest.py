@@ -72,7 +72,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config, items) -> None:
-    """Skip tests marked with @pytest.mark.only_on("cpu", reason="...") on other devices.
+    """Skip tests marked `only_on("cpu", reason="...")` on other devices.
 
     TensorRT's double runs only tests that use a device: `make test` has run the others before.
     """
@@ -90,9 +90,10 @@ def pytest_collection_modifyitems(config, items) -> None:
 
 
 def start_long_modules_first(items: list[pytest.Item]) -> None:
-    """Sort by module: longest time limit first, then most tests, so that no worker ends long after others.
+    """Sort by module: longest time limit first, then most tests.
 
-    pytest-xdist itself (without --no-loadscope-reorder) looks at the numbers of tests only.
+    So no worker ends long after others. pytest-xdist itself (without --no-loadscope-reorder) looks at the
+    numbers of tests only.
     """
     limits: Counter[Path] = Counter()
     counts = Counter(item.path for item in items)
@@ -156,7 +157,7 @@ def tiny_lora_engine(tiny_checkpoint, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def engine_without_audio(tmp_path_factory) -> Path:
-    """An engine of a checkpoint with a config of the audio tower but without its weights."""
+    """An engine of a checkpoint that has the audio tower's config but not its weights."""
     from edgellm_ros.builder import export
     from fixtures.tiny_checkpoint import write_tiny_checkpoint
 

@@ -69,7 +69,7 @@ TRACKED_SOURCES = [
 
 
 def imported(path: Path, at_load: bool = False) -> set[str]:
-    """Return the modules that a file imports; `at_load`: only imports outside of functions."""
+    """Return the modules that a file imports; `at_load`: only those outside functions."""
     names: set[str] = set()
 
     def visit(node: ast.AST) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Driving with plans that arrive late: rows, ages, and what the robot does meanwhile."""
+"""Drives with late plans: rows, ages, and what the robot does meanwhile."""
 
 from __future__ import annotations
 

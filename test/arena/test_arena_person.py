@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who speaks in an episode: the same for the same seed, and never one that training has heard."""
+"""The speaker of an episode: fixed by its seed, never one that training has heard."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the microphone records: the voice, the room's answer, a noise, at 16 kHz and 16 bits."""
+"""What the microphone records: voice, reverberation, noise, at 16 kHz and 16 bits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sentences become speech: the same one for the same voice, and no speaker of both splits."""
+"""Speech from sentences: the same for the same voice; the splits share no speaker."""
 
 from __future__ import annotations
 

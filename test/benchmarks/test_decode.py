@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decoding benchmark, from random weights to its last line, with a model that is small."""
+"""The decoding benchmark from random weights to its last line, with a small model."""
 
 from __future__ import annotations
 

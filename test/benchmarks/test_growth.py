@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The growth that the soak test judges: leaks are found under what wavers, and what wavers is no leak."""
+"""The growth rate of the soak test: a leak in memory that wavers is found.
+
+Memory that only wavers is no leak.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ PLANS = np.arange(CYCLES)
 
 
 def wavering(rng: np.random.Generator) -> np.ndarray:
-    """Bytes: each moment's own need, noise, outliers, and the end of the heap given back now and then."""
+    """Return the bytes of each moment: its own need, noise and outliers."""
     sizes = 200e6 + np.tile(rng.uniform(0, 30e3, PERIOD), CYCLES // PERIOD) + rng.normal(0, 5e3, CYCLES)
     sizes[rng.choice(CYCLES, 10)] += 4e6
     return sizes

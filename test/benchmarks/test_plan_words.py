@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`benchmarks/plan_words.py` and the comparison of engines by `benchmarks/answers.py`."""
+"""`plan_words.py` and the comparison of engines by `answers.py`, in benchmarks/."""
 
 from __future__ import annotations
 

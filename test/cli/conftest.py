@@ -18,7 +18,7 @@ EXECUTES = ("generate", "chat", "bench")  # the commands that execute engines
 
 @pytest.fixture
 def edgellm(capfd, request):
-    """`edgellm(arguments...)`: the exit code and what was written, also by native libraries.
+    """`edgellm(arguments...)`: exit code and output, that of native libraries too.
 
     Engines are executed on the device that the tests are for.
     """

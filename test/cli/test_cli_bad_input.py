@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad input ends with exit code 2 and one line on standard error that says what was wrong and where."""
+"""Bad input ends with exit code 2 and one line on standard error.
+
+The line says what was wrong and where.
+"""
 
 from __future__ import annotations
 

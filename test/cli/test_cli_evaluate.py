@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm evaluate`: the same numbers on any number of processes, and what is refused."""
+"""`edgellm evaluate`: the same numbers on any number of processes, and refusals."""
 
 from __future__ import annotations
 

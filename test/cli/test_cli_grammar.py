@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options --json-schema, --regex and --choices, and the same keys of requests in a file."""
+"""--json-schema, --regex and --choices, and the same keys of requests in a file."""
 
 import json
 import re

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code of TensorRT plans: the commands that run engines allow it only with --allow-plan-code."""
+"""Code of TensorRT plans: commands that run engines need --allow-plan-code for it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm replay` with input that it cannot use: exit code 2, one line, and no output bag."""
+"""`edgellm replay` refuses unusable input: exit code 2, one line, no output bag."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Videos in the files of `edgellm generate --messages`, and in reports about engines."""
+"""Videos in files of `edgellm generate --messages` and in reports about engines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def engine(checkpoint, tmp_path_factory):
 
 @pytest.fixture
 def write(tmp_path):
-    """`write(part)`: a conversation of this part and a question, beside the frames and the file clip.avi."""
+    """`write(part)`: the path of a conversation of this part and a question.
+
+    The frames and the file clip.avi lie beside it.
+    """
     for name, frame in zip(NAMES, FRAMES, strict=True):
         assert cv2.imwrite(str(tmp_path / name), frame[..., ::-1])
     assert cv2.imwrite(str(tmp_path / "other.png"), make_image(20, 30))

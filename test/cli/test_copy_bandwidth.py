@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bandwidth of a copy: bytes read plus bytes written, of the fastest of several copies."""
+"""The bandwidth of a copy, the fastest of several: bytes read plus bytes written."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo as people run it: the command, two ROS nodes in processes of their own, topics between them."""
+"""The demo as people run it: the command, two ROS node processes, their topics."""
 
 from __future__ import annotations
 

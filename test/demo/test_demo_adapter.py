@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo with an adapter of its checkpoint: of random weights, so it answers in a way of its own."""
+"""The demo with an adapter of its checkpoint.
+
+The adapter has random weights, so it answers in a way of its own.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,10 @@ def typed(demo) -> tuple[dict, str]:
 
 
 def first_answers(engine: Path, **told: object) -> dict[str, str]:
-    """What the base model and the adapter say to the command and the first frame, in process."""
+    """Return the first answers of the base model and the adapter by their names.
+
+    They answer the command and the first frame in this process. The name of the base model is empty.
+    """
     frame = World(EPISODE).camera()
     with LLMInferenceRuntime(engine) as runtime:
         requests = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arena's node with an edgellm node that is not there, or that does not do its part."""
+"""The arena's node with an edgellm node that is absent or does not do its part."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def start(tmp_path, environment):
 
 
 def wait_until_idle(pid: int, seconds: float = 60.0) -> None:
-    """Wait until a process that has loaded rclpy uses less than a tenth of a processor for a second."""
+    """Wait until a process has loaded rclpy and is idle.
+
+    Idle means that it uses less than a tenth of a processor for a second.
+    """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         loaded, before = "rclpy" in Path(f"/proc/{pid}/maps").read_text(), processor_seconds(pid)

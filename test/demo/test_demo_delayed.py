@@ -24,7 +24,10 @@ SEED = 1
 
 
 def in_process(engine, delay_steps: int) -> tuple[World, list[str], list[float], list[float]]:
-    """Drive the same episode without ROS; its texts, and jerks at changes and within plans."""
+    """Drive the same episode without ROS; return the world, texts and jerks.
+
+    Jerks at changes of the plan and jerks within plans are two lists.
+    """
     from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
     from edgellm_ros.runtime.request import LLMGenerationRequest
 

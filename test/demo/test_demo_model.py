@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo's own model can do, in process: it hears people that training never heard, and its adapters
-change its language and its driving. Few scenes; `python -m benchmarks.closed_loop` has many.
+"""What the demo's own model can do, in process.
+
+It hears people that training never heard, and its adapters change its language and its driving. The scenes
+are few; `python -m benchmarks.closed_loop` has many.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo in which the robot is spoken to, with a model that hears: of random weights, so it only talks."""
+"""The demo in which the robot is spoken to, with a model that hears.
+
+The model has random weights, so the robot only talks.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +125,7 @@ def test_a_recording_of_16_bits_survives_a_file(tmp_path):
 
 
 def test_a_command_that_is_never_heard_leaves_the_robot_where_it_is(tiny_checkpoint, tmp_path):
-    """The node is deaf to all but sounds of two seconds of speech, and this command is shorter."""
+    """The node hears only sounds with two seconds of speech; this command is shorter."""
     from edgellm_ros.ros.processes import NODE_MODULE, Child, own_domain, ros_arguments, ros_environment
 
     subprocess.run(

@@ -70,7 +70,10 @@ def runner(make_runner, tiny_engine) -> ActionRunner:
 
 @pytest.fixture
 def known_velocity(make_runner, config, tmp_path):
-    """Make a runner whose engine computes velocity from trajectory [n,6,2] and time [1], or [6]."""
+    """Function that makes a runner whose engine computes a velocity that is known.
+
+    The engine computes it from trajectory [n,6,2] and time [1], or [6].
+    """
 
     def make(nodes, times: int = 1, initializers=()) -> ActionRunner:
         llm, capacity = config.llm, config.builder.max_kv_cache_capacity
@@ -220,7 +223,10 @@ class TestChunks:
 
     @pytest.fixture
     def coupled(self, known_velocity):
-        """Function that makes a runner whose actions depend on each other, for so many times."""
+        """`coupled(times)` makes a runner whose actions depend on each other.
+
+        `times` is the length of the engine's input `time`.
+        """
 
         def make(times: int) -> ActionRunner:
             nodes = [

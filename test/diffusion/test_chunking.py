@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of a previous chunk against published values, and conditions that are refused."""
+"""Weights of a previous chunk against published values, and refused conditions."""
 
 import dataclasses
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators of ONNX Runtime whose rows do not depend on the batch: see OnnxRuntimeBackend."""
+"""Operators of ONNX Runtime whose rows do not depend on the batch.
+
+See OnnxRuntimeBackend.
+"""
 
 import numpy as np
 import pytest
@@ -167,7 +170,7 @@ def test_attention_of_a_sequence_does_not_depend_on_other_sequences(tmp_path, th
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_attention_is_the_same_with_queries_of_a_head_split_into_heads(tmp_path, threads):
-    """The vision tower splits work over threads like this (families/qwen3_vl/vision.py)."""
+    """This is how families/qwen3_vl/vision.py splits the vision tower over threads."""
     heads, parts, patches, size = 3, 4, 280, 64
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, heads, patches, size)).astype(np.float32) for _ in "qkv")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of a GPU: too little memory, and a device that is lost after a failed kernel."""
+"""Errors of a GPU: too little memory, and a device lost after a failed kernel."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run_and_lose(device, engine, program: str) -> subprocess.CompletedProcess:
 
 
 def assert_ended(done: subprocess.CompletedProcess, code: int) -> None:
-    """Check that a process exited by itself, not by a signal or in a library's clean-up."""
+    """Check that a process exited by itself, not by a signal or in library clean-up."""
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
     assert "terminate" not in done.stderr

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX Runtime runs every node of an engine on the GPU: no copies to the host or back."""
+"""ONNX Runtime runs every node of an engine on the GPU.
+
+Nothing is copied to the host or back.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ COPIES = ("MemcpyToHost", "MemcpyFromHost")
 
 @pytest.fixture
 def placed(monkeypatch, tmp_path, device):
-    """Function that opens the engines of a directory; returns the graphs that sessions run."""
+    """Function that opens a directory's engines; returns the graphs that sessions run."""
     make_options, numbers = onnxruntime_session._session_options, count()
 
     def with_file(*arguments):

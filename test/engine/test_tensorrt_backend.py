@@ -228,7 +228,7 @@ class TestContextMemory:
 
 
 def record(model, **changes) -> PlanFile:
-    """Write a plan with another record than that of the built plan; contents: of the plan."""
+    """Write a plan whose record differs from the built plan's; contents: of the plan."""
     (plan,) = read_plans(model)
     contents = changes.pop("contents", plan.path.read_bytes())
     plan = dataclasses.replace(plan, bytes=len(contents), **changes)
@@ -421,7 +421,10 @@ class TestPlans:
 
 
 class TestCodeOfPlans:
-    """A version-compatible plan contains a runtime of its own, which runs in the process that loads it."""
+    """A version-compatible plan contains a runtime of its own.
+
+    That runtime runs in the process that loads the plan.
+    """
 
     def test_a_plan_with_code_is_refused_unless_the_user_allows_it(self, model, host):
         compatible = only(model, version_compatible=True)

@@ -99,7 +99,10 @@ def test_the_stubs_are_those_of_the_bindings(module, tmp_path):
 
 @pytest.fixture(scope="session")
 def complaints(request, tmp_path_factory) -> dict[str, dict[str, list[str]]]:
-    """Mypy's messages on our modules and on copies with one mistake each: library -> file -> lines."""
+    """Mypy's messages on the modules and on copies with one mistake each.
+
+    Keys are the library, then the file; values are lines.
+    """
     found = {}
     for library in STUBS:
         folder = tmp_path_factory.mktemp(library)
@@ -118,7 +121,10 @@ def complaints(request, tmp_path_factory) -> dict[str, dict[str, list[str]]]:
 
 
 def run_mypy(library: str, folder: Path, cache: Path) -> dict[str, list[str]]:
-    """Check the files of a folder, in which `tensorrt` is the library; return the errors of each."""
+    """Check the files of a folder with mypy; return the errors of each.
+
+    In this folder, `tensorrt` is the given library.
+    """
     environment = dict(os.environ)
     if library != "tensorrt":
         stubs = folder / "typings" / "tensorrt"
@@ -174,7 +180,7 @@ def members(double: type) -> list[str]:
 
 
 def classes(double: ModuleType) -> dict[str, type]:
-    """Return the classes that a double has, its own and those of the double that it extends."""
+    """Return a double's classes: its own and those of the double that it extends."""
     return {
         name: value
         for name, value in vars(double).items()
@@ -213,7 +219,10 @@ def test_the_double_has_nothing_that_the_bindings_do_not_have(apis, double, libr
 
 
 def python_type(name: str, known: Mapping[str, type]) -> object:
-    """Return the type that a name in the stubs, such as "IRuntimeConfig | None", means for a double."""
+    """Return the type that a name in the stubs means for a double.
+
+    A name may have the form "IRuntimeConfig | None".
+    """
     kind = known.get(name.removesuffix(" | None"))
     return kind | None if kind and name.endswith(" | None") else kind
 
@@ -224,7 +233,7 @@ def parameters(method, double: ModuleType) -> list[tuple[str, object]]:
 
 
 def test_the_doubles_have_only_what_our_code_uses():
-    """Mypy checks our code with the stubs, so the doubles have only members that mypy checked."""
+    """Mypy checks the package with the stubs, and thereby every member of the doubles."""
     source = "\n".join(SOURCES.values())
     offered = {
         f"{name}.{member}"

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT's double refuses what TensorRT refuses, so tests that use it show something."""
+"""TensorRT's double refuses what TensorRT refuses.
+
+Therefore tests that use it show something.
+"""
 
 import sys
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT's doubles and the real TensorRT for RTX give the same outcome: parsing, building, damaged plans.
+"""TensorRT's doubles and the real TensorRT for RTX give the same outcome.
 
-Every test runs the same calls on both doubles and on the real library. TensorRT itself is not installed;
-TensorRT for RTX has the same interface, and its builder is that of TensorRT 11.4. Only what needs no GPU can
-be compared: not what a plan that was loaded does (ICudaEngine, IRuntimeConfig, IExecutionContext,
-IRuntimeCache).
+It is the outcome of parsing, building and damaged plans. Every test runs the same calls on both doubles and
+on the real library. TensorRT itself is not installed; TensorRT for RTX has the same interface, and its
+builder is that of TensorRT 11.4. Only what needs no GPU can be compared: not what a plan that was loaded does
+(ICudaEngine, IRuntimeConfig, IExecutionContext, IRuntimeCache).
 """
 
 from __future__ import annotations
@@ -374,7 +374,7 @@ class TestAttention:
 class TestCaches:
     @staticmethod
     def aliases(bench: Bench, network) -> dict[str, str]:
-        """Return the input of each output that is updated in place, as the network declares it."""
+        """Return the input of each output that is updated in place, as the network says."""
         if bench.is_double:
             return network._aliases
         layers = [network.get_layer(i) for i in range(network.num_layers)]

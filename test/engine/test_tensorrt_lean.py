@@ -116,7 +116,10 @@ print("device works:", device.download(tensor).tolist())
 
 @pytest.fixture
 def opened(tmp_path):
-    """Function: output of a process that opens such a plan twice and then uses the device."""
+    """Function: the output of a process that opens such a plan twice.
+
+    The process uses the device after that.
+    """
 
     def run(contents: bytes | None) -> str:
         model = tmp_path / "engine" / "llm" / "model.onnx"

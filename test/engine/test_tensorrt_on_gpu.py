@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan of TensorRT for RTX on the GPU at hand: it runs, or the error says for which GPUs it is."""
+"""A plan of TensorRT for RTX on the GPU at hand: it runs, or it is refused.
+
+The error says for which GPUs the plan is.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of the real TensorRT for RTX: its words, and what our errors say that they mean.
+"""Errors of the real TensorRT for RTX: its words, and the meaning given to them.
 
 A plan can be loaded only on a GPU. What the library would say there is read in the library itself; what it
 says of a damaged plan, and without a GPU, it says here.

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers of a Ray cluster: the same results as of local processes. Ray is installed by `make parity`."""
+"""Workers of a Ray cluster give the same results as local processes.
+
+Ray is installed by `make parity`.
+"""
 
 from __future__ import annotations
 

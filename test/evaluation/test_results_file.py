@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results file: nothing is counted twice, and nothing that was finished is lost."""
+"""The results file: nothing counts twice, and nothing that was finished is lost."""
 
 from __future__ import annotations
 

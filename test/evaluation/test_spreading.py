@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spreading over workers that end at the worst moments; the workers are doubles in this process."""
+"""Spreading over workers that end at the worst moments.
+
+The workers are doubles in this process.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def cuda_side(request, device, kernels) -> Side:
 
 @pytest.fixture
 def agree(cuda_side):
-    """Function that checks that run(side) returns the same bits on the host and in CUDA."""
+    """Function that checks that run(side) returns equal bits on the host and in CUDA."""
 
     def check(run) -> None:
         expected, found = (

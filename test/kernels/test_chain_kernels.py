@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of verified chains of hybrids, against the recurrence token by token in float64."""
+"""The kernels of verified chains of hybrids, against a reference in float64.
+
+The reference is the recurrence, token by token.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def rng() -> np.random.Generator:
 
 
 def written(side: Side, values: np.ndarray):
-    """Return a tensor of `ChainInputs` to which a run has written values [L,b,tokens,width]."""
+    """Return a tensor of `ChainInputs` to which a run wrote values [L,b,tokens,width]."""
     layers, _, _, width = values.shape
     room = np.full((layers, BATCH * CHAIN_TOKENS * width), np.nan, np.float32)
     room[:, : values[0].size] = values.reshape(layers, -1)

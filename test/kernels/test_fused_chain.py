@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of whole chains and of prompts against NumPy; without a GPU they are compiled for the host."""
+"""The kernels of whole chains and of prompts against NumPy.
+
+Without a GPU they are compiled for the host.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ def changed(**changes) -> FusedDraftShape:
 
 
 class Draft(RandomWeights):
-    """Random weights and inputs of a draft. lengths, counts: rows of the cache, accepted tokens."""
+    """Random weights and inputs of a draft.
+
+    Of each sequence, `lengths` has the rows in the cache and `counts` the accepted tokens.
+    """
 
     def __init__(self, shape: FusedDraftShape, lengths: list[int], counts: list[int]) -> None:
         super().__init__(TYPES[shape.dtype])
@@ -121,7 +127,7 @@ class Draft(RandomWeights):
                 np.testing.assert_array_equal(before.view(np.uint16), after.view(np.uint16))
 
     def _reference(self, row, length, first, tokens, states, caches) -> tuple[np.ndarray, np.ndarray]:
-        """Compute the logits after the last of some tokens, and the states after each of them."""
+        """Compute the logits after the last of some tokens, and the states after each."""
         count = len(tokens)
         positions = length + first + np.arange(count) + np.float64(self.deltas[row])
         angles = positions[:, None] * self.frequencies.astype(np.float64)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fused kernels against NumPy in float64; without a GPU they are compiled for the host."""
+"""The fused kernels against NumPy in float64.
+
+Without a GPU they are compiled for the host.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,7 @@ class Model(RandomWeights):
                 self._grow(self.step.mask[row], length - tokens)
 
     def _grow(self, mask: np.ndarray, first: int) -> None:
-        """Write the mask of a random tree, whose nodes do not see some of the rows before either."""
+        """Write the mask of a random tree; its nodes do not see some earlier rows either."""
         for node in range(len(mask)):
             mask[node, :first] = self.random.random(first) < 0.9
             if node:
@@ -175,7 +178,10 @@ class Model(RandomWeights):
 
 @pytest.fixture(scope="session")
 def fused(request, device, tmp_path_factory):
-    """Function that makes a decoder: on the GPU, or on the host with 20 multiprocessors."""
+    """The device, and a function that makes a decoder on it.
+
+    Without a GPU the device is the host with 20 multiprocessors.
+    """
     if device.memory == "cuda":
         return device, functools.partial(FusedDecoder, device)
     host, folder = fused_on_cpu.FusedDoubleDevice(20), tmp_path_factory.mktemp("fused")
@@ -196,7 +202,10 @@ def check(
     ranks: tuple[int, ...] = (),
     **options,
 ) -> dict[str, np.ndarray]:
-    """Compare a step with float64; return the outputs. ranks: of the sequences' adapters."""
+    """Compare a step with float64; return the outputs.
+
+    `ranks`: those of the sequences' adapters.
+    """
     device, make = fused
     model = Model(shape, lengths, tokens=tokens, tree=tree)
     if ranks:
@@ -229,7 +238,10 @@ def close(found: np.ndarray, expected: np.ndarray, shape: FusedShape) -> None:
 
 
 def close_rows(found: np.ndarray, expected: np.ndarray, shape: FusedShape) -> None:
-    """Compare new rows of a cache; few values of E4M3 may be rounded to the other neighbour."""
+    """Compare new rows of a cache.
+
+    A few values of E4M3 may be rounded to the other neighbour.
+    """
     if not shape.fp8_cache:
         close(found, expected, shape)
         return
@@ -386,7 +398,7 @@ def test_only_the_attention_of_a_batch_of_single_tokens_makes_their_new_rows(cha
 
 
 def attention_kernels(shape: FusedShape, batch: int, tokens: int, slots: int) -> list[str]:
-    """Return the kernels between qkv and what follows the attention, in the first layer."""
+    """Return the first layer's kernels between qkv and what follows the attention."""
     device, program = fused_on_cpu.FusedDoubleDevice(5), Recorder()
     weights, tensors = Model(shape, [40] * batch, tokens=tokens).on_device(device)
     tuning = dataclasses.replace(CPU_TUNING, paired_rows_hidden=1 << 20 if slots == 2 else 0)

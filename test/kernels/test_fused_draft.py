@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fused kernels of a draft head against NumPy; without a GPU they are compiled for the host."""
+"""The fused kernels of a draft head against NumPy.
+
+Without a GPU they are compiled for the host.
+"""
 
 from __future__ import annotations
 
@@ -120,13 +123,16 @@ class Head(RandomWeights):
         return weights, tensors
 
     def expected(self) -> tuple[np.ndarray, np.ndarray]:
-        """Compute logits and next states in float64; the new rows are written to the caches."""
+        """Compute logits and next states in float64; write the new rows to the caches."""
         return run_head(self.shape, self.layers, self.norm, self.lm_head, self.run)
 
 
 @pytest.fixture(scope="session")
 def host(device, tmp_path_factory):
-    """The device that kernels run on, and what compiles them: the host if there is no GPU."""
+    """The device that kernels run on, what compiles them, and their tuning.
+
+    Without a GPU the device is the host; on a GPU the tuning is None.
+    """
     if device.memory == "cuda":
         return device, compiler_for(device), None
     folder = tmp_path_factory.mktemp("fused_draft")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The action expert's kernels against NumPy in float64; without a GPU they are compiled for the host."""
+"""The action expert's kernels against NumPy in float64.
+
+Without a GPU they are compiled for the host.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +130,10 @@ class Model:
 
 
 class HostProgram:
-    """The kernels of a plan, compiled for the host at the first launch unless `folder` has them already."""
+    """The kernels of a plan, compiled for the host at the first launch.
+
+    They are not compiled if `folder` has them already.
+    """
 
     def __init__(self, folder, plan: ExpertPlan) -> None:
         self._folder, self._plan = folder, plan
@@ -144,7 +150,10 @@ class HostProgram:
 
 @pytest.fixture(scope="session")
 def fused(device, tmp_path_factory):
-    """Function that makes an expert: on the GPU, or on the host with 6 multiprocessors."""
+    """The device, and a function that makes an expert on it.
+
+    Without a GPU the device is the host with 6 multiprocessors.
+    """
     if device.memory == "cuda":
         return device, lambda shape, weights, samples: FusedExpert(device, shape, weights, samples)
     host, folder = fused_on_cpu.FusedDoubleDevice(6), tmp_path_factory.mktemp("expert")

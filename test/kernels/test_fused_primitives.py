@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fused kernels' primitives against NumPy; without a GPU their double on the host."""
+"""The primitives of the fused kernels against NumPy.
+
+Without a GPU their double on the host is tested.
+"""
 
 from __future__ import annotations
 

@@ -156,7 +156,10 @@ def test_log_probabilities_are_a_log_softmax_in_falling_order(side, logits):
 
 
 def chi_squared_limit(cells: int) -> float:
-    """Return what Pearson's statistic exceeds with probability 1e-4 (Wilson and Hilferty)."""
+    """Return what Pearson's statistic exceeds with probability 1e-4.
+
+    The approximation is that of Wilson and Hilferty.
+    """
     free = cells - 1
     return free * (1 - 2 / (9 * free) + 3.719 * np.sqrt(2 / (9 * free))) ** 3
 
@@ -178,7 +181,7 @@ def test_pairs_of_tokens_with_drafts_are_as_frequent_as_without(side, rules):
     likely = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
 
     def sample_round(numbers, roots, position) -> tuple[np.ndarray, np.ndarray]:
-        """Sample up to two tokens for each of these seeds, which begin at the logits roots [B,V]."""
+        """Sample up to two tokens for each seed, beginning at the logits roots [B,V]."""
         batch = len(numbers)
         fields = ([0, 1, 4], [-1, 0, 0], [0, 1, 1])
         tree = DraftTree(*(side.tensor(np.tile(field, (batch, 1))) for field in fields))

@@ -31,7 +31,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def draft(side: Side, table: DraftTable, logits_of, token_of_logit=None) -> list[dict[str, np.ndarray]]:
-    """Fill a table level by level; return the inputs of the draft's run on each level but the last.
+    """Fill a table by level; return the draft's inputs on each level but the last.
 
     logits_of(level): logits [B,R,Vd] of the draft.
     """
@@ -56,7 +56,7 @@ def random_logits(rng, batch: int, top_k: int, vocabulary: int):
 
 
 def eagle_tree(logits_of, top_k: int, levels: int, size: int) -> list[tuple[tuple[int, ...], float]]:
-    """Return paths and scores of the tree of the EAGLE authors' `topK_genrate`, for one sequence.
+    """Return paths and scores of the tree of EAGLE's `topK_genrate`, for one sequence.
 
     A path is the tokens from the root's child on. Source: SafeAILab/EAGLE, eagle/model/cnets.py.
     """

@@ -26,9 +26,10 @@ def rng() -> np.random.Generator:
 
 
 def candidates(place: Side, levels: list[np.ndarray], token_of_logit=None) -> list[np.ndarray]:
-    """Return tokens, scores, parents and nodes of a table of levels of logits [B,R,Vd], as on the host.
+    """Return tokens, scores, parents and nodes of a table as arrays on the host.
 
-    The nodes of a level are its first ones, so that a difference of scores has no influence on them.
+    `levels`: logits [B,R,Vd] of each level. The nodes of a level are its first ones, so that a difference of
+    scores has no influence on them.
     """
     batch, top_k = len(levels[0]), levels[1].shape[1] if len(levels) > 1 else 5
     table = DraftTable.zeros(place.device, batch, top_k, len(levels))

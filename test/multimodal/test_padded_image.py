@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of a policy: bilinear, filled up to a square. test/parity compares them with LeRobot's code."""
+"""Images of a policy: bilinear, filled up to a square.
+
+test/parity compares them with LeRobot's code.
+"""
 
 from __future__ import annotations
 

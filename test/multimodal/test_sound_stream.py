@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of speech to utterances: the real detector, synthetic voices in noisy rooms."""
+"""Pieces of speech to utterances, with the real detector.
+
+The voices are synthetic and the rooms are noisy.
+"""
 
 from __future__ import annotations
 

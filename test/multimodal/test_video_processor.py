@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of transformers 5.23: Qwen3VLVideoProcessor, Qwen2VLVideoProcessor. Parity tests compare live."""
+"""Values of transformers 5.23: Qwen3VLVideoProcessor, Qwen2VLVideoProcessor.
+
+Parity tests compare with the library itself.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm evaluate bags` with the real node: bags that give the expected outputs, and one that does not."""
+"""`edgellm evaluate bags` with the real node: expected outputs, and other outputs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_in(message) -> bool:
 
 @pytest.fixture
 def folders(arena_engine, tmp_path) -> tuple[Path, Path]:
-    """A folder with two bags, and one with the expected outputs of the first under both names."""
+    """Two folders: two bags, and the first one's expected outputs under both names."""
     bags, expected = tmp_path / "bags", tmp_path / "expected"
     bags.mkdir()
     copy_bag(bags / "same", keep=is_in)

@@ -99,7 +99,7 @@ class TestTruncatedMcap:
 
     @pytest.fixture
     def cut(self, tmp_path):
-        """`cut(n)`: the error for the shipped bag, cut to n bytes; its file is named bag.mcap."""
+        """`cut(n)`: the error for the shipped bag whose file bag.mcap is cut to n bytes."""
         bag = copy_bag(tmp_path / "bag")
         data = storage_file(bag).read_bytes()
 

@@ -198,7 +198,7 @@ def test_a_stamp_before_the_beginning_of_time(tmp_path):
 
 
 def test_the_clock_of_a_simulation_is_the_clock(tmp_path):
-    """Recorded without use_sim_time: the bag's times are those of the computer, the stamps are simulated."""
+    """Recorded without use_sim_time: times are the computer's, stamps are simulated."""
 
     def clock(stamp: int):
         return make("rosgraph_msgs/msg/Clock", clock=header(stamp).stamp)

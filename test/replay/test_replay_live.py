@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm replay` as people run it: the command, the real node in a process of its own, real topics."""
+"""`edgellm replay` as people run it: the command, the node's process, real topics."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ def finish(process: subprocess.Popen) -> ReplayRun:
 
 @pytest.fixture
 def replay(arena_engine, tmp_path):
-    """`replay(bag, arguments...)`: with the demo's engine unless another is named; writes to tmp_path/out."""
+    """`replay(bag, arguments...)` replays with the demo's engine unless one is named.
+
+    It writes to tmp_path/out unless `out` names another folder.
+    """
 
     def run(bag: Path, *arguments: object, out: str = "out") -> ReplayRun:
         engine = () if "--engine" in arguments else ("--engine", arena_engine)
@@ -195,7 +198,7 @@ class TestDifferences:
 
 class TestNode:
     def test_parameters_come_from_a_file_and_a_replay_keeps_its_own(self, replay, short, tmp_path):
-        """On "image", the command of the first frame stands: the second command is no news."""
+        """On "image", the first frame's command stands: the second command is no news."""
         params = tmp_path / "params.yaml"
         values = "plan_on: image, action_samples: 3, plan_timeout: 0.01, use_sim_time: false"
         values += f", prefix_cache_file: {tmp_path / 'prefixes'}"
@@ -313,7 +316,10 @@ class TestAdapter:
 
 
 class TestRefusedByTheNode:
-    """Exit code 2, one line, no output bag. What is found without the node: test/cli/test_cli_replay.py"""
+    """Exit code 2, one line, no output bag.
+
+    test/cli/test_cli_replay.py tests what is found without the node.
+    """
 
     def assert_refused(self, run: ReplayRun, words: str, out: Path) -> None:
         assert run.code == 2, run.err
@@ -357,7 +363,10 @@ class TestAttached:
 
     @pytest.fixture
     def run_beside(self, short, arena_engine, tmp_path):
-        """The outcome of scripts/replay_node beside a node whose parameters were changed so."""
+        """Function that runs scripts/replay_node beside a node with changed parameters.
+
+        It returns the outcome of the script.
+        """
         from edgellm_ros.ros.processes import NODE_MODULE, Child, own_domain, ros_arguments, ros_environment
         from edgellm_ros.ros.replay.replay import Replay, ReplayOptions
 

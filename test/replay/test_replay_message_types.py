@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our message types in the bag library, against those that ROS has generated and compiled."""
+"""The package's message types in the bag library.
+
+They are compared with those that ROS has generated and compiled.
+"""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def peer(domain) -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def start_node(domain, tmp_path_factory) -> Iterator[Callable]:
-    """`start_node(name=value, ...)` starts the node as a process, on the tests' device."""
+    """`start_node(name=value, ...)` starts a process of the node on the tests' device."""
     from edgellm_ros.ros.processes import Child, ros_environment
 
     children = []

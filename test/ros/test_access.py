@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rights of each node in the policy are what the node really makes: nothing missing, nothing too much."""
+"""The policy gives each node the rights for what it makes: no fewer and no more."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ACTION_TOPICS = ("feedback", "status")
 
 @pytest.fixture(scope="module")
 def rights(policy_engine) -> Iterator[dict[str, dict[str, set[str]]]]:
-    """What each node publishes, subscribes, serves and calls, by the names of the graph.
+    """What each node publishes, subscribes, serves and calls, by names of the graph.
 
     The node has a policy, with which it opens every topic that it has.
     """
@@ -64,7 +64,10 @@ def rights(policy_engine) -> Iterator[dict[str, dict[str, set[str]]]]:
 
 
 def seen(observer: rclpy.node.Node, name: str) -> dict[tuple[str, str], set[str]]:
-    """The names of a node in the graph, hidden ones too; of a client, with those of its hidden node."""
+    """Return the names of a node in the graph, hidden ones too.
+
+    Those of a client include the names of its hidden node.
+    """
     names = [(name, NAMESPACE)]
     if name == "plan_client":
         everyone = observer.get_node_names_and_namespaces()
@@ -81,7 +84,10 @@ def seen(observer: rclpy.node.Node, name: str) -> dict[tuple[str, str], set[str]
 
 
 def granted(enclave) -> dict[tuple[str, str], set[str]]:
-    """The rights of an enclave, actions as the topics and services that they are made of."""
+    """Return the rights of an enclave.
+
+    Actions are returned as the topics and services that they are made of.
+    """
     rights = {right: set(enclave.allowed[right]) for right in (PUBLISH, SUBSCRIBE, REPLY, REQUEST)}
     for action_right, services, topics in ((EXECUTE, REPLY, PUBLISH), (CALL, REQUEST, SUBSCRIBE)):
         for action in enclave.allowed[action_right]:

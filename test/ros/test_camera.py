@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The camera of the overlay: its projection, and its numbers from CameraInfo and static transforms."""
+"""The camera of the overlay: its projection and where its numbers come from.
+
+The sources are CameraInfo and static transforms.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ def info(**changes: object) -> CameraInfo:
 
 
 def rays(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where floor points are on the plane at distance 1 ahead of the arena's camera: right, down."""
+    """Return where floor points are on the plane at distance 1 ahead: right, down.
+
+    The camera is the arena's.
+    """
     seen, depth = CAMERA.project_floor(points)
     assert (depth > 0).all()
     x, y = ((seen - [CAMERA.width / 2, CAMERA.height / 2]) / CAMERA.focal).T
@@ -97,7 +103,10 @@ class TestProjection:
         )
 
     def test_points_beyond_the_model_of_the_lens_have_no_pixel(self):
-        """The polynomial r (1 - 0.3 r^2) is largest at r = 1.05; further out it leads back into the frame."""
+        """The polynomial r (1 - 0.3 r^2) is largest at r = 1.05.
+
+        Further out it leads back into the frame.
+        """
         intrinsics = to_intrinsics(info(d=[-0.3, 0.0, 0.0, 0.0, 0.0]), False, (640, 480))
         assert intrinsics.limit() == pytest.approx(1 / math.sqrt(0.9), abs=0.01)
         ahead, aside = np.array([[2.0, 0.0]]), np.array([[0.5, 3.0]])
@@ -214,7 +223,7 @@ class TestStaticTransforms:
 
 
 def test_the_arena_publishes_its_camera():
-    """Half a pixel apart: in ROS the centre of the first pixel is (0, 0), in the arena (0.5, 0.5)."""
+    """The centre of the first pixel is (0, 0) in ROS and (0.5, 0.5) in the arena."""
     transforms = StaticTransforms()
     transforms.add(camera_transform(CAMERA))
     pose = transforms.find("base_link", "camera")

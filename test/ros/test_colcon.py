@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`colcon build` and `colcon test` in a workspace that holds a clone, as on a robot with ROS installed."""
+"""`colcon build` and `colcon test` in a workspace that holds a clone.
+
+The workspace is like one on a robot with ROS installed.
+"""
 
 from __future__ import annotations
 

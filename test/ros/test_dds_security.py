@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node under DDS security, with the keys and permissions of `edgellm security`.
+"""The node under DDS security, with keys and permissions of `edgellm security`.
 
 Runs where sros2 is installed and the middleware has security, as in ROS's own packages; Fast DDS from PyPI
 has none.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A part of the node that cannot be made, such as a topic that a security policy denies."""
+"""A part of the node that cannot be made, such as a topic that a policy denies."""
 
 from __future__ import annotations
 

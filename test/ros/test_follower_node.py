@@ -27,7 +27,7 @@ PERIOD_S, DECELERATION = 1 / 20, 1.5
 
 
 class Base:
-    """A robot's base and a planner, on one executor with the follower where there is one."""
+    """A robot's base and a planner, on one executor with the follower if there is one."""
 
     def __init__(self, domain: int, follower: bool = True, twist: type = Twist, **parameters: object) -> None:
         self.context = rclpy.Context()

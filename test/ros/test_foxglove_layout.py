@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Foxglove layout: complete, with the settings of its panels. Topics of it and of RViz: test_views.py."""
+"""The Foxglove layout: complete, with the settings of its panels.
+
+test_views.py tests its topics and those of RViz.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def frame(seconds: float, stamped: bool = True) -> Frame:
 
 
 def sent(history: FrameHistory, times: list[float], interval: float = INTERVAL) -> list[float]:
-    """The times of the frames that a plan with the last of these frames gets, after all were added."""
+    """Add all frames; return the times of those that a plan with the last frame gets."""
     frames = [frame(time) for time in times]
     for each in frames:
         history.add(each, interval)

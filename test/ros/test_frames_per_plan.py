@@ -48,7 +48,7 @@ def fresh(peer):
 
 
 def stream(peer, frames: list[np.ndarray]) -> Time:
-    """Publish frames of a camera with 4 frames per second, each when the last one has arrived."""
+    """Publish frames of a 4 Hz camera, each when the one before has arrived."""
     now = peer.now()
     start = now.sec * 10**9 - len(frames) * PERIOD_NS
     for index, pixels in enumerate(frames):

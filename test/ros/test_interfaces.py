@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interfaces that others build against: names and defaults do not change by accident."""
+"""Interfaces that others build against: no name or default changes by accident."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs: their instructions; they are freed after their last use, with their frames and sounds."""
+"""Jobs: their instructions, and their end.
+
+They are freed after their last use, with their frames and sounds.
+"""
 
 from __future__ import annotations
 

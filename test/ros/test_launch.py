@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launch files and parameter files, as far as they can be checked without an installed ROS."""
+"""Launch files and parameter files: the checks that need no installed ROS."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ class AnyModule(ModuleType):
 
 @pytest.fixture
 def load(monkeypatch):
-    """`load("demo")`: the launch file as a module, on stand-ins for `launch` and `launch_ros`."""
+    """`load("demo")`: the launch file as a module.
+
+    It is loaded on stand-ins for `launch` and `launch_ros`.
+    """
     for name in (
         "launch", "launch.actions", "launch.conditions", "launch.event_handlers", "launch.events",
         "launch.events.process", "launch.launch_description_sources", "launch.substitutions", "launch_ros",
@@ -78,7 +81,7 @@ def test_every_argument_of_a_launch_file_has_a_description(load, name):
 
 
 def test_no_argument_reaches_the_node_past_the_demo(load):
-    """`image_topic:=/camera` for the demo would reach the included file and disconnect the node."""
+    """If the demo passed on `image_topic:=/camera`, the node would be disconnected."""
     edgellm, follower = (
         dict(include.kwargs["launch_arguments"])
         for include in entities(load("demo"), "IncludeLaunchDescription")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's states: engines that cannot be loaded, activation, parameters, and the end of the process."""
+"""The node's states: broken engines, activation, parameters, end of the process."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ class TestImageTransport:
 
 
 def catches(status: str, number: int) -> bool:
-    """Whether a process has a handler of its own for a signal, by its file /proc/PID/status."""
+    """Return whether a process handles a signal itself, by its /proc/PID/status."""
     (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
     return bool(int(mask, 16) >> (number - 1) & 1)
 

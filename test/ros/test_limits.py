@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of message sizes: messages at a limit are taken, larger ones refused with value and limit."""
+"""Limits of message sizes: messages at a limit are taken.
+
+Larger ones are refused with value and limit.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameter `loras` at run time, with a runtime whose loads last as long as a test wants."""
+"""The parameter `loras` at run time, with loads that last as long as a test wants."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ TIMEOUT_S = 20.0
 
 
 class SlowRuntime:
-    """Adapters by name alone. A load waits for `go`; a directory called broken cannot be loaded."""
+    """A runtime that has adapters by name alone.
+
+    A load waits for `go`; a directory called broken cannot be loaded.
+    """
 
     def __init__(self) -> None:
         self.config = SimpleNamespace(audio=None, vision=None, action=None, policy=None)
@@ -93,7 +96,10 @@ class Bench:
         return [value.partition("=")[0] for value in self.node.get_parameter("loras").value if value]
 
     def set(self, *names: str):
-        """Set the parameter to these adapters; one whose name begins with broken cannot be loaded."""
+        """Set the parameter to these adapters.
+
+        One whose name begins with broken cannot be loaded.
+        """
         values = []
         for name in names:
             directory = self._root / name / ("broken" if name.startswith("broken") else "good")

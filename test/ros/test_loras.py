@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters through the node: listed, switched, named by goals, loaded and removed while it runs."""
+"""Adapters of a node that runs: listed, switched, named by goals, loaded, removed."""
 
 from __future__ import annotations
 

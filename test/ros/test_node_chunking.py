@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the node continues its last published chunk: the place of its rows, the delay, and when it does not."""
+"""How the node continues its last published chunk.
+
+The tests are about the place of the chunk's rows, the delay, and when the node does not continue.
+"""
 
 from __future__ import annotations
 

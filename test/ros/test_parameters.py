@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of parameters: allowed values work, others are refused with a clear reason."""
+"""The table of parameters: allowed values work, others are refused with a reason."""
 
 from __future__ import annotations
 

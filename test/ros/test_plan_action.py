@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The action ~/plan through a real client: results, feedback, cancelling, the queue, and every bad input."""
+"""~/plan through a real client: results, feedback, cancelling, queue, bad input."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class TestResult:
         assert "Invalid type: text" in result.message
 
     def test_has_the_tool_calls_of_the_answer(self, peer, goal):
-        """The form is the node's parameter, because the demo's chat template writes no calls."""
+        """The node's parameter names the form: the demo's chat template writes no calls."""
         goal.action_samples, goal.sampling.max_tokens = 0, 200
         call = '<tool_call>{"name": "find", "arguments": {"what": "box"}}</tool_call>'
         goal.sampling.choices = [f"I go. {call}"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PlanClient: easy plans through the real action, from threads, callbacks and asyncio."""
+"""PlanClient from threads, callbacks and asyncio, through the real action."""
 
 from __future__ import annotations
 
@@ -336,7 +336,10 @@ class TestErrors:
 
 @pytest.fixture
 def other_server(user):
-    """`other_server(goal_callback=..., execute_callback=...)` serves /other/plan; returns its stop."""
+    """`other_server(execute_callback=..., ...)` serves /other/plan; returns its stop.
+
+    Further arguments, such as `goal_callback`, are those of the action server.
+    """
     node = rclpy.create_node("other", context=user.context)
     executor = SingleThreadedExecutor(context=user.context)
     executor.add_node(node)

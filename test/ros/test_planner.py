@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of jobs become outcomes with a short, printable message; camera frames become images or a video."""
+"""Errors of jobs become outcomes with a short, printable message.
+
+Camera frames become images or a video.
+"""
 
 from __future__ import annotations
 

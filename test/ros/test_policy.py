@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The policy of a robot: its names, its form, and the keystore that sros2 makes of it."""
+"""A robot's policy: its names, its form, and the keystore that sros2 makes of it."""
 
 from __future__ import annotations
 
@@ -178,7 +178,10 @@ class TestForm:
 
 @pytest.fixture
 def sros2(monkeypatch, tmp_path) -> ModuleType:
-    """A stand-in of sros2 whose enclaves may do everything until `create_permission`, as the real ones."""
+    """A stand-in for sros2 whose enclaves may do everything until `create_permission`.
+
+    Real enclaves are like that.
+    """
     errors, keystore, package = ModuleType("sros2.errors"), ModuleType("sros2.keystore"), ModuleType("sros2")
     errors.SROS2Error = type("SROS2Error", (Exception,), {})
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cameras and joints of a policy: their names by the parameters, and the joint state of a plan."""
+"""Cameras and joints of a policy: their names, and the joint state of a plan.
+
+Parameters give the names.
+"""
 
 from __future__ import annotations
 

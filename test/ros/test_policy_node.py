@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A SmolVLA in the node: chunks of actions that are equal to the runtime's own answers."""
+"""A SmolVLA in the node: its chunks of actions equal the runtime's own answers."""
 
 from __future__ import annotations
 
@@ -178,7 +178,10 @@ class TestAnotherRobot:
 
     @pytest.fixture
     def configure(self, peer):
-        """`configure(cameras=[...])`: whether the node takes the parameters; they are set back at the end."""
+        """`configure(cameras=[...])`: whether the node takes the parameters.
+
+        They are set back at the end.
+        """
         before = {"cameras": [""], "state_joints": STATE_JOINTS}
 
         def run(**parameters: list[str]) -> bool:

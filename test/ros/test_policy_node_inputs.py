@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which state and which frames the plan of a policy takes from the topics, and what it says without them."""
+"""State and frames of a policy's plan from the topics, and errors without them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters that override the QoS of topics: what is refused at start. What they do: test_views.py."""
+"""Parameters that override the QoS of topics: what is refused at start.
+
+test_views.py tests what they do.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spoken to the node: utterances on ~/audio and in goals, with a model that hears (of random weights)."""
+"""Spoken to the node: utterances on ~/audio and in goals.
+
+The model hears, and has random weights.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""~/save_system_prompt: computed ahead of time, among the plans, and kept from one run to the next."""
+"""~/save_system_prompt: computed ahead of time, among plans, kept between runs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands, frames and odometry on topics: when the node plans, and what it publishes."""
+"""Topics of commands, frames, odometry: when the node plans and what it publishes."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ class TestPlanOnImage:
 
 class TestOdometry:
     def test_past_motion_reaches_the_model(self, peer, scene):
-        """The path starts with the speed of the odometry, and the answer is that of the moving robot."""
+        """The path starts with the speed of the odometry."""
         now = peer.now()
         for step in range(-20, 1):
             nanoseconds = now.sec * 10**9 + now.nanosec + step * 50_000_000
@@ -271,10 +271,10 @@ class TestOdometry:
 
 
 class TestChunking:
-    """The parameter `chunking`: what a second plan of a command makes of the chunk of the first."""
+    """`chunking`: what a second plan of a command makes of the chunk of the first."""
 
     def drive(self, peer, scene, stamp: int) -> np.ndarray:
-        """Plan the scene's command on a frame with this stamp (ns); return the chunk's actions."""
+        """Plan the command on a frame with this stamp (ns); return the chunk's actions."""
         peer.wait(lambda: to_nanoseconds(peer.now()) >= stamp, "time of the frame")
         peer.clear()
         peer.frame(scene.pixels, to_time(stamp))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The follower's logic on a test clock: rows by their time, limits, stops and refused chunks."""
+"""The follower's logic on a test clock: times of rows, limits, stops, refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES, UNITS = ("acceleration", "curvature"), ("m/s^2", "1/m")
 
 
 class Robot:
-    """A follower with a clock that steps it once per period, and a record of its commands."""
+    """A follower whose clock steps it once per period, with a record of its commands."""
 
     def __init__(self, settings: Settings = SETTINGS) -> None:
         self.follower = TrajectoryFollower(settings)
@@ -258,7 +258,10 @@ def random_settings(rng: np.random.Generator) -> Settings:
 
 
 def message_of(rng: np.random.Generator, now: int, sent: list[dict]) -> dict:
-    """A chunk's fields: mostly good, otherwise wrong, late, early, doubled or of an older frame."""
+    """Return a chunk's fields: mostly good, otherwise wrong, late, early or doubled.
+
+    A chunk may also be of an older frame.
+    """
     if sent and rng.random() < 0.15:
         return sent[int(rng.integers(len(sent)))]
     horizon, dt = int(rng.integers(1, 40)), float(rng.choice([0.05, 0.1, 0.2]))
@@ -288,7 +291,11 @@ def message_of(rng: np.random.Generator, now: int, sent: list[dict]) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [range(first, first + 250) for first in range(0, 1000, 250)], ids=str)
 def test_limits_watchdog_and_stop_hold_for_random_streams_of_chunks(seeds):
-    """By a simple rule beside: no motion unless a chunk that was sent could be driven a stopping time ago."""
+    """The robot stands if no sent chunk could be driven for long enough.
+
+    Long enough is the time of the watchdog plus a stopping time. A simple rule beside the follower checks it
+    from the chunks that were sent.
+    """
     moving = refused = 0
     for seed in seeds:
         rng = np.random.default_rng(seed)

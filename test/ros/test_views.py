@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What viewers get: markers, overlays of a calibrated camera, QoS of the user, and the topics of views/."""
+"""What viewers get: markers, overlays, QoS of the user, and the topics of views/.
+
+The camera of the overlays is calibrated.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +116,10 @@ class TestCamera:
 
     @pytest.fixture
     def calibrate(self, peer) -> Iterator:
-        """`calibrate(focal)` publishes the arena's camera with a principal point as in the parameters."""
+        """`calibrate(focal)` publishes the arena's camera with this focal length.
+
+        The principal point is as in the parameters.
+        """
         node = peer.node
         publisher = node.create_publisher(CameraInfo, "/edgellm/camera_info", 10)
         transforms = node.create_publisher(TFMessage, "/tf_static", LATCHED)

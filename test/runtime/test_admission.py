@@ -17,7 +17,7 @@ LATE = [
 
 
 def run(runtime, first, late):
-    """Answer `first`, admit `late` when a sequence has left; return the finished sequences."""
+    """Answer `first`, admit `late` when a sequence has left; return all sequences."""
     pipeline = runtime.pipeline
     waiting, done = [late], []
     sequences = pipeline.prepare(first, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of the runtime against transformers: prompt, image, tokens, log-probabilities."""
+"""Answers against transformers: prompt, image, tokens, log-probabilities."""
 
 import numpy as np
 import pytest

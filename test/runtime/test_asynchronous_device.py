@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device that runs queued work only when the host waits gives the answers of the CPU."""
+"""A device that runs queued work only when the host waits answers as the CPU does."""
 
 import dataclasses
 import threading
@@ -72,7 +72,7 @@ def test_the_host_does_not_wait_between_the_encoder_and_the_first_token(deferred
 
 @contextmanager
 def evictions(runtime):
-    """Collect the committed KV length of each sequence that is evicted inside the block.
+    """Collect the committed KV length of each sequence evicted inside the block.
 
     For sequences with actions the length on the device must be the same.
     """
@@ -215,7 +215,7 @@ def test_with_a_grammar_the_next_logits_are_computed_while_the_host_reads_a_toke
 
 
 def test_with_a_grammar_logits_that_were_computed_ahead_leave_no_trace(acting_runtime, deferred):
-    """Sequences end with a stop token that the grammar does not foresee, and at different times."""
+    """Sequences end at different times, by a stop token that no grammar foresees."""
     rules = {"max_tokens": 25, "temperature": 2.0}
     batch = [request(regex="[a-z]{3,20}", seed=seed, **rules) for seed in range(3)]
     batch.append(request(max_tokens=15, repetition_penalty=1.3))
@@ -316,7 +316,10 @@ class TestErrors:
         assert_same_answer(deferred.handle_request(one), acting_runtime.handle_request(one))
 
     def test_non_finite_logits_fail_at_the_token_sampled_from_them(self, acting_runtime, deferred):
-        """Logits are NaN from the fourth step on; the fifth is queued before the host sees the error."""
+        """Logits are NaN from the fourth step on.
+
+        The fifth is queued before the host sees the error.
+        """
         pipeline = deferred.pipeline
         device, table = pipeline.device, pipeline.embedder.table
         weights = device.download(table)

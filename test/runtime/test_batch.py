@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch is the only owner of row order: every state is opened, moved and closed alike."""
+"""Batch alone owns the order of rows: it opens, moves and closes all states alike."""
 
 from types import SimpleNamespace
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chat templates of the model families render the prompts that transformers rendered."""
+"""Chat templates of model families render the prompts that transformers rendered."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES = [
 
 @pytest.fixture
 def template(tmp_path):
-    """`template(name)`: a template of the test data, beside the special tokens of a checkpoint."""
+    """`template(name)`: this template of the test data, with special tokens beside it."""
 
     def load(name: str) -> ChatTemplate:
         (tmp_path / "special_tokens_map.json").write_text(json.dumps(SPECIAL_TOKENS))

@@ -26,7 +26,7 @@ def continuing(**condition):
 
 @pytest.fixture(scope="module")
 def trained_runtime(tiny_checkpoint, acting_engine, runtime_device, tmp_path_factory):
-    """The model of `acting_engine`, whose action expert was trained to continue up to 3 actions."""
+    """`acting_engine`'s model, whose expert was trained to continue up to 3 actions."""
     folder = tmp_path_factory.mktemp("trained")
     shutil.copytree(tiny_checkpoint, folder / "checkpoint")
     path = folder / "checkpoint" / "action_expert" / "config.json"

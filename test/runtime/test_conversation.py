@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests with messages: what is refused, and the prompt that a conversation becomes."""
+"""Requests with messages: refusals, and the prompt that a conversation becomes."""
 
 import dataclasses
 import json
@@ -34,7 +34,10 @@ def builder(tiny_engine, tokenizer) -> PromptBuilder:
 
 @pytest.fixture
 def builder_of(tiny_engine, tokenizer, tmp_path):
-    """`builder_of(template)`: a builder with this chat template, of an engine for text only on request."""
+    """`builder_of(template)`: a builder with this chat template.
+
+    On request it is of an engine for text only.
+    """
 
     def make(template: str, text_only: bool = False) -> PromptBuilder:
         (tmp_path / "t.jinja").write_text(template)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A turn of a conversation computes its new tokens only, and answers as if it had computed all."""
+"""A turn of a conversation computes its new tokens only.
+
+It answers as if it had computed all.
+"""
 
 import shutil
 import threading
@@ -77,7 +80,7 @@ def question(turn: int) -> Message:
 
 
 def converse(reusing, recomputing, turns) -> list:
-    """Compare every answer of a conversation with that of the whole conversation; return the answers."""
+    """Compare each answer with that of the whole conversation; return the answers."""
     messages = [Message("system", "you are a small robot.")]
     answers = []
     for turn in range(turns):

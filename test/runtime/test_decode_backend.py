@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`decode_backend`: decode steps run on another backend than prefills, on the same KV cache."""
+"""`decode_backend`: decoding on another backend than prefills, on one KV cache."""
 
 import shutil
 import sys
@@ -26,7 +26,7 @@ BATCH = [
 
 @pytest.fixture
 def tensorrt_engine(acting_engine, tmp_path, monkeypatch):
-    """An engine directory with a plan for the language model, made by TensorRT's double."""
+    """An engine directory whose language model has a plan made by TensorRT's double."""
     monkeypatch.setitem(sys.modules, "tensorrt", tensorrt_double)
     directory = tmp_path / "engine"
     shutil.copytree(acting_engine, directory)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode steps and rounds of drafting are replayed as graphs, and answers are the same as without."""
+"""Replayed as graphs, decode steps and rounds of drafting give the same answers."""
 
 from __future__ import annotations
 

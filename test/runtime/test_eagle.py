@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts with an EAGLE head: candidates against a head that sees the whole text, and answers."""
+"""Drafts with an EAGLE head: candidates against a head that sees the whole text.
+
+Answers are compared with those of vanilla decoding.
+"""
 
 import dataclasses
 from contextlib import contextmanager
@@ -44,7 +47,7 @@ def drafting(engine, device):
 
 @pytest.fixture(scope="module")
 def reference(engine, device):
-    """A function that returns the head's inputs of a request's whole text, and the head."""
+    """Function that returns the head's inputs of a request's whole text, and the head."""
     with LLMInferenceRuntime(engine, device, prefix_cache_bytes=0, drafting=TREE) as runtime:
         head = HeadReference(engine, runtime)
 

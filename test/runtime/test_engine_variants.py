@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime binds what a graph has as inputs: attention mask or lengths, embedding table."""
+"""The runtime binds what a graph has as inputs: mask or lengths, embedding table."""
 
 import json
 import shutil

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafting pauses where it is slower than vanilla decoding, on a clock of the test."""
+"""Drafting pauses where it is slower than vanilla decoding, on a test's clock."""
 
 from collections import deque
 
@@ -16,7 +16,10 @@ from edgellm_ros.runtime.decoding.speculative.fallback import (
 
 
 class Steps:
-    """Runs steps that take `round_s` or 1 s, of which rounds yield `tokens`; `ahead`: steps queued ahead."""
+    """Runs rounds, which take `round_s` and yield `tokens`, and steps of 1 s.
+
+    `ahead`: the number of steps queued ahead.
+    """
 
     def __init__(self, ahead: int = 0) -> None:
         self.now, self.round_s, self.tokens = 0.0, 1.5, 2.0
@@ -83,7 +86,10 @@ def test_wrong_guesses_cost_at_most_their_share_or_the_first_rounds(round_s, ahe
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_wrong_guesses_cost_at_most_their_share_with_what_a_pause_costs(ahead):
-    """A round after a pause runs the head on the tokens of the pause; the next step begins another pause."""
+    """A round after a pause runs the head on the tokens of the pause.
+
+    The next step begins another pause.
+    """
     steps = Steps(ahead)
     steps.tokens, steps.round_s, steps.waiting_s, steps.resume_s = 1.0, 1.5, 0.6, 0.4
     steps.run(6000)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Euler steps in the fused kernels: the engine's trajectories, and when the engine samples.
+"""Euler steps in fused kernels: the engine's trajectories, and when it samples.
 
 On a CPU the kernels are their double in NumPy.
 """
@@ -43,7 +43,10 @@ CHUNK = np.linspace(-1, 1, 12, dtype=np.float32).reshape(6, 2)
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A model whose action expert the kernels take; its layers read both caches, the last one first."""
+    """A model whose action expert the kernels take.
+
+    The expert's layers read both caches, the last one first.
+    """
     folder = write_decoder_checkpoint(tmp_path_factory.mktemp("expert") / "checkpoint", "qwen3", **SIZES)
     sizes = {"layers": 3, "hidden_size": 64, "intermediate_size": 96}
     add_action_expert(folder, [1, 0, 1], rtc_max_delay=4, **sizes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode steps in the fused kernels: the engine's answers, and when the engine decodes.
+"""Decode steps in the fused kernels: the engine's answers, and when it decodes.
 
 On a CPU the kernels are their double in NumPy.
 """
@@ -385,7 +385,10 @@ class TestChoice:
     pytestmark = on_host
 
     def choose(self, engine, caplog, monkeypatch, times, **options):
-        """Load an engine whose steps take these seconds: engine's and kernels' of each batch size."""
+        """Load an engine whose steps take `times`; return its fused rows and log lines.
+
+        `times`: seconds of the engine and of the kernels for each batch size.
+        """
         monkeypatch.setattr(choice, "_time", self.timed(times))
         caplog.clear()
         told = caplog.at_level(logging.INFO, choice.__name__)

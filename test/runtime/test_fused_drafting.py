@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft head in the fused kernels: the candidates of the engine, and when the engine drafts.
+"""A draft head in the fused kernels: the engine's candidates, and when it drafts.
 
 On a CPU the kernels are their double in NumPy.
 """
@@ -71,7 +71,7 @@ def heads():
 
 
 def drafts(engine, device, drafting, batch, decode) -> list[dict[str, np.ndarray]]:
-    """Answer a batch with rounds that accept some tokens; return the tables of all rounds."""
+    """Answer a batch with rounds that accept some tokens; return all rounds' tables."""
     found = []
     with LLMInferenceRuntime(
         engine, device, decode=decode, drafting=drafting, prefix_cache_bytes=0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verifications of drafted tokens in the fused kernels: the answers of vanilla decoding.
+"""Drafted tokens verified by the fused kernels: the answers of vanilla decoding.
 
 On a CPU the kernels are their doubles in NumPy.
 """
@@ -42,7 +42,7 @@ BATCH = [ONE, request("hello", max_tokens=9, temperature=1.0, seed=3)]
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    """A model with norms of heads and windows, and a head that takes all kinds of its states."""
+    """A model with norms of heads and windows; its head takes all kinds of its states."""
     root = tmp_path_factory.mktemp("trees")
     checkpoint = write_decoder_checkpoint(root / "checkpoint", "qwen3", **SIZES)
     states = {"layout": "speculators", "base_states": (0, 1, 2), "fc_norm": True, "fc_bias": True}
@@ -69,7 +69,7 @@ def plain(engine, device):
 
 
 def drafted(runtime, drafting, batch, expected, right=0.8):
-    """Answer a batch with rounds whose tokens are partly those of the expected answers."""
+    """Answer a batch with rounds whose tokens are partly those of expected answers."""
     known = {id(one): answer.token_ids for one, answer in zip(batch, expected, strict=True)}
     drafter = draft_by_script(runtime, drafting.drafting_step, drafting.tree_size, right=right)
     drafter._back = 1 if drafting.is_chain else 3
@@ -109,7 +109,10 @@ def test_a_verification_has_the_logits_of_the_engine(decoders, device, engine, d
 
 
 def verification(runtime, device, drafting) -> list[np.ndarray]:
-    """Verify a tree after random KV rows; return logits, states for the head, hidden states, new rows."""
+    """Verify a tree after random KV rows; return the outputs.
+
+    They are logits, hidden states, states for the head if there is one, and the new rows.
+    """
     pipeline, rng, nodes = runtime.pipeline, np.random.default_rng(0), drafting.tree_size
     runner, cache = pipeline.runner, pipeline.runner.kv_cache
     device.upload(cache._slots, rng.standard_normal(cache._slots.shape).astype(cache.dtype))

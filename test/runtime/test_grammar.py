@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of a JSON schema, a regular expression or choices; jsonschema and `re` judge them."""
+"""Answers of a JSON schema, a regular expression or choices.
+
+jsonschema and `re` judge them.
+"""
 
 import itertools
 import re
@@ -121,7 +124,10 @@ def test_trajectories_follow_a_complete_answer(acting_runtime):
 
 @pytest.fixture(scope="module")
 def reduced(tiny_checkpoint, tiny_engine, tokenizer, tmp_path_factory, device):
-    """A runtime with every second printable ASCII token, in falling order: "a" has a logit, "b" has none."""
+    """A runtime with every second printable ASCII token, in falling order.
+
+    "a" has a logit, "b" has none.
+    """
     from safetensors.numpy import save_file
 
     directory = tmp_path_factory.mktemp("reduced")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With a grammar, answers with trees of drafted tokens are those of vanilla decoding.
+"""With a grammar, trees of drafted tokens give the answers of vanilla decoding.
 
 A drafter of the test proposes random trees, in which it places tokens of the known answer.
 """

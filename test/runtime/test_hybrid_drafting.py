@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hybrid models verify chains of drafted tokens: answers and states are those of vanilla decoding."""
+"""Hybrid models verify chains of drafted tokens.
+
+Answers and states are those of vanilla decoding.
+"""
 
 from __future__ import annotations
 
@@ -181,7 +184,7 @@ def test_grammars_beside_free_answers(drafting, plain):
 
 @pytest.mark.only_on("cpu", reason="brings its own device")
 def test_with_a_grammar_logits_that_were_computed_ahead_change_no_state(engine, plain):
-    """Sequences end at different times; then the logits of the others are computed again."""
+    """Sequences end at different times; then logits of others are computed again."""
     batch = [request("go", regex="[a-z]{3,9}", temperature=2.0, seed=seed, max_tokens=20) for seed in (1, 2)]
     batch.append(request("abc abc", max_tokens=30))
     with queueing(), LLMInferenceRuntime(engine, WatchedDevice(), prefix_cache_bytes=0) as runtime:
@@ -289,7 +292,10 @@ def watch_drafts(runtime, monkeypatch) -> list[list[int]]:
 
 
 def test_a_head_drafts_the_same_after_cut_prompts_and_reused_states(head_engine, runtime_device, monkeypatch):
-    """The second prompt is cut where the first one differs, and the third reuses the state after the cut."""
+    """The second prompt is cut where the first one differs.
+
+    The third one reuses the state after the cut.
+    """
     asked = [request(text, max_tokens=20, system_prompt=LONG) for text in ("go", "turn left", "stop")]
     found = []
     for options in ({"prefix_cache_bytes": 0}, {}):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images in a hybrid model: batches with and without them, and turns that continue a saved state."""
+"""Images in a hybrid model: batches with and without them, and turns.
+
+The turns continue a saved state.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ def engine(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """The engine with the published chat template, which begins an answer with empty reasoning."""
+    """The engine with the published chat template.
+
+    The template begins an answer with empty reasoning.
+    """
     folder = tmp_path_factory.mktemp("published")
     checkpoint = write_whole_qwen3_5_checkpoint(folder / "checkpoint")
     shutil.copyfile(TEMPLATES / "qwen3_5.jinja", checkpoint / "chat_template.jinja")
@@ -99,7 +105,7 @@ def test_recorded_steps_after_images_give_the_same_answers(reusing, alone):
 
 
 def converse(reusing: LLMInferenceRuntime, recomputing: LLMInferenceRuntime) -> list[int]:
-    """Compare the answers of a conversation with two images; return how many tokens each turn computed."""
+    """Compare answers about two images; return how many tokens each turn computed."""
     messages, computed = [], []
     for parts in TURNS:
         messages.append(turn(*parts))
@@ -111,7 +117,10 @@ def converse(reusing: LLMInferenceRuntime, recomputing: LLMInferenceRuntime) -> 
 
 
 def new_tokens(runtime: LLMInferenceRuntime, around: int) -> list[int]:
-    """Return the number of tokens of each turn after the first, and of what the template writes around."""
+    """Return the number of new tokens of each turn after the first.
+
+    `around`: how many of them the template writes around the words.
+    """
     height, width = runtime.pipeline.vision.token_grid(OTHER)
     words = [len("where?"), len("and < this?>") + height * width, len("and now?")]
     return [count + around for count in words]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hybrid models answer with reused prefixes as without, wherever the states were saved."""
+"""Reused prefixes change no answer of hybrids, wherever the states were saved."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ def shared_tokens(runtime, *requests: LLMGenerationRequest) -> int:
 
 
 def compute(runtime, *prompts: list[int]) -> tuple[list[int], np.ndarray, list[np.ndarray]]:
-    """Prefill a batch of token ids; return reused tokens, logits [B,V] and states [L,B,n] of each kind."""
+    """Prefill a batch of token ids; return reused tokens, logits and states.
+
+    Logits are [B,V], states are [L,B,n] of each kind.
+    """
     pipeline, device = runtime.pipeline, runtime.pipeline.device
     sequences = pipeline.prepare([ask("x")] * len(prompts), 0)
     for sequence, ids in zip(sequences, prompts, strict=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hybrid models in the runtime: batches, evictions, recorded steps, reused prefixes."""
+"""Hybrids in the runtime: batches, evictions, recorded steps, reused prefixes."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def opened() -> list:
 
 @pytest.fixture(scope="module")
 def prefill(device, runner, opened):
-    """Function that prefills inputs [B, S, H] of the given lengths; returns logits [B, V]."""
+    """Function that prefills inputs [B, S, H] of these lengths; returns logits [B, V]."""
 
     def run(inputs, lengths) -> np.ndarray:
         batch, tokens, _ = inputs.shape
@@ -58,7 +58,7 @@ def prefill(device, runner, opened):
 
 @pytest.fixture(scope="module")
 def decode(device, runner, opened):
-    """Function that decodes one token per sequence, inputs [B, H]; returns logits [B, V]."""
+    """Function that decodes inputs [B, H], one token each; returns logits [B, V]."""
 
     def run(inputs) -> np.ndarray:
         logits = device.empty((len(inputs), 1, VOCABULARY), np.float32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines with a reduced vocabulary, and engines whose LM head is replaced at run time."""
+"""Engines with a reduced vocabulary or an LM head that is replaced at run time."""
 
 import dataclasses
 import itertools

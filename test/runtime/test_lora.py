@@ -46,7 +46,7 @@ def directories(tiny_checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(tiny_lora_engine, words, trigger_index, tmp_path_factory):
-    """The tiny engine with LoRA inputs; its base model triggers as that of `acting_engine`."""
+    """The tiny engine with LoRA inputs; its base model triggers as `acting_engine`'s."""
     directory = tmp_path_factory.mktemp("acting_lora") / "engine"
     shutil.copytree(tiny_lora_engine, directory)
     data = json.loads((directory / "config.json").read_text())
@@ -58,7 +58,10 @@ def engine(tiny_lora_engine, words, trigger_index, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def loaded(engine, directories, runtime_device):
-    """A runtime with the adapters a, b and c, the base model active; tests do not change it."""
+    """A runtime with the adapters a, b and c, the base model active.
+
+    Tests do not change it.
+    """
     with LLMInferenceRuntime(engine, runtime_device, lora_dirs=directories, prefix_cache_bytes=0) as runtime:
         yield runtime
 

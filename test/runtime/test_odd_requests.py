@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unusual valid requests do not change their neighbours in a batch; invalid ones are refused."""
+"""Odd valid requests do not change others of a batch; invalid ones are refused."""
 
 import numpy as np
 import pytest

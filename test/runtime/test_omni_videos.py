@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Videos of a Qwen3-Omni thinker, with positions between whole ones; test/parity has the reference."""
+"""Videos of a Qwen3-Omni thinker, with positions between whole ones.
+
+test/parity has the reference.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def slots(device, kernels) -> LinearKVCache:
 
 
 def row(keys, token) -> float:
-    """Return the KV value of a token, which depends on all tokens up to it, as in a model."""
+    """Return a token's KV value, which depends on all tokens up to it, as in a model."""
     return float(hash(tuple(keys[: token + 1])) % 1_000_003)
 
 
@@ -88,7 +88,7 @@ def assert_loads(device, slots):
 
 
 def prompt(*parts) -> list:
-    """Return the tokens of a prompt: ("s", 40) means 40 tokens, the same for every "s"."""
+    """Return a prompt's tokens: ("s", 40) means 40 tokens, the same for every "s"."""
     return [f"{name}{i}" for name, count in parts for i in range(count)]
 
 

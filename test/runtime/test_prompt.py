@@ -231,7 +231,10 @@ TEMPLATE_FILES = {
 
 @pytest.fixture
 def checkpoint_with(tiny_checkpoint, tmp_path):
-    """`checkpoint_with(files)`: a tokenizer and a processor, with the name of each file as its template."""
+    """`checkpoint_with(files)`: a tokenizer, a processor and these files of templates.
+
+    Each file has its own name as its template.
+    """
 
     def write(files: tuple[str, ...]) -> Path:
         shutil.copy(tiny_checkpoint / "tokenizer.json", tmp_path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of drafting as graphs: which are recorded, which are replayed, and their answers."""
+"""Rounds of drafting as graphs: which are recorded, replayed, and their answers."""
 
 import dataclasses
 import itertools
@@ -135,7 +135,10 @@ def test_a_batch_of_3_whose_sequences_leave_one_by_one_replays_graphs(recorded, 
 
 
 def drafts(runtime, *batch) -> list[list[np.ndarray]]:
-    """Answer a batch with rounds and vanilla steps; return candidates, tree and path of each round."""
+    """Answer a batch with rounds and vanilla steps; return the drafts of each round.
+
+    The drafts are candidates, tree and path.
+    """
     method, device = runtime.pipeline.method, runtime.pipeline.device
     table, rounds = runtime.pipeline.drafter.drafter._table, method._rounds
     queue, kinds, found = method.queue, itertools.cycle(SOME_VANILLA), []
@@ -184,7 +187,7 @@ def test_smaller_trees_at_the_end_of_the_kv_cache_run_without_a_graph(eagle, pla
 
 
 def test_vanilla_steps_between_recorded_rounds(eagle, plain):
-    """The head catches up on the tokens of vanilla steps, and a graph goes on from there."""
+    """The head catches up on tokens of vanilla steps; a graph goes on from there."""
     prefill = used(eagle, dataclasses.replace(TALKING, sampling=request(max_tokens=1).sampling))
     with pytest.MonkeyPatch.context() as patch:
         kinds = itertools.cycle(SOME_VANILLA)
@@ -244,7 +247,7 @@ def test_a_failed_drafter_leaves_recorded_vanilla_steps(draft_engine, plain):
 
 
 def test_a_round_is_not_replayed_for_other_bindings(draft_engine, plain):
-    """The test moves the states of the head's candidates, which the runtime never does."""
+    """The test moves the states that the head drafts from; the runtime never does."""
     with open_drafting(draft_engine, EAGLE) as runtime:
         runtime.capture_decoding_cuda_graph()
         eagle = runtime.pipeline.drafter.drafter

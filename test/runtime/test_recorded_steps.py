@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded decode steps: which are recorded, which are replayed, which cannot be recorded."""
+"""Decode steps as graphs: which are recorded, are replayed, cannot be recorded."""
 
 import logging
 import re
@@ -141,7 +141,10 @@ def test_a_step_of_an_adapter_loaded_later_is_recorded_after_its_first_run(runti
 
 
 def test_a_graph_is_not_replayed_for_other_bindings(runtime, engine):
-    """The test moves the LM head, which the runtime never does: a replay would read the old one."""
+    """The test moves the LM head, which the runtime never does.
+
+    A replay would read the old one.
+    """
     runtime.capture_decoding_cuda_graph()
     one = request(**WORDS)
     runner = runtime.pipeline.runner

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decode method of the test: tokens of known answers, several per step, some wrong.
+"""A decode method of the test: known answers, several tokens a step, some wrong.
 
 The real loop, batch and sampling rows run it, as they run every decode method.
 """
@@ -19,7 +19,10 @@ ACTING = {"prompt": "go to the red box", "images": (IMAGE,), "action_samples": 2
 
 
 class ScriptedDecoding:
-    """Offers 1 to 4 next tokens of a script per row and step; `scripts`: prompt -> tokens of its answer."""
+    """Offers 1 to 4 next tokens of a script per row and step.
+
+    `scripts`: prompt -> tokens of its answer.
+    """
 
     tokens_per_step = 4
 
@@ -76,7 +79,7 @@ def assert_same_words(one, other) -> None:
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 5, 9, 30])
 def test_limits_stop_tokens_and_wrong_tokens_in_a_batch(scripted, acting_runtime, max_tokens):
-    """The future-start token of ACTING is in the middle of a step; sequences leave one by one."""
+    """ACTING's future-start token is within a step; sequences leave one by one."""
     batch = [request(**one, max_tokens=max_tokens) for one in (TALKING, DRAWING, ACTING)]
     for one, other in zip(
         scripted.handle_request(batch), map(acting_runtime.handle_request, batch), strict=True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafting beside other features: adapters, reduced vocabularies, hidden states, conversations."""
+"""Drafting with adapters, reduced vocabularies, hidden states and conversations."""
 
 import dataclasses
 import logging
@@ -336,7 +336,7 @@ def test_the_default_chain_fits_the_engine(draft_engine):
 @pytest.mark.only_on("cpu", reason="a CUDA device takes the variant anyway")
 @knows_lengths
 def test_engines_that_take_lengths_beside_the_mask(draft_engine, tmp_path):
-    """The graphs for CUDA, on the CPU: they run on several tokens of one sequence at a time."""
+    """The CPU runs the graphs for CUDA on several tokens of one sequence at a time."""
     engine = tmp_path / "engine"
     shutil.copytree(draft_engine, engine)
     use_on_cpu(engine, "llm/verify", "draft/model")

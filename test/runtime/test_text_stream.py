@@ -10,7 +10,7 @@ from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 
 @pytest.fixture(scope="module")
 def tokenizer(tiny_checkpoint) -> Tokenizer:
-    """A tokenizer of bytes: characters beyond ASCII and stop strings span several tokens."""
+    """A byte tokenizer: non-ASCII characters and stop strings span several tokens."""
     return Tokenizer(tiny_checkpoint / "tokenizer.json")
 
 

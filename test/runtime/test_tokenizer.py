@@ -76,7 +76,10 @@ ODD_TOKENS = {
 
 @pytest.fixture(scope="module")
 def odd_file(tmp_path_factory):
-    """A tokenizer whose special tokens have every option of the library; it cuts at 3 tokens by default."""
+    """A tokenizer whose special tokens have every option of the library.
+
+    It cuts at 3 tokens by default.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: i for i, letter in enumerate([*alphabet, "$a"])}
     library = Library(models.BPE(vocab=vocabulary, merges=[("$", "a")]))

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tool calls of answers; chat templates, and prompts that transformers made, say how models write them."""
+"""Tool calls of answers, in the ways in which models write them.
+
+Chat templates, and prompts that transformers made, say what the ways are.
+"""
 
 import functools
 import json

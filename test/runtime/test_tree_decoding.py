@@ -33,7 +33,10 @@ def drafting(acting_draft_engine, device):
 
 @pytest.fixture
 def answers(drafting, acting_runtime):
-    """A function that answers a batch without and with random trees, after `shape(steps, size)`."""
+    """Function that answers a batch with random trees and without.
+
+    `steps` and `size` are the shape of the trees.
+    """
 
     def run(batch, steps=4, size=12, seed=0, right=0.8):
         expected = [acting_runtime.handle_request(one) for one in batch]
@@ -108,7 +111,7 @@ def test_images_and_sounds_in_the_prompt(answers):
 
 
 def test_an_answer_fills_the_kv_cache_to_its_last_slot(answers, drafting):
-    """Trees get smaller where slots get fewer, and the last tokens come from vanilla steps."""
+    """Trees get smaller where slots get fewer; the last tokens are of vanilla steps."""
     runner, sizes = drafting.pipeline.runner, []
     execute = runner.execute_tree_decoding_step
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Videos in requests: their tokens and positions, batches, prefix reuse, and what is refused."""
+"""Videos in requests: tokens and positions, batches, prefix reuse, and refusals."""
 
 from __future__ import annotations
 

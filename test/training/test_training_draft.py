@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The draft head of training: its arithmetic, what its training steps see, its files and its command."""
+"""The draft head of training: arithmetic, what its steps see, files and command."""
 
 from __future__ import annotations
 
@@ -107,7 +107,10 @@ def answered(table):
 
 
 class ReferenceHead:
-    """The head made of the modules of transformers' Llama, run on a whole sequence with a causal mask."""
+    """The head made of modules of transformers' Llama.
+
+    It runs on a whole sequence with a causal mask.
+    """
 
     def __init__(self, head):
         config, weights = llama_config(), head.state_dict()
@@ -142,7 +145,7 @@ class ReferenceHead:
 
 @torch.no_grad()
 def reference_drafts(head, answered, table, sequence, row, tokens):
-    """Draft after base-driven rows up to `row`, one row at a time; logits of every step.
+    """Draft row by row after base-driven rows up to `row`; return each step's logits.
 
     Each step repeats the whole sequence: the rows of the base, then the row of each token of `tokens`.
     """
@@ -171,7 +174,10 @@ def test_base_driven_rows_equal_the_reference(head, answered):
 
 @torch.no_grad()
 def test_a_training_step_sees_what_sequential_drafting_sees(head, answered, table):
-    """Base-driven rows up to the start, then the head's own rows, at their own positions."""
+    """Both see base-driven rows up to the start, then the head's own rows.
+
+    The head's rows have positions of their own.
+    """
     window, steps = 3, 4
     found = head.unroll(answered.rows, answered.prompt - 1, window, steps)
     for i, start in itertools.product(range(BATCH), range(window)):
@@ -327,7 +333,10 @@ def test_the_command_writes_a_head(tmp_path):
 
 
 def test_the_runtime_yields_the_tokens_of_the_simulation(arena, tmp_path):
-    """With the demo's own head: the same states, positions and embeddings in training and runtime."""
+    """The draft head is the demo's own.
+
+    It gets the same states, positions and embeddings in training and in the runtime.
+    """
     policy, adapters, batch = arena
     adapters.use(BASE)
     head, layers = load_head(CHECKPOINT / "draft")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The batched forward pass of training against transformers, on random weights and sounds."""
+"""The batched forward pass of training against transformers.
+
+Weights and sounds are random.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters as training makes them, against PEFT and in our runtime, on random weights."""
+"""Adapters as training makes them, in PEFT and in the runtime, on random weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def thinker():
 
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory):
-    """A thinker with random adapters in float16's values, and the directory they are written to."""
+    """A thinker, its random adapters in float16's values, and their directory."""
     model = thinker()
     adapters = put_adapters(model, RANK, ALPHA)
     for adapter in adapters.values():

@@ -62,7 +62,10 @@ def test_a_continuation_collides_with_nothing_in_the_true_scene(made):
 
 
 def test_given_rows_often_lead_elsewhere_than_the_experts_own(made):
-    """By more than 5 cm, in some of the situations; others have a free way or few given rows."""
+    """They lead more than 5 cm elsewhere in some of the situations.
+
+    Others have a free way or few given rows.
+    """
     apart = []
     for situation, continuation in made:
         if continuation is not None:

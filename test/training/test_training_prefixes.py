@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training to continue chunks: what the expert sees of given actions, and what it is judged by."""
+"""Training to continue chunks: what the expert sees of given actions; its loss."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_half_of_the_trajectories_start_over_and_the_others_have_every_delay():
 
 
 def test_given_actions_are_those_of_a_mistaken_driver_where_there_is_one():
-    """In the chosen share of the trajectories with given actions, up to the longest delay."""
+    """In the chosen share of trajectories with given actions, up to the longest delay."""
     torch.manual_seed(0)
     own, mistaken = torch.zeros(9_000, STEPS, 2), torch.ones(9_000, STEPS, 2)
     given = torch.tensor([0, 3, 5], dtype=torch.int16).repeat(3_000)
