@@ -160,7 +160,7 @@ def test_every_source_names_its_licence():
 
 def test_docstrings_begin_with_a_line_of_at_most_80_characters():
     documented = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
-    folders = ("edgellm_ros", "benchmarks", "training", "examples", "launch", "tools")
+    folders = ("edgellm_ros", "benchmarks", "training", "examples", "launch", "tools", "test")
     long = []
     for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
         nodes = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, documented)]

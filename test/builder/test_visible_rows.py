@@ -82,10 +82,7 @@ def test_cutting_the_cache_changes_no_bit(path, monkeypatch, batch, tokens, star
 
 
 def test_a_mask_may_show_any_rows(path):
-    """The rows of a tree of drafted tokens may see different rows of the cache.
-
-    Those rows of the cache are behind the committed ones.
-    """
+    """The rows of a request may see different rows of the cache, even later ones."""
     inputs = make_inputs(2, 5, 70)
     inputs["mask"][1, 0, 2, 70:72] = False
     inputs["mask"][0, 0, 3, 300] = True
