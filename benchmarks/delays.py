@@ -52,18 +52,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from benchmarks import common
-from edgellm_ros.arena import expert
-from edgellm_ros.arena.closed_loop import Plan
-from edgellm_ros.arena.delayed_loop import drive_delayed
-from edgellm_ros.arena.episode import World, make_episode
-from edgellm_ros.arena.smoothness import named_jumps
+from benchmarks.analytic_driver import play_driver
 from edgellm_ros.cli.arena_options import add_episodes, add_seed
 from edgellm_ros.cli.arguments import integer, number
-from edgellm_ros.ros.arena.arena_node import EPISODE_SEEDS
 from edgellm_ros.ros.arena.demo import (
     ARENA_MODULE,
     JUMPS,
@@ -75,7 +67,8 @@ from edgellm_ros.ros.arena.demo import (
 )
 from edgellm_ros.ros.processes import Child, own_domain, ros_arguments, ros_environment
 
-MODES = ("wait", "naive", "guided", "frozen", "trained")  # of the node
+FORMS = ("guided", "frozen", "trained")  # of real-time chunking
+MODES = ("wait", "naive", *FORMS)  # of a node
 DRIVER = "driver"
 SEED = 90  # episodes 90000 and following
 ATTEMPTS = 2  # of each piece of work
@@ -107,7 +100,7 @@ class Case:
             action_samples=1,
             inference_delay=self.delay,
             execution="wait" if self.mode == "wait" else "async",
-            chunking="off" if self.mode in ("wait", "naive") else self.mode,
+            chunking=self.mode if self.mode in FORMS else "off",
         )
 
 
@@ -168,7 +161,7 @@ def play_cases(cases: list[Case], args: argparse.Namespace) -> list[dict[str, An
 
     A line is printed for each finished case.
     """
-    engine = common.engine(args)
+    engine = common.engine(args) if any(case.mode != DRIVER for case in cases) else args.engine
     size = -(-args.episodes // args.workers)
     outcomes: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
     results: dict[Case, dict[str, Any]] = {}
@@ -227,37 +220,6 @@ def play(work: Work) -> list[dict[str, Any]]:
             if attempt == ATTEMPTS - 1:
                 raise
     return []
-
-
-def play_driver(seed: int, number: int) -> dict[str, Any]:
-    """Let the analytic driver drive an episode, and return its outcome.
-
-    The outcome has the names of the arena's event `outcome`.
-    """
-    episode = make_episode(seed * EPISODE_SEEDS + number)
-    world, rng = World(episode), np.random.default_rng(episode.seed)
-    seconds = []
-
-    def think(_: NDArray[np.uint8], __: int) -> Plan:
-        start = time.perf_counter()
-        actions = expert.plan(episode.scene, world.state, episode.target, rng)
-        seconds.append(time.perf_counter() - start)
-        return Plan("", actions)
-
-    driven = drive_delayed(world, think)
-    return {
-        "number": number,
-        "seed": episode.seed,
-        "outcome": world.outcome.value,
-        "time": world.time,
-        "mean_speed": world.mean_speed(),
-        "least_clearance": world.least_clearance(),
-        "plan_seconds": seconds,
-        "first_words_seconds": [],
-        "clipped_actions": driven.clipped,
-        "picture": None,
-        **named_jumps(world.track, driven.drivers, driven.continuations),
-    }
 
 
 def play_once(work: Work) -> list[dict[str, Any]]:

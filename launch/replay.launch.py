@@ -57,7 +57,7 @@ def generate_launch_description() -> LaunchDescription:
                 "cameras",
                 default_value="",
                 description="A policy's cameras that the robot has, separated by commas, the first one on "
-                "~/image; empty = all of the policy.",
+                "~/image; empty = as in params_file, or all of the policy.",
             ),
             DeclareLaunchArgument(
                 "noise_seed",
@@ -118,13 +118,16 @@ def _start_nodes(context: LaunchContext) -> list:
         expect=Path(value("expect")) if value("expect") else None,
         noise_seed=int(value("noise_seed")) if value("noise_seed") else None,
         lora=value("lora"),
+        params=Path(value("params_file")),
         cameras=tuple(value("cameras").split(",")),
     )
     with Replay(options) as replay:
-        parameters = replay.node_parameters
+        parameters, cameras = replay.node_parameters, replay.cameras
     arguments = [value("bag"), "--out", value("out"), "--engine", value("engine_dir")]
     arguments += ["--tolerance", value("tolerance"), "--lora", value("lora")]
-    for name in ("expect", "noise_seed", "cameras"):
+    if cameras:
+        arguments += ["--cameras", ",".join(cameras)]
+    for name in ("expect", "noise_seed"):
         if value(name):
             arguments += [f"--{name.replace('_', '-')}", value(name)]
     for remapping in value("remap").split():

@@ -24,6 +24,7 @@ from edgellm_ros.arena.situation import split_rng
 from edgellm_ros.arena.unicycle import DT, HISTORY, ROBOT_RADIUS, State, advance, to_base, wrap
 from edgellm_ros.arena.visibility import Sight, sights
 
+EPISODE_SEEDS = 1000  # episodes of one seed of a demo or benchmark; the next seed has other episodes
 SUCCESS_DISTANCE = 0.4  # m from the robot's centre to the target's surface
 AT_REST = 0.05  # m/s
 TIMEOUT = 40.0  # s of simulated time

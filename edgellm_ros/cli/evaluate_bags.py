@@ -50,12 +50,14 @@ def prepare(args: argparse.Namespace, status: Callable[[str], None]) -> Evaluati
     import onnxruntime
 
     from edgellm_ros.cli.evaluate import Evaluation
+    from edgellm_ros.engine_directory.config import EngineConfig
     from edgellm_ros.evaluation.bags import find_bags
     from edgellm_ros.evaluation.bags_picture import draw
     from edgellm_ros.evaluation.bags_summary import summarise, table
     from edgellm_ros.evaluation.bags_task import BagsTask
     from edgellm_ros.evaluation.task import code_digest, engine_digest, file_digest
     from edgellm_ros.replay.inputs import parse_remappings
+    from edgellm_ros.ros.camera_topic import camera_names
     from edgellm_ros.ros.processes import require_ros
 
     require_ros("a replay")
@@ -64,6 +66,8 @@ def prepare(args: argparse.Namespace, status: Callable[[str], None]) -> Evaluati
     bags = find_bags(args.bags, args.expect, outputs)
     adapter = args.lora.partition("=")[2]
     engine_dir = replay.find_engine(args.engine, status).resolve()
+    if args.cameras:
+        camera_names(args.cameras, EngineConfig.load(engine_dir).policy)
     task = BagsTask(
         bags={bag.item: bag for bag in bags},
         out=outputs.resolve(),

@@ -77,7 +77,8 @@ def add_node_options(parser: argparse.ArgumentParser) -> None:
         type=lambda text: tuple(text.split(",")),
         default=(),
         metavar="NAME[,NAME...]",
-        help="a policy's cameras that the robot has, the first one on ~/image (default: all of the policy)",
+        help="a policy's cameras that the robot has, the first one on ~/image (default: as in --params, or "
+        "all of the policy)",
     )
     parser.add_argument(
         "--no-odometry", action="store_true", help="play a bag without odometry: the robot stands still"

@@ -87,7 +87,8 @@ class ResultsFile:
         """Write an item's outcome; return False if the item is finished already.
 
         If so, nothing is written. OSError if the line cannot be written; the file then ends with the line
-        before. SIGINT and SIGTERM wait until the outcome is written.
+        before. SIGINT and SIGTERM wait until the outcome is written; KeyboardInterrupt follows. For the main
+        thread.
         """
         if item in self._finished:
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edgellm_ros.echo import quoted
@@ -20,6 +20,8 @@ MAX_TIME = 2**31 * 10**9  # ns; the seconds of a ROS time are an int32
 IMAGES = ("sensor_msgs/msg/Image", COMPRESSED)
 JOINT_STATES = "joint_states"
 CAMERA = re.compile("[A-Za-z][A-Za-z0-9_]*/image")  # a policy's further camera
+WAIT_NS = 50_000_000  # for inputs as new as a frame, as of the node's parameter odom_wait
+SAME_TIME_NS = 5_000_000  # by which stamps of cameras that were triggered together may differ
 # The input topics of every node with the message types that they may have, in the order of reports.
 INPUT_TYPES: dict[str, tuple[str, ...]] = {
     "image": IMAGES,
@@ -54,8 +56,9 @@ class InputMessage:
 class Inputs:
     """The messages of a bag that are played into the node."""
 
-    def __init__(self, bag: Bag, topics: Mapping[str, Topic]) -> None:
+    def __init__(self, bag: Bag, topics: Mapping[str, Topic], of_policy: Sequence[str] = ()) -> None:
         self._bag = bag
+        self._of_policy = of_policy
         self._names = {topic.name: name for name, topic in topics.items()}
         # The bag's topics by the node's names for them.
         self.topics = dict(topics)
@@ -79,6 +82,9 @@ class Inputs:
         return sum(topic.count for topic in self.topics.values())
 
     def __iter__(self) -> Iterator[InputMessage]:
+        return frames_last(self._messages(), self._of_policy) if self._of_policy else self._messages()
+
+    def _messages(self) -> Iterator[InputMessage]:
         clock: int | None = None
         for message in self._bag.messages([*self._names, *([CLOCK] if self._has_clock else [])]):
             decoded = self._decode(message)
@@ -107,6 +113,40 @@ class Inputs:
             ) from error
 
 
+def frames_last(messages: Iterable[InputMessage], of_policy: Sequence[str]) -> Iterator[InputMessage]:
+    """Move frames of ~/image behind a policy's other inputs of the same time.
+
+    On the robot, a plan on such a frame waits for them: here they come first, if they follow within WAIT_NS.
+    Commands keep their place. `of_policy`: inputs such as wrist/image and joint_states.
+    """
+    newest = dict.fromkeys(of_policy, -SAME_TIME_NS)  # stamps
+    held: InputMessage | None = None
+    clock = 0
+
+    def is_complete(frame: InputMessage) -> bool:
+        return all(
+            stamp + (0 if name == JOINT_STATES else SAME_TIME_NS) >= frame.stamp
+            for name, stamp in newest.items()
+        )
+
+    for message in messages:
+        if held is not None and (message.name not in newest or message.clock > held.clock + WAIT_NS):
+            yield replace(held, clock=clock)
+            held = None
+        clock = message.clock
+        if message.name == "image":
+            held = message
+        else:
+            yield message
+            if message.name in newest:
+                newest[message.name] = max(message.stamp, newest[message.name])
+        if held is not None and is_complete(held):
+            yield replace(held, clock=clock)
+            held = None
+    if held is not None:
+        yield replace(held, clock=clock)
+
+
 def find_inputs(
     bag: Bag,
     remappings: Mapping[str, str],
@@ -130,7 +170,7 @@ def find_inputs(
     for source, name in remappings.items():
         if name not in sources:
             inputs = ", ".join(f"~/{known}" for known in sources)
-            raise BagError(f"{source} is remapped to ~/{name}, which this engine does not take: {inputs}")
+            raise BagError(f"{source}: expected a remapping to one of {inputs}, got ~/{name}")
     sources |= {name: source for source, name in remappings.items()}
     topics = {
         name: bag.topics[source]
@@ -143,7 +183,11 @@ def find_inputs(
     for names in needed:
         if not any(name in topics for name in names):
             wanted = " or ".join(f"~/{name} ({sources[name]})" for name in names)
-            without = ", or play without odometry with --no-odometry" if names == ("odom",) else ""
+            without = ""
+            if names == ("odom",):
+                without = ", or play without odometry with --no-odometry"
+            elif CAMERA.fullmatch(names[0]):
+                without = ", or name the cameras that the robot has with --cameras"
             raise BagError(f"{bag.path}: no messages for {wanted}{advice}{without}; {_listing(bag)}")
     for name, topic in topics.items():
         _check_type(bag, name, topic)
@@ -153,7 +197,7 @@ def find_inputs(
         raise BagError(
             f"{bag.path}: {first} has type {one} and {second} {other}, expected one type for all cameras"
         )
-    return Inputs(bag, topics)
+    return Inputs(bag, topics, of_policy)
 
 
 def parse_remapping(text: str) -> tuple[str, str]:
@@ -166,7 +210,9 @@ def parse_remapping(text: str) -> tuple[str, str]:
     name = target.removeprefix("~/").removeprefix(f"{NODE}/")
     if not separator or not source.startswith("/") or not types_of(name):
         choices = ", ".join(f"~/{name}" for name in (*INPUT_TYPES, JOINT_STATES, "CAMERA/image"))
-        raise ValueError(f"expected /TOPIC:=TO, TO one of {choices}, got {quoted(text)}")
+        raise ValueError(
+            f"expected /TOPIC:=TO, TO one of {choices} (CAMERA of letters, digits and _), got {quoted(text)}"
+        )
     return source, name
 
 

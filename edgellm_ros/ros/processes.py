@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import edgellm_ros
 
@@ -161,12 +161,13 @@ def held_back_signals() -> Iterator[Callable[[], None]]:
         if came:
             raise KeyboardInterrupt
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda number, frame: came.append(number)) for number in numbers]
+    before: dict[signal.Signals, Any] = {}
     try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, lambda number, frame: came.append(number))
         yield check
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)
     check()
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.delays import Case, main, play_driver, result_of, table
+from benchmarks.analytic_driver import play_driver
+from benchmarks.delays import Case, main, result_of, table
 from edgellm_ros.ros.arena.demo import JUMPS
 
 OUTCOME = {

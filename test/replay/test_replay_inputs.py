@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from edgellm_ros.replay.bag import Bag, BagError
-from edgellm_ros.replay.inputs import COMPRESSED, InputMessage, find_inputs, parse_remappings
+from edgellm_ros.replay.inputs import (
+    COMPRESSED,
+    InputMessage,
+    find_inputs,
+    frames_last,
+    parse_remappings,
+)
 from fixtures.made_bags import (
     ARENA,
     copy_bag,
@@ -152,8 +158,43 @@ class TestPolicy:
     def test_other_engines_do_not_take_its_inputs(self, tmp_path):
         bag = arm_bag(tmp_path / "bag")
         assert [m.name for m in inputs_of(bag, needs_odometry=False)] == ["image", "command"]
-        with pytest.raises(BagError, match="remapped to ~/wrist/image, which this engine does not take"):
+        words = "/edgellm/wrist/image: expected a remapping to one of ~/image, .*, got ~/wrist/image"
+        with pytest.raises(BagError, match=words):
             inputs_of(bag, needs_odometry=False, remappings={"/edgellm/wrist/image": "wrist/image"})
+
+
+class TestFramesLast:
+    """Frames of ~/image behind other inputs of the same time; in milliseconds."""
+
+    @staticmethod
+    def played(*messages: tuple[str, int, int]) -> list[tuple[str, int, int]]:
+        """The order of messages of names, stamps and arrivals."""
+        given = [
+            InputMessage(name, "", b"", stamp * 10**6, clock * 10**6) for name, stamp, clock in messages
+        ]
+        played = frames_last(given, OF_POLICY)
+        return [(m.name, m.stamp // 10**6, m.clock // 10**6) for m in played]
+
+    def test_a_frame_waits_for_those_that_are_as_new(self):
+        first, second = ("joint_states", 100, 101), ("wrist/image", 98, 112)
+        played = self.played(("image", 100, 105), first, second, ("joint_states", 110, 113))
+        assert played == [first, second, ("image", 100, 112), ("joint_states", 110, 113)]
+
+    def test_a_frame_does_not_wait_for_those_that_were_there(self):
+        messages = [("joint_states", 100, 101), ("wrist/image", 100, 102), ("image", 100, 105)]
+        assert self.played(*messages, ("command", 120, 120)) == [*messages, ("command", 120, 120)]
+
+    def test_a_command_ends_the_wait(self):
+        frame, command, late = ("image", 100, 105), ("command", 106, 106), ("wrist/image", 100, 107)
+        assert self.played(frame, command, late) == [frame, command, late]
+
+    def test_the_wait_ends_after_50_ms(self):
+        frame, joints, late = ("image", 100, 105), ("joint_states", 100, 110), ("wrist/image", 100, 156)
+        assert self.played(frame, joints, late) == [joints, ("image", 100, 110), late]
+
+    def test_the_next_frame_ends_the_wait(self):
+        frames = [("image", 100, 105), ("image", 133, 138)]
+        assert self.played(*frames) == frames
 
 
 @pytest.mark.parametrize("kind", ["std_msgs/msg/Header", "foo_msgs/msg/Pose"])

@@ -7,12 +7,9 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir
@@ -23,76 +20,15 @@ from edgellm_ros.builder import export
 from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT
 from edgellm_ros.replay.bag import Bag, BagMessage
 from edgellm_ros.replay.inputs import COMPRESSED
-from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-from fixtures import policy_robot
-from fixtures.command_run import Run
-from fixtures.made_bags import (
-    ARENA,
-    EXPECTED,
-    ROOT,
-    copy_bag,
-    joint_state,
-    make,
-    raw_image,
-    string,
-    write_bag,
-)
+from fixtures.made_bags import ARENA, EXPECTED, copy_bag, make, string, write_bag
+from fixtures.replay_run import ReplayRun, finish, start
 from fixtures.tiny_adapter import write_adapter
 
 pytest.importorskip("rclpy")
 pytest.importorskip("edgellm_ros.msg")
 pytestmark = [pytest.mark.real_time, pytest.mark.timeout(600)]
 
-SHORT = (13.6e9, 16.0e9)  # the part of the bag in which the robot starts to drive, on two commands
-FRAMES = (14_500_000_000, 15_300_000_000)  # the stamps of their frames
-TIMEOUT_S = 120
-SECOND = 10**9
-
-
-class ReplayRun(Run):
-    @property
-    def first(self) -> dict[str, Any]:
-        """The first difference."""
-        return self.json["comparison"]["first"]
-
-
-def start(*arguments: object) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "edgellm_ros", "replay", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # as in a terminal
-    )
-
-
-def finish(process: subprocess.Popen) -> ReplayRun:
-    out, err = process.communicate(timeout=TIMEOUT_S)
-    return ReplayRun(process.returncode, out, err)
-
-
-@pytest.fixture
-def replay(arena_engine, tmp_path):
-    """`replay(bag, arguments...)` replays with the demo's engine unless one is named.
-
-    It writes to tmp_path/out unless `out` names another folder.
-    """
-
-    def run(bag: Path, *arguments: object, out: str = "out") -> ReplayRun:
-        engine = () if "--engine" in arguments else ("--engine", arena_engine)
-        return finish(start(bag, "--out", tmp_path / out, "--json", *engine, *arguments))
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def short(tmp_path_factory) -> Path:
-    """A few seconds of the shipped bag, without sound."""
-
-    def is_in(message: BagMessage) -> bool:
-        return SHORT[0] < message.time < SHORT[1] and message.topic.name != "/edgellm/audio"
-
-    return copy_bag(tmp_path_factory.mktemp("short") / "bag", keep=is_in)
+FRAMES = (14_500_000_000, 15_300_000_000)  # the stamps of the short bag's frames
 
 
 @pytest.fixture(scope="module")
@@ -361,38 +297,6 @@ def test_ctrl_c_ends_everything_and_leaves_nothing(arena_engine, tmp_path):
 class TestAttached:
     """With a node that runs already, as launch/replay.launch.py starts both."""
 
-    @pytest.fixture
-    def run_beside(self, short, arena_engine, tmp_path):
-        """Function that runs scripts/replay_node beside a node with changed parameters.
-
-        It returns the outcome of the script.
-        """
-        from edgellm_ros.ros.processes import NODE_MODULE, Child, own_domain, ros_arguments, ros_environment
-        from edgellm_ros.ros.replay.replay import Replay, ReplayOptions
-
-        def run(*more: object, **changes: object) -> ReplayRun:
-            options = ReplayOptions(short, tmp_path / "out", arena_engine, "cpu", {})
-            with Replay(options) as replay:
-                arguments = ["-m", NODE_MODULE, *ros_arguments({**replay.node_parameters, **changes})]
-            with own_domain() as domain:
-                environment = ros_environment(domain)
-                node = Child("edgellm node", arguments, tmp_path / "node.log", environment)
-                try:
-                    words = [short, "--out", tmp_path / "out", "--engine", arena_engine, "--json", *more]
-                    command = [ROOT / "scripts" / "replay_node", *words, "--ros-args", "-r", "__node:=player"]
-                    done = subprocess.run(
-                        [sys.executable, *map(str, command)],
-                        env=environment,
-                        capture_output=True,
-                        text=True,
-                        timeout=TIMEOUT_S,
-                    )
-                finally:
-                    node.stop()
-            return ReplayRun(done.returncode, done.stdout, done.stderr)
-
-        return run
-
     def test_the_outputs_are_the_same(self, run_beside, expected, tmp_path):
         run = run_beside()
         assert run.code == 0, run.err
@@ -419,67 +323,3 @@ class TestAttached:
         run = run_beside(plan_timeout=10.0)
         assert run.code == 3
         assert "the node's parameter plan_timeout is 10.0, expected 3600.0" in run.err
-
-
-@pytest.fixture(scope="module")
-def arm(tmp_path_factory) -> tuple[object, ...]:
-    """Options for the engine of a policy, and for the joints of its state."""
-    folder = tmp_path_factory.mktemp("policy")
-    engine, params = policy_robot.export_policy(folder), folder / "params.yaml"
-    joints = ", ".join(policy_robot.STATE_JOINTS)
-    params.write_text(f"edgellm: {{ros__parameters: {{state_joints: [{joints}]}}}}")
-    return "--engine", engine, "--params", params
-
-
-@pytest.fixture(scope="module")
-def arm_bag(tmp_path_factory) -> Path:
-    """A bag with joint states and frames of two times, and a command after the second."""
-    messages = []
-    for stamp, shift in ((100 * SECOND, 1), (101 * SECOND, 0)):
-        positions = {joint: value + shift for joint, value in policy_robot.JOINTS.items()}
-        joints = joint_state(stamp, positions)
-        messages.append(("/edgellm/joint_states", "sensor_msgs/msg/JointState", stamp, joints))
-        for name, pixels in (("wrist/image", policy_robot.WRIST), ("image", policy_robot.TOP)):
-            frame = raw_image(stamp, pixels + np.uint8(shift))
-            messages.append((f"/edgellm/{name}", "sensor_msgs/msg/Image", stamp, frame))
-    command = string(policy_robot.TASK)
-    messages.append(("/edgellm/command", "std_msgs/msg/String", stamp + SECOND // 10, command))
-    return write_bag(tmp_path_factory.mktemp("arm") / "bag", messages)
-
-
-class TestPolicy:
-    def test_the_chunk_is_the_runtime_s_and_a_second_replay_is_equal(self, replay, arm, arm_bag, tmp_path):
-        first = replay(arm_bag, *arm)
-        assert first.code == 0, first.err
-        assert first.json["inputs"] == {"image": 2, "command": 1, "wrist/image": 2, "joint_states": 2}
-        assert first.json["outputs"]["action_chunk"] == 1
-        with Bag(tmp_path / "out") as out, LLMInferenceRuntime(arm[1]) as runtime:
-            (chunk,) = (message.decode() for message in out.messages(["/edgellm/action_chunk"]))
-            np.testing.assert_array_equal(policy_robot.values(chunk), policy_robot.answer(runtime))
-        second = replay(arm_bag, *arm, "--expect", tmp_path / "out", out="again")
-        assert (second.code, second.json["comparison"]["first"]) == (0, None), second.err
-
-    def test_a_robot_may_have_some_of_the_cameras(self, replay, arm, arm_bag, tmp_path):
-        one = copy_bag(tmp_path / "one", rename={"/edgellm/wrist/image": "/other"}, source=arm_bag)
-        lacking = replay(one, *arm)
-        assert lacking.code == 2
-        assert "no messages for ~/wrist/image (/edgellm/wrist/image)" in lacking.err
-        run = replay(one, *arm, "--cameras", "top")
-        assert run.code == 0, run.err
-        assert run.json["outputs"]["action_chunk"] == 1
-
-    def test_a_frame_that_is_missing_is_named(self, replay, arm, arm_bag, tmp_path):
-        assert replay(arm_bag, *arm).code == 0
-
-        def is_kept(message: BagMessage) -> bool:
-            return message.topic.name != "/edgellm/wrist/image" or message.time > 100 * SECOND
-
-        less = copy_bag(tmp_path / "less", keep=is_kept, source=arm_bag)
-        run = replay(less, *arm, "--expect", tmp_path / "out", out="again")
-        assert run.code == 1
-        assert (run.first["topic"], run.first["field"]) == ("~/wrist/image", "message")
-
-    def test_a_camera_that_the_policy_does_not_have_is_refused(self, replay, arm, arm_bag):
-        run = replay(arm_bag, *arm, "--cameras", "top,left")
-        assert run.code == 2
-        assert "cameras must be different cameras of top, wrist, got 'top, left'" in run.err

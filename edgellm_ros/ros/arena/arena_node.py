@@ -30,7 +30,7 @@ from rclpy.executors import ExternalShutdownException
 
 from edgellm_ros.arena.closed_loop import LATENCY_STEPS, REPLAN_STEPS, Drive, Plan, drive
 from edgellm_ros.arena.delayed_loop import Execution, delay_in_steps, drive_delayed
-from edgellm_ros.arena.episode import Episode, World, make_episode
+from edgellm_ros.arena.episode import EPISODE_SEEDS, Episode, World, make_episode
 from edgellm_ros.arena.person import SAY_AT_MOST, Person, person_of
 from edgellm_ros.arena.picture import save_episode
 from edgellm_ros.arena.scoring import names_target
@@ -43,7 +43,6 @@ from edgellm_ros.ros.arena.follower_link import FollowerLink
 from edgellm_ros.ros.arena.microphone import Microphone, save_wav
 
 STEP_NS = round(DT * 1e9)
-EPISODE_SEEDS = 1000  # episodes of one seed; the next seed has other episodes
 PAUSE_STEPS = 2 * HISTORY  # simulated rest between two episodes, longer than the history of a plan
 AUTO, LOCK_STEP = "auto", "lock_step"
 EXECUTIONS = (AUTO, LOCK_STEP, *(execution.value for execution in Execution))

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgellm_ros.echo import printable
 from edgellm_ros.engine.device import open_device
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import list_files
@@ -38,12 +37,13 @@ from edgellm_ros.ros.processes import (
     ros_environment,
     terminated_as_interrupted,
 )
+from edgellm_ros.ros.replay.parameters_file import cameras_in, check_parameters_file
 from edgellm_ros.runtime.lora import FOLDER
 
 START_S = 600.0  # to load the engines; a dead node is noticed at once
+CONNECT_S = 60.0  # until all topics are connected
 LONGEST_PLAN_S = 3600.0  # the parameter's maximum: no plan may time out on a slow computer
 BAD_PARAMETERS = 2  # the node's exit code
-NODE_KEYS = ("edgellm", "/edgellm", "/**")  # names of the node in a file of parameters
 
 
 class ReplayError(RuntimeError):
@@ -67,7 +67,7 @@ class ReplayOptions:
     storage: str = "mcap"
     overlay: bool = False  # record ~/overlay
     standing: bool = False  # the bag needs no odometry: the robot stands still
-    cameras: tuple[str, ...] = ()  # of the robot, for a policy, the first on ~/image; () = all of the policy
+    cameras: tuple[str, ...] = ()  # for a policy, as the node's parameter; () = as in `params`, or all
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,12 @@ class Replay:
         refuse_existing(options.out)
         self._config = EngineConfig.load(options.engine_dir)
         policy = self._config.policy
-        self._cameras = camera_names(options.cameras, policy)
-        further = [camera_topic(name).removeprefix("~/") for name in self._cameras[1:]]
+        cameras = options.cameras
+        if policy is not None and options.params is not None and not any(cameras):
+            cameras = cameras_in(options.params)
+        # A policy's cameras that the robot has, the first on ~/image.
+        self.cameras = camera_names(cameras, policy)
+        further = [camera_topic(name).removeprefix("~/") for name in self.cameras[1:]]
         self._expected = read_output_bag(options.expect) if options.expect is not None else None
         self._bag = Bag(options.bag)
         try:
@@ -144,8 +148,8 @@ class Replay:
             "odom_wait": 0.0,  # no input is sent while a plan waits
             "prefix_cache_file": "",  # independent of earlier runs
         }
-        if self._cameras:
-            parameters["cameras"] = list(self._cameras)
+        if self.cameras:
+            parameters["cameras"] = list(self.cameras)
         if self.options.noise_seed is not None:
             parameters["noise_seed"] = self.options.noise_seed
         if self.options.lora:
@@ -162,11 +166,17 @@ class Replay:
         `status` is called once the node has accepted all parameters.
         """
         options = self.options
-        link.wait_until_ready(START_S)
+        link.wait_until_active(START_S)
         parameters = self.node_parameters
         # Start values, which services may have changed.
         changed = {name: parameters.pop(name) for name in ("lora", "noise_seed") if name in parameters}
+        cameras = parameters.pop("cameras", None)
         link.check_parameters(parameters)
+        if cameras is not None:  # a node without names has all of the policy's
+            (found,) = link.parameters("cameras")
+            if list(camera_names(found, self._config.policy)) != cameras:
+                link.check_parameters({"cameras": cameras})
+        link.wait_until_connected(CONNECT_S)
         if "lora" in changed:
             link.check_lora(changed["lora"])
         if "noise_seed" in changed:
@@ -214,7 +224,7 @@ def run_replay(options: ReplayOptions, status: Callable[[str], None]) -> ReplayR
         arguments = ros_arguments(replay.node_parameters)
         if options.params is not None:
             # Before the replay's own parameters, which then take precedence.
-            arguments[1:1] = ["--params-file", str(_parameters_file(options.params))]
+            arguments[1:1] = ["--params-file", str(check_parameters_file(options.params))]
         log = folder / "edgellm_node.log"
         node = Child("edgellm node", ["-m", NODE_MODULE, *arguments], log, ros_environment(domain))
         stack.callback(node.stop)
@@ -277,29 +287,6 @@ def attach_replay(options: ReplayOptions, status: Callable[[str], None]) -> Repl
 
 def _listing(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items())
-
-
-def _parameters_file(path: Path) -> Path:
-    """Check a file of parameters before ROS reads it.
-
-    ROS itself would write a traceback to the node's log.
-    """
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    try:
-        content = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not a YAML file: {error}") from None
-    nodes = content.values() if isinstance(content, dict) else [None]
-    if not all(isinstance(node, dict) and "ros__parameters" in node for node in nodes):
-        raise ValueError(f"{path}: not a file of ROS parameters: expected NODE: ros__parameters: ...")
-    if not any(name in content for name in NODE_KEYS):
-        raise ValueError(
-            f"{path}: parameters of {printable(', '.join(map(str, content))) or 'no node'}, expected some "
-            f"of {' or '.join(NODE_KEYS)}"
-        )
-    return path
 
 
 @contextmanager

@@ -61,7 +61,8 @@ OUTPUT_CLASSES = {
     "path": Path,
     "overlay": Image,
 }
-OUTCOMES = ("plans_", "utterances")  # counters of effects of inputs; and counters that end in _refused
+# Counters of effects of inputs, and those that end in _refused.
+OUTCOMES = ("plans_", "utterances", "joint_states_incomplete")
 RELIABLE = QoSProfile(depth=10)
 EVERYTHING = QoSProfile(history=HistoryPolicy.KEEP_ALL)
 DELIVERY_S = 60.0  # a message within this computer that takes longer is lost
@@ -125,10 +126,10 @@ class ReplayLink(Node):
         self._executor.shutdown()
         super().destroy_node()
 
-    def wait_until_ready(self, timeout_s: float) -> None:
-        """Wait until the node is active and all topics are connected.
+    def wait_until_active(self, timeout_s: float) -> None:
+        """Wait until the node is active.
 
-        Raises LinkError with the reason if not.
+        Raises LinkError with the reason if it is not.
         """
         deadline = time.monotonic() + timeout_s
         self._until(self._state_client.service_is_ready, deadline, lambda: "the node is not there")
@@ -136,6 +137,13 @@ class ReplayLink(Node):
         state = self._call(self._state_client, GetState.Request(), deadline).current_state.label
         if state != "active":
             raise LinkError(f"the node is {state}, expected active: it could not load the engines")
+
+    def wait_until_connected(self, timeout_s: float) -> None:
+        """Wait until all topics are connected.
+
+        Raises LinkError with the topics that are not.
+        """
+        deadline = time.monotonic() + timeout_s
         while True:
             self._counts = self._metrics(deadline)
             lacking = {
@@ -145,7 +153,11 @@ class ReplayLink(Node):
             if max(lacking.values()) <= 0:
                 return
             if time.monotonic() > deadline:
-                raise LinkError(f"topics of the node that are not connected: {lacking}")
+                unheard = [n for n, sender in self._inputs.items() if not sender.get_subscription_count()]
+                names = ", ".join(f"~/{name}" for name in unheard)
+                raise LinkError(
+                    f"topics of the node that are not connected: {names or lacking} after {timeout_s:.0f} s"
+                )
             self._pause(POLL_S[1])
 
     def check_parameters(self, expected: Mapping[str, Any]) -> None:
