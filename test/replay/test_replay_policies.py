@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replays for a policy: joint states and several cameras in, chunks of actions out."""
+"""Replays for a policy: joint states and cameras in, chunks of actions out."""
 
 from __future__ import annotations
 
