@@ -56,6 +56,7 @@ from benchmarks import common
 from benchmarks.analytic_driver import play_driver
 from edgellm_ros.cli.arena_options import add_episodes, add_seed
 from edgellm_ros.cli.arguments import integer, number
+from edgellm_ros.diffusion.chunking import FORMS
 from edgellm_ros.ros.arena.demo import (
     ARENA_MODULE,
     JUMPS,
@@ -67,7 +68,6 @@ from edgellm_ros.ros.arena.demo import (
 )
 from edgellm_ros.ros.processes import Child, own_domain, ros_arguments, ros_environment
 
-FORMS = ("guided", "frozen", "trained")  # of real-time chunking
 MODES = ("wait", "naive", *FORMS)  # of a node
 DRIVER = "driver"
 SEED = 90  # episodes 90000 and following

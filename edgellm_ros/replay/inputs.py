@@ -20,7 +20,8 @@ MAX_TIME = 2**31 * 10**9  # ns; the seconds of a ROS time are an int32
 IMAGES = ("sensor_msgs/msg/Image", COMPRESSED)
 JOINT_STATES = "joint_states"
 CAMERA = re.compile("[A-Za-z][A-Za-z0-9_]*/image")  # a policy's further camera
-WAIT_NS = 50_000_000  # for inputs as new as a frame, as of the node's parameter odom_wait
+# As in the node, which cannot be imported here; a test compares them.
+WAIT_NS = 50_000_000  # for inputs as new as a frame: the default of the node's parameter odom_wait
 SAME_TIME_NS = 5_000_000  # by which stamps of cameras that were triggered together may differ
 # The input topics of every node with the message types that they may have, in the order of reports.
 INPUT_TYPES: dict[str, tuple[str, ...]] = {

@@ -15,10 +15,13 @@ import pytest
 from builtin_interfaces.msg import Time
 from sensor_msgs.msg import JointState
 
+from edgellm_ros.replay import inputs
 from edgellm_ros.ros.camera_topic import camera_names, camera_topic
+from edgellm_ros.ros.node import cameras
 from edgellm_ros.ros.node.cameras import Cameras
 from edgellm_ros.ros.node.input_time import Frame, StaleInputError
 from edgellm_ros.ros.node.joint_states import JointStates, state_joints
+from edgellm_ros.ros.node.parameters import SPECS
 from fixtures.peer import image_message
 
 NONE_GIVEN = [""]  # the default of the parameters
@@ -34,6 +37,11 @@ def policy(cameras: tuple[str, ...] = ("top", "wrist", "left"), state: tuple[str
 def at(seconds: float) -> Frame:
     """A frame that is stamped at this time."""
     return Frame(image_message(PIXELS, Time(sec=int(seconds), nanosec=round(seconds % 1 * 1e9))))
+
+
+def test_a_replay_takes_frames_and_joint_states_of_a_time_together_as_the_node_does():
+    assert inputs.SAME_TIME_NS == cameras.SAME_TIME_NS
+    assert SPECS["odom_wait"].default * 1e9 == inputs.WAIT_NS
 
 
 class TestCameras:
