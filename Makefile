@@ -11,6 +11,8 @@ STAMPS := $(VENV)/.stamps
 unexport PYTHONDONTWRITEBYTECODE
 PIP_OPTIONS := --quiet --disable-pip-version-check --no-compile
 INTERFACES := $(wildcard msg/*.msg srv/*.srv action/*.action)
+# the kernels, and the emulation that runs them without a GPU
+CUDA_SOURCES := $(wildcard edgellm_ros/*/kernels/*.cu* edgellm_ros/kernels/cuda/*.cu* test/doubles/*/*.cpp test/doubles/*/*.h)
 
 # Two workers, each with whole test modules. On two cores that nearly halves the time: test/runtime takes 55 s of
 # processor time with one worker and with two, the parity tests of test/parity 52 s and 69 s, as both import PyTorch.
@@ -32,7 +34,7 @@ test: venv lint ## all tests, then the runtime's tests on a double of TensorRT
 	$(BIN)/python -m pytest -m "real_time and $(INCLUDED)" $(PARALLEL)
 	$(BIN)/python -m pytest -m "$(INCLUDED)" $(PARALLEL) $(ON_DOUBLE)
 
-test-fast: venv ## tests of every part, in about a minute
+test-fast: venv typings/.made ## tests of every part, in about a minute
 	$(BIN)/python -m pytest -m "not slow and $(INCLUDED)" $(PARALLEL)
 
 # One module, so its tests are spread: each worker begins with half of them, in order, and exports each graph once.
@@ -50,15 +52,17 @@ expected: venv ## record the node's outputs for bags/arena, after the demo's che
 	rm -rf bags/arena_expected
 	$(BIN)/edgellm replay bags/arena --out bags/arena_expected
 
-lint: $(STAMPS)/packages
+lint: $(STAMPS)/packages typings/.made
 	$(BIN)/pip check
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run -Werror $(CUDA_SOURCES)
 	$(BIN)/mypy
 
 venv: $(STAMPS)/interfaces $(STAMPS)/command
 
 clean:
-	rm -rf $(VENV) engines out build install log
+	rm -rf $(VENV) engines out build install log typings
 
 $(STAMPS)/venv:
 	@tools/check_prerequisites.sh $(PYTHON)
@@ -69,13 +73,19 @@ $(STAMPS)/packages: requirements.txt requirements-ros.txt requirements-test.txt 
 	$(BIN)/pip install $(PIP_OPTIONS) $(^:%=-r %)
 	@touch $@
 
+# The types of TensorRT's modules, for mypy and for tests. That takes 5 s and needs no GPU.
+typings/.made: tools/make_tensorrt_stubs.py $(STAMPS)/packages
+	rm -rf $(@D)
+	$(BIN)/python tools/make_tensorrt_stubs.py
+	@mkdir -p $(@D) && touch $@
+
 $(STAMPS)/interfaces: $(INTERFACES) package.xml CMakeLists.txt tools/build_interfaces.sh $(STAMPS)/packages
 	tools/build_interfaces.sh $(VENV)
 	@touch $@
 
-# The command `edgellm`, and the clone on the path of the virtual environment.
-$(STAMPS)/command: setup.py $(STAMPS)/packages
-	$(BIN)/pip install $(PIP_OPTIONS) --no-build-isolation --no-deps --editable .
+# The command `edgellm`, the arena, and the clone on the path of the virtual environment.
+$(STAMPS)/command: setup.py edgellm_arena/pyproject.toml $(STAMPS)/packages
+	$(BIN)/pip install $(PIP_OPTIONS) --no-build-isolation --no-deps --editable . --editable ./edgellm_arena
 	@touch $@
 
 $(STAMPS)/parity: requirements-parity.txt requirements-templates.txt requirements-lerobot.txt $(STAMPS)/packages

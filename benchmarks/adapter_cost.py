@@ -40,11 +40,12 @@ from safetensors.numpy import save_file
 from benchmarks import common
 from benchmarks.shrinking_batch import endless_request
 from edgellm_ros.builder import export, inspect
-from edgellm_ros.engine_directory.lora_inputs import lora_inputs, lora_targets
+from edgellm_ros.engine_directory.adapters.lora_inputs import lora_inputs, lora_targets
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
 RANKS = (8, 16)
+OPTIONS: dict[str, Any] = {"drafting": "off"}  # a step is one token
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -56,13 +57,17 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         root = Path(folder)
         export(args.checkpoint, root / "without", max_lora_rank=0)
         export(args.checkpoint, root / "with", max_lora_rank=max(RANKS))
-        with LLMInferenceRuntime(root / "without") as plain, LLMInferenceRuntime(root / "with") as adapted:
+        with (
+            LLMInferenceRuntime(root / "without", **OPTIONS) as plain,
+            LLMInferenceRuntime(root / "with", **OPTIONS) as adapted,
+        ):
             for name, rank in {"a": 8, "b": 16, "c": 16}.items():
                 write_adapter(root / name, root / "with", rank)
                 adapted.add_lora(name, root / name)
             result = compare(plain, adapted, args.tokens, args.runs)
             result["switch_seconds"], result["step_after_switch_seconds"] = switch(adapted)
-    return common.finish("adapter_cost", tokens=args.tokens, **result)
+    changes = {**common.changed(OPTIONS), "max_lora_rank": f"0 and {max(RANKS)}"}
+    return common.finish("adapter_cost", changes=changes, tokens=args.tokens, **result)
 
 
 def compare(

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm_ros.arena import expert
-from edgellm_ros.arena.closed_loop import Plan
-from edgellm_ros.arena.delayed_loop import drive_delayed
-from edgellm_ros.arena.episode import EPISODE_SEEDS, World, make_episode
-from edgellm_ros.arena.smoothness import named_jumps
+from edgellm_arena.driving import expert
+from edgellm_arena.driving.smoothness import named_jumps
+from edgellm_arena.episodes.closed_loop import Plan
+from edgellm_arena.episodes.delayed_loop import drive_delayed
+from edgellm_arena.episodes.episode import EPISODE_SEEDS, World, make_episode
 
 
 def play_driver(seed: int, number: int) -> dict[str, Any]:

@@ -33,9 +33,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common
-from edgellm_ros.arena.renderer import render
-from edgellm_ros.arena.scoring import check
-from edgellm_ros.arena.situation import Situation, sample_situations, split_rng
+from edgellm_arena.episodes.scoring import check
+from edgellm_arena.episodes.situation import Situation, sample_situations, split_rng
+from edgellm_arena.world.renderer import render
 from edgellm_ros.cli.quantization_cost import compare_engines
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest

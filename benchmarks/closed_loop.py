@@ -34,9 +34,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import common
-from edgellm_ros.arena import expert
-from edgellm_ros.arena.episode import Outcome, World, dead_ahead_episode, make_episode
-from edgellm_ros.evaluation.episodes import play
+from edgellm_arena.driving import expert
+from edgellm_arena.episodes.episode import EPISODE_FAMILIES, Outcome, World, dead_ahead_episode, make_episode
+from edgellm_arena.evaluation.play import play
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 
@@ -54,13 +54,18 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     )
     parser.add_argument("--spoken", action="store_true", help="speak the commands instead of typing them")
     parser.add_argument(
+        "--family",
+        choices=EPISODE_FAMILIES,
+        help="play episodes of this family only (default: seven of ten random, the others dead_ahead)",
+    )
+    parser.add_argument(
         "--lora", default="", metavar="NAME", help="LoRA adapter to use (default: the base model)"
     )
     args = parser.parse_args(arguments)
     with LLMInferenceRuntime(common.engine(args)) as runtime:
         runtime.switch_lora_weights(args.lora)
         lora = runtime.active_lora
-        episodes = [make_episode(args.seed + number) for number in range(args.episodes)]
+        episodes = [make_episode(args.seed + number, args.family) for number in range(args.episodes)]
         played = [play(runtime, episode, episode.seed, args.spoken) for episode in episodes]
         ahead = dead_ahead_episode(args.seed)
         drives = [play(runtime, ahead, noise_seed, args.spoken) for noise_seed in range(args.noise_seeds)]
@@ -70,6 +75,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     return common.finish(
         "closed_loop",
         episodes=len(played),
+        family=args.family,
         spoken=args.spoken,
         lora=lora,
         understood=sum(each.understood for each in played),

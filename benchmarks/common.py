@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import statistics
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edgellm_ros.arena.episode import World, make_episode
+from edgellm_arena.episodes.episode import World, make_episode
 from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT, export_if_needed
 from edgellm_ros.engine.device import Device
-from edgellm_ros.engine.onnxruntime_session import available_cores
+from edgellm_ros.engine.onnxruntime.session import available_cores
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
 SEED = 20_000  # of the first episode of the benchmarks; tests and demo use other seeds
@@ -54,7 +57,7 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
 def engines(args: argparse.Namespace) -> list[str]:
     """Return the engine directories of --engines, else that of --engine.
 
-    Those of --engines are returned as they are; that of --engine is exported if needed.
+    The directories of --engines are returned as they are; the one of --engine is exported if needed.
     """
     return args.engines.split(",") if args.engines else [str(engine(args))]
 
@@ -89,7 +92,33 @@ def machine(device: Device) -> dict[str, Any]:
     return {"device_name": device.description, "cores": available_cores()}
 
 
-def finish(name: str, **result: Any) -> dict[str, Any]:
-    """Print the result as the last line and return it."""
+def changed(*options: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of LLMInferenceRuntime that are not its defaults.
+
+    The result is the argument `changes` of `finish`.
+
+    options: what a benchmark passes to its runtimes; the device is a choice of the user, and left out.
+    """
+    parameters = inspect.signature(LLMInferenceRuntime).parameters
+    return {
+        name: value
+        for each in options
+        for name, value in each.items()
+        if name != "device" and value != parameters[name].default
+    }
+
+
+def finish(name: str, changes: dict[str, Any] | None = None, **result: Any) -> dict[str, Any]:
+    """Print the result as the last line and return it.
+
+    changes: what the benchmark sets that a user would not, by the name of the argument, option or parameter.
+    A line on standard error tells it, and the key `changed_from_defaults`.
+    """
+    plain = str | int | float | bool
+    items = (changes or {}).items()
+    shown = {key: value if isinstance(value, plain) else repr(value) for key, value in items}
+    text = ", ".join(f"{key}={value}" for key, value in shown.items())
+    print(f"changed from the defaults: {text or 'nothing'}", file=sys.stderr)
+    result = {"changed_from_defaults": shown, **result}
     print(json.dumps({"benchmark": name, **result}, allow_nan=False), flush=True)
     return result

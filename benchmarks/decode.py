@@ -21,6 +21,9 @@ Measures
   in use when only the device was open. `overhead`: the excess over weights (a table that is used twice counts
   once), KV cache and recurrent states (before and after a run). On the CPU this is resident memory, which
   includes memory that malloc keeps.
+- with --paths, in place of all that: decode time per token of the same request through this benchmark's loop,
+  through LLMInferenceRuntime as in examples/in_process.py, through `edgellm generate`, and without CUDA
+  graphs (benchmarks/decode_paths.py). `largest_difference`: of the two paths from the loop, 0.05 = 5%.
 - with --quantize: weights are those of the exported engine, and transformers is not run.
 - transformers: the same weights, prompts and precision on the same device in the same process, after our
   runtime is closed: eager with a growing cache, and compiled with a static cache (decode steps with
@@ -33,7 +36,7 @@ Conditions
 Weights are random, written as a real checkpoint, and exported by the real exporter. Checkpoints with a vision
 tower or recurrent layers are made by transformers, and so need it. Decoding is
 `handle_request` with a prompt of --context tokens, greedy, --tokens tokens per sequence, no prefix reuse, a
-KV cache of exactly this size, and captured decode steps where the device has graphs. No answer ends early,
+KV cache of exactly this size. No answer ends early,
 because the stop token's logit is never the largest.
 
 Examples
@@ -42,6 +45,8 @@ Examples
     python -m benchmarks.decode --shape qwen3-1.7b --device cuda --batch 1,8
     python -m benchmarks.decode --shape qwen3-1.7b --device cuda --quantize int4
     python -m benchmarks.decode --shape llama-3.2-1b,num_hidden_layers=2 --no-transformers
+    python -m benchmarks.decode --shape qwen3-1.7b --device cuda --paths
+    python -m benchmarks.decode --checkpoint models/arena --device cuda --paths
     python -m benchmarks.decode --shape qwen3-vl-2b --frame 640x480 --context 64 --device cuda
 
 Standard error has the duration of each phase. Last JSON line: the options, `batches` (the figures of each
@@ -63,7 +68,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import finish, machine, numbers
+from benchmarks.common import changed, finish, machine, numbers
+from benchmarks.decode_paths import (
+    LOOP_OPTIONS,
+    export_for_paths,
+    measure_paths,
+    random_request,
+    scene_request,
+)
 from benchmarks.decode_runs import (
     bytes_per_step,
     decode,
@@ -78,13 +90,14 @@ from benchmarks.model_shapes import BYTES_PER_VALUE, SHAPES, ModelShape, add_sha
 from benchmarks.published_models import MODELS, PublishedModel, parse_model
 from benchmarks.random_checkpoint import write_checkpoint
 from edgellm_ros.builder import export
-from edgellm_ros.builder.export_plan import ExportOptions, plan_export
-from edgellm_ros.builder.inspection import inspect
-from edgellm_ros.builder.quantization.rounding import GROUP_SIZES, TYPES
+from edgellm_ros.builder.calibration.rounding import GROUP_SIZES, TYPES
+from edgellm_ros.builder.exporter.options import ExportOptions
+from edgellm_ros.builder.exporter.plan import plan_export
+from edgellm_ros.builder.report.inspection import inspect
 from edgellm_ros.cli.arguments import DEVICES, integer
 from edgellm_ros.cli.copy_bandwidth import copy_bandwidth
 from edgellm_ros.engine.device import Device, open_device
-from edgellm_ros.runtime.fused.loading import AUTO, DECODES
+from edgellm_ros.fused.loading.availability import AUTO, DECODES
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
@@ -108,6 +121,8 @@ class StopWatch:
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     args = _parse(arguments)
     clock, device = StopWatch(), open_device(args.device)
+    if args.paths:
+        return _paths(args, device, clock)
     with tempfile.TemporaryDirectory() as temporary:
         root = args.directory or Path(temporary)
         checkpoint = write_checkpoint(root / "checkpoint", args.shape, args.precision)
@@ -116,18 +131,24 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         requests = {
             batch: make_requests(batch, args.context, args.tokens, args.frame) for batch in args.batch
         }
-        config = plan_export(checkpoint, ExportOptions(args.precision)).config
+        config = plan_export(checkpoint, ExportOptions(precision=args.precision)).config
         prompts = {
             batch: [prompt_ids(checkpoint, config, request) for request in requests[batch]]
             for batch in args.batch
         }
         prompt = len(prompts[args.batch[0]][0])
-        sizes = max(args.batch), prompt, prompt + args.tokens
+        sizes = _sizes(max(args.batch), prompt, prompt + args.tokens)
         rounded = {} if args.quantize is None else {"quantize": args.quantize, "group_size": args.group_size}
-        export(checkpoint, engine, args.precision, *sizes, **rounded)
+        export(
+            checkpoint,
+            engine,
+            precision=args.precision,
+            **sizes,
+            **rounded,
+        )
         clock.done("export")
         if device.name == "tensorrt":
-            from edgellm_ros.builder.tensorrt_plan import build_plans
+            from edgellm_ros.builder.tensorrt.plan import build_plans
 
             build_plans(engine, lambda: device)
             clock.done("plans")
@@ -146,6 +167,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                 clock.done("transformers", theirs["error"])
     return finish(
         "decode",
+        changes=changed(_runtime_options(args)) | sizes,
         shape=asdict(args.shape),
         parameters=args.shape.parameters,
         precision=args.precision,
@@ -161,6 +183,46 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         copy_bandwidth_bytes_per_s=bandwidth,
         **ours,
         transformers=theirs,
+        seconds=clock.seconds,
+    )
+
+
+def _runtime_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of the runtime: every prompt is computed whole."""
+    return {"prefix_cache_bytes": 0, "decode": args.decode, "cuda_graphs": args.graphs}
+
+
+def _sizes(batch: int, prompt: int, capacity: int) -> dict[str, int]:
+    """Return the sizes that the engine is exported with, by their names."""
+    return {"max_batch_size": batch, "max_input_len": prompt, "max_kv_cache_capacity": capacity}
+
+
+def _paths(args: argparse.Namespace, device: Device, clock: StopWatch) -> dict[str, Any]:
+    """Measure the paths that users take; see `decode_paths`."""
+    with tempfile.TemporaryDirectory() as temporary:
+        root, folder = args.directory or Path(temporary), Path(temporary)
+        if args.checkpoint is not None:
+            checkpoint, request = args.checkpoint, scene_request(folder, args.tokens)
+        else:
+            checkpoint = write_checkpoint(root / "checkpoint", args.shape, args.precision)
+            request = random_request(args.context, args.tokens)
+        clock.done("checkpoint")
+        engine, has_shape = root / "paths_engine", args.checkpoint is None
+        sizes = export_for_paths(checkpoint, engine, args.precision, request, has_shape)
+        clock.done("export")
+        # An answer of the demo's model takes a millisecond on a GPU: more of them.
+        answers = args.runs * (4 if has_shape else 20)
+        found = measure_paths(engine, device, request, answers, folder)
+        clock.done("paths")
+    return finish(
+        "decode_paths",
+        changes=changed(LOOP_OPTIONS) | sizes,
+        model=str(args.checkpoint) if args.checkpoint else asdict(args.shape),
+        precision=args.precision,
+        device=args.device,
+        **machine(device),
+        context=None if args.checkpoint else args.context,
+        **found,
         seconds=clock.seconds,
     )
 
@@ -181,10 +243,9 @@ def _run(
     gc.collect()
     before = used_bytes(device)
     with PeakMemory(device) as memory:
-        runtime = LLMInferenceRuntime(engine, device=device, prefix_cache_bytes=0, decode=args.decode)
+        runtime = LLMInferenceRuntime(engine, device=device, **_runtime_options(args))
         clock.done("load", f"fused kernels decode batches of up to {runtime.fused_rows}")
-        graphs = args.graphs and runtime.capture_decoding_cuda_graph()
-        clock.done("capture", "decode steps are graphs" if graphs else "no graphs")
+        graphs = args.graphs and runtime.capture_decoding_cuda_graph()  # have been recorded: nothing is done
         for batch in args.batch:
             for _ in range(WARM_UP_RUNS):
                 responses = decode(runtime, requests[batch])
@@ -340,6 +401,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="timed runs per batch size (default: %(default)s)",
     )
     add("--no-graphs", dest="graphs", action="store_false", help="launch kernels one by one, without graphs")
+    add("--paths", action="store_true", help="measure the paths that users take beside this loop")
+    add("--checkpoint", type=Path, help="with --paths: real weights in place of a shape; sees a camera frame")
     add("--no-transformers", dest="transformers", action="store_false", help="do not run transformers")
     add("--no-compile", dest="compiled", action="store_false", help="run transformers eager only")
     add(
@@ -363,6 +426,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("--profile needs a GPU: expected --device cuda or tensorrt, got cpu")
     if args.frame and getattr(args.shape, "processor", None) is None:
         parser.error("--frame needs a shape with a vision tower")
+    if args.checkpoint is not None and not args.paths:
+        parser.error("--checkpoint needs --paths")
     args.transformers &= args.quantize is None  # its weights are others
     return args
 

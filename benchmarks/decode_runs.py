@@ -18,13 +18,13 @@ from benchmarks.model_shapes import BYTES_PER_VALUE, ModelShape
 from benchmarks.published_models import PublishedModel
 from edgellm_ros.diffusion.trajectory_history import check_history, history_tokens
 from edgellm_ros.engine.device import Device, HostCopy
+from edgellm_ros.engine_directory.chat_template import ChatTemplate
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.multimodal.image_processor import make_image_processor
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
-from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, Progress, SamplingParams
+from edgellm_ros.runtime.text.tokenizer import Tokenizer
 
 FIRST_PROFILED, PROFILED_STEPS = 3, 8
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", np.uint8)

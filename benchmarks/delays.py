@@ -54,10 +54,7 @@ from typing import Any
 
 from benchmarks import common
 from benchmarks.analytic_driver import play_driver
-from edgellm_ros.cli.arena_options import add_episodes, add_seed
-from edgellm_ros.cli.arguments import integer, number
-from edgellm_ros.diffusion.chunking import FORMS
-from edgellm_ros.ros.arena.demo import (
+from edgellm_arena.ros.demo import (
     ARENA_MODULE,
     JUMPS,
     DemoError,
@@ -66,6 +63,9 @@ from edgellm_ros.ros.arena.demo import (
     node_arguments,
     summarise,
 )
+from edgellm_ros.cli.arena_options import add_episodes, add_seed
+from edgellm_ros.cli.arguments import integer, number
+from edgellm_ros.diffusion.chunking import FORMS
 from edgellm_ros.ros.processes import Child, own_domain, ros_arguments, ros_environment
 
 MODES = ("wait", "naive", *FORMS)  # of a node

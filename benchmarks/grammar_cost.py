@@ -52,18 +52,18 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from benchmarks.common import finish, machine, numbers
+from benchmarks.common import changed, finish, machine, numbers
 from benchmarks.decode import StopWatch
 from benchmarks.decode_runs import make_requests
 from benchmarks.model_shapes import BYTES_PER_VALUE, add_shape
 from benchmarks.random_checkpoint import NEVER, write_checkpoint
 from benchmarks.speculation import scene_requests
-from benchmarks.speculation_runs import OFF, Contender, Run, parse_setting
+from benchmarks.speculation_runs import OFF, OPTIONS, Contender, Run, parse_setting
 from edgellm_ros.builder import export
 from edgellm_ros.cli.arguments import DEVICES, integer
 from edgellm_ros.engine.device import Device, open_device
-from edgellm_ros.runtime import grammar
-from edgellm_ros.runtime.fused.loading import AUTO, DECODES
+from edgellm_ros.fused.loading.availability import AUTO, DECODES
+from edgellm_ros.runtime.grammar import grammar
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
 NONE = "none"
@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             for name in args.settings
         ]
         for contender in contenders:
-            contender.runtime.capture_decoding_cuda_graph()
+            contender.runtime.record()
         clock.done("load")
         batches = []
         for batch in args.batch:
@@ -122,6 +122,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             print(json.dumps(batches[-1]), file=sys.stderr)
     return finish(
         "grammar_cost",
+        changes={
+            **changed(OPTIONS, {"decode": args.decode}),
+            "drafting": "off, and each setting with falls_back=False",
+        },
         model=str(args.checkpoint) if args.checkpoint else args.shape.model_type,
         vocabulary=contenders[0].runtime.config.output_vocab_size,
         precision=args.precision,

@@ -35,7 +35,9 @@ from benchmarks.common import finish
 from edgellm_ros.cli.arguments import DEVICES
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory.config import GenerationDefaults
 from edgellm_ros.kernels import (
+    RULES,
     DraftInputs,
     DraftTable,
     DraftTree,
@@ -48,6 +50,7 @@ from edgellm_ros.kernels import (
     load_kernels,
     load_tree_kernels,
 )
+from edgellm_ros.runtime.request import SamplingParams
 
 VOCABULARY, HIDDEN, FREQUENCIES, POSITIONS = 151_936, 2048, 64, 4096
 LAYERS, HEADS, CAPACITY, HEAD_SIZE = 28, 8, 1024, 128
@@ -58,7 +61,7 @@ GRAPH_LAUNCHES, CALLS, RUNS = 200, 3, 7
 HALF = np.float16
 
 Call = Callable[[], None]
-RULES: dict[str, dict[str, float]] = {
+RULE_SETS: dict[str, dict[str, float]] = {
     "greedy": {"temperature": 0.0},
     "greedy, repetition penalty": {"temperature": 0.0, "repetition_penalty": 1.1},
     "temperature": {"temperature": 0.7},
@@ -82,9 +85,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     results: dict[str, dict[str, dict[str, float]]] = {}
     for batch in args.batch:
         rows = results[f"batch {batch}"] = {}
-        for name, call in (
-            calls(device, kernels, batch) | tree_calls(device, kernels, trees, batch)
-        ).items():
+        for name, call in (calls(device, kernels, batch) | tree_calls(device, kernels, trees, batch)).items():
             rows[name] = measure(device, call)
             print(f"batch {batch}  {name:34}" + "".join(f"{k:>10} {v:9.1f}" for k, v in rows[name].items()))
     return finish("kernels", device=args.device, **results)
@@ -180,7 +181,7 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
         "euler_step": bind(kernels.euler_step, noise, velocity, 0.1, flow_time, 0.2),
         "copy_cache_rows, 256 tokens": bind(kernels.copy_cache_rows, page, (0, 0), cache, (0, 0), PREFIX),
     }
-    for name, rules in RULES.items():
+    for name, rules in RULE_SETS.items():
         state = sampling_state(put, batch, rules)
         found[f"sample, {name}"] = bind(kernels.sample, logits, state, tokens)
     masked = device.zeros(logits.shape, np.float32)
@@ -251,7 +252,7 @@ def tree_calls(device: Device, kernels: Kernels, trees: TreeKernels, batch: int)
     row = (rng.standard_normal(VOCABULARY) * 3).astype(np.float32)
     logits = put(np.broadcast_to(row, (batch, NODES, VOCABULARY)))
     outs = [*(whole(batch, LEVELS + 1) for _ in range(3)), whole(batch)]
-    for name, rules in RULES.items():
+    for name, rules in RULE_SETS.items():
         if rules.get("repetition_penalty", 1.0) == 1.0:
             state = sampling_state(put, batch, rules)
             sampled = whole(batch, PATH)
@@ -267,21 +268,13 @@ def tree_calls(device: Device, kernels: Kernels, trees: TreeKernels, batch: int)
     return found
 
 
-def sampling_state(put: Callable[[np.ndarray], Tensor], batch: int, rules: dict[str, float]) -> SamplingState:
+def sampling_state(put: Callable[[np.ndarray], Tensor], batch: int, rules: dict[str, Any]) -> SamplingState:
     """Make a sampling state with the same rules in each row and 1% of tokens seen."""
-
-    def rows(name: str, neutral: float, dtype: type) -> Tensor:
-        return put(np.full(batch, rules.get(name, neutral), dtype))
-
+    params = SamplingParams(**{"temperature": 1.0, "seed": 1, **rules}).resolved(GenerationDefaults())
     return SamplingState(
-        temperature=rows("temperature", 1.0, np.float32),
-        top_k=rows("top_k", 0, np.int64),
-        top_p=rows("top_p", 1.0, np.float32),
-        min_p=rows("min_p", 0.0, np.float32),
-        repetition_penalty=rows("repetition_penalty", 1.0, np.float32),
-        seed=rows("seed", 1, np.uint64),
-        position=rows("position", 0, np.int64),
-        path_limit=rows("path_limit", 2**31, np.int64),
+        **{name: put(np.full(batch, getattr(params, name), dtype)) for name, dtype in RULES.items()},
+        position=put(np.zeros(batch, np.int64)),
+        path_limit=put(np.full(batch, 2**31, np.int64)),
         seen=put(np.random.default_rng(1).random((batch, VOCABULARY)) < 0.01),
     )
 

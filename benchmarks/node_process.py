@@ -21,7 +21,7 @@ from sensor_msgs.msg import Image
 
 from benchmarks import watched_node
 from benchmarks.memory import Memory
-from edgellm_ros.ros.arena.arena_link import to_image
+from edgellm_arena.ros.arena_link import to_image
 from edgellm_ros.ros.messaging import action_services_qos, spin_until
 from edgellm_ros.ros.processes import NODE_MODULE, Child, own_domain, ros_arguments, ros_environment
 

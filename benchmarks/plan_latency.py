@@ -39,7 +39,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--plans", type=int, default=50, help="number of plans (default: %(default)s)")
     args = parser.parse_args(arguments)
     plan_s, words_s, tokens, driving = [], [], [], 0
-    with LLMInferenceRuntime(common.engine(args), prefix_cache_bytes=0) as runtime:
+    options: dict[str, Any] = {"prefix_cache_bytes": 0}
+    with LLMInferenceRuntime(common.engine(args), **options) as runtime:
         for _ in range(3):
             runtime.handle_request(common.first_look(common.SEED))
         for number in range(args.plans):
@@ -59,6 +60,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             driving += response.actions is not None
     return common.finish(
         "plan_latency",
+        changes=common.changed(options),
         plans=args.plans,
         with_trajectory=driving,
         median_tokens=statistics.median(tokens),

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import common
-from edgellm_ros.engine.onnxruntime_session import available_cores
+from edgellm_ros.engine.onnxruntime.session import available_cores
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
@@ -110,10 +110,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     args = parser.parse_args(arguments)
     threads = args.threads or available_cores()
     folders = common.engines(args)
-    runtimes = {
-        folder: LLMInferenceRuntime(folder, threads=threads, prefix_cache_bytes=0, drafting=args.drafting)
-        for folder in folders
-    }
+    options: dict[str, Any] = {"threads": threads, "prefix_cache_bytes": 0, "drafting": args.drafting}
+    runtimes = {folder: LLMInferenceRuntime(folder, **options) for folder in folders}
     first = next(iter(runtimes.values()))
     theirs = TransformersAnswers(args.checkpoint, first.config.stop_token_ids, threads)
     times: dict[str, Times] = {folder: Times() for folder in folders}
@@ -135,7 +133,14 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         result = found.result()
         ratios = {key.replace("_ms", "_times_as_fast"): base[key] / result[key] for key in result}
         engines[folder] = {**result, **ratios, "equal": found.equal}
-    return common.finish("plan_words", plans=args.plans, threads=threads, transformers=base, engines=engines)
+    return common.finish(
+        "plan_words",
+        changes=common.changed(options),
+        plans=args.plans,
+        threads=threads,
+        transformers=base,
+        engines=engines,
+    )
 
 
 def words_of_a_plan(seed: int) -> LLMGenerationRequest:

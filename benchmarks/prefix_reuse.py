@@ -53,9 +53,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     seconds: dict[str, dict[str, list[float]]] = {
         kind: {"recomputed": [], "reused": []} for kind in ("words", "new_frame")
     }
+    equal: dict[str, Any] = {"drafting": "off"}  # actions are compared to the last bit
+    without: dict[str, Any] = {"prefix_cache_bytes": 0, **equal}
     with (
-        LLMInferenceRuntime(engine, prefix_cache_bytes=0) as recomputing,
-        LLMInferenceRuntime(engine) as reusing,
+        LLMInferenceRuntime(engine, **without) as recomputing,
+        LLMInferenceRuntime(engine, **equal) as reusing,
     ):
         system_prompt, system_tokens = make_system_prompt(reusing, args.system_tokens)
         reusing.clear_prefix_cache()
@@ -75,6 +77,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     spreads = {kind: {name: common.spread(s) for name, s in both.items()} for kind, both in seconds.items()}
     return common.finish(
         "prefix_reuse",
+        changes=common.changed(without),
         requests=2 * args.requests,
         system_tokens=system_tokens,
         prompt_tokens=answer.prompt_tokens,

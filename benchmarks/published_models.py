@@ -58,7 +58,7 @@ class PublishedModel:
     def parameters_per_step(self) -> int:
         """Return the number of weights that one decode step reads.
 
-        Those of the vision tower are not among them, and the embedding table only if it is the last matrix
+        Weights of the vision tower are not among them, and the embedding table only if it is the last matrix
         too.
         """
         tied = not any("lm_head" in name for name in self.tensors)
@@ -105,7 +105,7 @@ class PublishedModel:
     def with_changes(self, changes: dict[str, int]) -> PublishedModel:
         """Replace numbers of the language model or of the vision tower.
 
-        Those of the vision tower have names such as "vision.depth".
+        Numbers of the vision tower have names such as "vision.depth".
         """
         config = copy.deepcopy(self.config)
         for key, value in changes.items():

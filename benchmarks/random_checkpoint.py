@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from benchmarks.model_shapes import ModelShape
 from benchmarks.published_models import PublishedModel, make_model
 from edgellm_ros.builder.families import families
-from edgellm_ros.builder.graph import DTYPES
+from edgellm_ros.builder.graph.graph import DTYPES
 
 NEVER = "<|endoftext|>"  # the stop token; its logit is always 0, which is never the largest
 TEMPLATE = (

@@ -21,8 +21,8 @@ LAYERS = "eagle_aux_hidden_state_layer_ids"
 def write_head(directory: Path, shape: ModelShape, precision: str, seed: int = 1) -> Path:
     """Write a head with the proportions of published ones; return its directory.
 
-    It has one layer with the sizes of the base's layers, and 32,000 logits, or as many as the base if these
-    are fewer. It is written again only for another shape, precision or seed.
+    The head has one layer with the sizes of the base's layers, and 32,000 logits, or as many as the base if
+    these are fewer. It is written again only for another shape, precision or seed.
     """
     config = head_config(shape) | {"random": {"precision": precision, "seed": seed}}
     config_file = directory / "config.json"

@@ -46,9 +46,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     direct_s, action_s, node_s = [], [], []
     requests = [common.first_look(common.SEED + number, noise_seed=0) for number in range(BLOCK)]
     goals = [goal_of(request.prompt, request.images[0]) for request in requests]
+    # Answers are compared to the last bit.
+    options: dict[str, Any] = {"prefix_cache_bytes": 0, "drafting": "off"}
+    parameters: dict[str, Any] = {"prefix_cache_mb": 0, "drafting": "off"}
     with (
-        LLMInferenceRuntime(engine, prefix_cache_bytes=0) as runtime,
-        NodeProcess(engine, prefix_cache_mb=0) as node,
+        LLMInferenceRuntime(engine, **options) as runtime,
+        NodeProcess(engine, **parameters) as node,
     ):
         for _ in range(args.blocks):
             responses, results = [], []
@@ -67,6 +70,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                 del times[-BLOCK : LEFT_OUT - BLOCK]
     return common.finish(
         "ros_overhead",
+        changes={**common.changed(options), **parameters},
         plans=len(action_s),
         in_process_seconds=common.spread(direct_s),
         action_seconds=common.spread(action_s),

@@ -46,13 +46,13 @@ from benchmarks import common
 from benchmarks.growth import growth_rate
 from benchmarks.memory import Memory
 from benchmarks.node_process import NodeProcess
-from edgellm_ros.arena.episode import World, make_episode
-from edgellm_ros.arena.person import person_of
-from edgellm_ros.arena.rooms import hear
-from edgellm_ros.arena.voice import speak
+from edgellm_arena.episodes.episode import World, make_episode
+from edgellm_arena.ros.arena_link import to_image
+from edgellm_arena.ros.microphone import to_s16
+from edgellm_arena.speech.person import person_of
+from edgellm_arena.speech.rooms import hear
+from edgellm_arena.speech.voice import speak
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.ros.arena.arena_link import to_image
-from edgellm_ros.ros.arena.microphone import to_s16
 from edgellm_ros.ros.messaging import NANOSECONDS, to_nanoseconds, to_time
 
 CYCLE_S, PIECE_S, BEFORE_S = 14.4, 0.4, 1.0  # of a cycle, of a chunk of sound, from a cycle's start to speech
@@ -215,6 +215,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     )
     return common.finish(
         "soak",
+        changes={**parameters, "PYTHONMALLOC": "malloc"},
         passed=passed,
         commands=len(plans),
         unheard=count["unheard"],

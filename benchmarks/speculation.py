@@ -54,7 +54,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.common import SEED, finish, machine, numbers
+from benchmarks.common import SEED, changed, finish, machine, numbers
 from benchmarks.decode import StopWatch
 from benchmarks.decode_runs import PROFILED_STEPS, make_requests, profile_events, prompt_ids
 from benchmarks.forced_acceptance import ForcedTreeKernels
@@ -62,17 +62,19 @@ from benchmarks.kernel_profile import KernelProfile, format_table, rows_of
 from benchmarks.model_shapes import BYTES_PER_VALUE, add_shape
 from benchmarks.random_checkpoint import write_checkpoint
 from benchmarks.random_head import write_head
-from benchmarks.speculation_runs import OFF, Batches, Contender, Run, parse_setting, stages_of
-from edgellm_ros.arena.renderer import render
-from edgellm_ros.arena.situation import sample_situations, split_rng
+from benchmarks.speculation_runs import OFF, OPTIONS, Batches, Contender, Run, parse_setting, stages_of
+from edgellm_arena.episodes.situation import sample_situations, split_rng
+from edgellm_arena.world.renderer import render
 from edgellm_ros.builder import export
-from edgellm_ros.builder.export_plan import DRAFT_FOLDER, ExportOptions, plan_export
+from edgellm_ros.builder.exporter.options import ExportOptions
+from edgellm_ros.builder.exporter.plan import plan_export
+from edgellm_ros.builder.exporter.sources import DRAFT_FOLDER
 from edgellm_ros.cli.arguments import DEVICES, integer
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.fused.loading.availability import AUTO, DECODES
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
-from edgellm_ros.runtime.fused.loading import AUTO, DECODES
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
 WARM_UP_RUNS = 1
@@ -93,6 +95,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         results = _Comparison(args, engine, device, clock).results(batches)
     return finish(
         "speculation",
+        changes={
+            **changed(OPTIONS, {"decode": args.decode, "cuda_graphs": args.graphs}),
+            "drafting": "off, and each setting with falls_back=False",
+        },
         acceptance="real" if args.checkpoint else "forced",
         model=str(args.checkpoint) if args.checkpoint else asdict(args.shape),
         precision=args.precision,
@@ -160,7 +166,7 @@ def _engine(
 
     An earlier export is an engine directory of this benchmark.
     """
-    config = plan_export(checkpoint, ExportOptions(args.precision, with_draft=False)).config
+    config = plan_export(checkpoint, ExportOptions(precision=args.precision, with_draft=False)).config
     requests = itertools.chain.from_iterable(batches[min(batches)])
     prompt = max(len(prompt_ids(checkpoint, config, request)) for request in requests)
     settings = list(args.settings.values())
@@ -184,7 +190,7 @@ def _engine(
     (engine / STAMP).unlink(missing_ok=True)
     export(checkpoint, engine, **options, draft=head, with_draft=head is not None)
     if device.name == "tensorrt":
-        from edgellm_ros.builder.tensorrt_plan import build_plans
+        from edgellm_ros.builder.tensorrt.plan import build_plans
 
         build_plans(engine, lambda: device)
     (engine / STAMP).write_text(stamp)
@@ -237,7 +243,7 @@ class _Comparison:
                     before[contender.name, batch] = self._stages(contender, groups, answers[batch])
         self._clock.done("stages", "synchronised between stages, no graphs")
         graphs = {
-            contender.name: self._args.graphs and contender.runtime.capture_decoding_cuda_graph()
+            contender.name: self._args.graphs and contender.runtime.record()
             for contender in (self._vanilla, *self._drafting)
         }
         self._clock.done("capture", ", ".join(name for name, done in graphs.items() if done) or "no graphs")
@@ -266,9 +272,7 @@ class _Comparison:
                 print(format_table(rows), file=sys.stderr)
         return found
 
-    def _force(
-        self, contender: Contender, groups: Batches, vanilla: Run, rate: float | None = None
-    ) -> None:
+    def _force(self, contender: Contender, groups: Batches, vanilla: Run, rate: float | None = None) -> None:
         """Force a rate, None = the highest; do nothing where the acceptance is real."""
         kernels = contender.kernels
         if isinstance(kernels, ForcedTreeKernels):
@@ -436,6 +440,7 @@ def _rate(text: str) -> float:
     if not 1 <= rate < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a number from 1, got {text!r}")
     return rate
+
 
 if __name__ == "__main__":
     main()

@@ -18,17 +18,18 @@ from benchmarks.forced_acceptance import ForcedTreeKernels, ObservedTreeKernels
 from benchmarks.kernel_profile import Event
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.runtime import pipeline
+from edgellm_ros.fused.loading.availability import AUTO
+from edgellm_ros.runtime import assemble
 from edgellm_ros.runtime.decoding.speculative.drafting_config import (
     EAGLE,
     LOOKUP,
     SpecDecodeDraftingConfig,
 )
-from edgellm_ros.runtime.fused.loading import AUTO
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
 OFF = "off"
+OPTIONS = {"prefix_cache_bytes": 0}
 STAGE_KERNELS = {  # of a GPU: the last kernel of each stage, but the first one after "verify"
     "add_candidates": "level",
     "draft_chain": "tree",
@@ -76,6 +77,21 @@ class Run:
         return self.decode_s * self.sequences / self.tokens
 
 
+class RecordsLater(LLMInferenceRuntime):
+    """A runtime with the defaults that records its steps when `record` is called.
+
+    The stages of rounds are measured before, and forced tree kernels are set up.
+    """
+
+    def capture_decoding_cuda_graph(self) -> bool:
+        """Record nothing while the runtime is made."""
+        return False
+
+    def record(self) -> bool:
+        """Record decode steps and rounds, as other runtimes do when they are made."""
+        return super().capture_decoding_cuda_graph()
+
+
 class Contender:
     """A runtime with one setting.
 
@@ -114,9 +130,8 @@ class Contender:
             return self.kernels
 
         with _tree_kernels(observed):
-            self.runtime = LLMInferenceRuntime(
-                engine, device=device, prefix_cache_bytes=0, drafting=drafting, decode=decode
-            )
+            self.options: dict[str, Any] = {**OPTIONS, "drafting": drafting, "decode": decode}
+            self.runtime = RecordsLater(engine, device=device, **self.options)
         if isinstance(self.kernels, ForcedTreeKernels):
             self.kernels.lengths = self.runtime.pipeline.runner.kv_cache.lengths
 
@@ -184,8 +199,8 @@ class Contender:
 def stages_of(events: Sequence[Event]) -> dict[str, Any]:
     """Compute the stages of profiled rounds in ms.
 
-    They are medians of the times between the stages' last kernels. A round ends with the copy of its tokens
-    to the host. The first round is left out.
+    The durations of stages are medians of the times between the stages' last kernels. A round ends with the
+    copy of its tokens to the host. The first round is left out.
     """
     times, start, level = defaultdict(list), None, 0
     for event in events:
@@ -217,13 +232,13 @@ def _medians(times: Mapping[tuple[str, int], list[float]]) -> dict[str, Any]:
 @contextmanager
 def _tree_kernels(observed: Any) -> Iterator[None]:
     """Wrap the tree kernels of runtimes that are opened in the block."""
-    load = pipeline.load_tree_kernels
+    load = assemble.load_tree_kernels
 
     def load_observed(device: Device, early: bool = False) -> Any:
         return observed(load(device, early))
 
-    pipeline.load_tree_kernels = load_observed
+    assemble.load_tree_kernels = load_observed
     try:
         yield
     finally:
-        pipeline.load_tree_kernels = load
+        assemble.load_tree_kernels = load

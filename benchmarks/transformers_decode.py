@@ -71,6 +71,7 @@ class TransformersDecoder:
         `token_ids` of each prompt, and as medians of some runs `pixels_ms` (image processor), `vision_ms`
         (vision tower), `prefill_ms`, and `decode_ms` per token.
         """
+
         def growing(capacity: int) -> Cache:
             return DynamicCache(config=self._decoder.config)
 

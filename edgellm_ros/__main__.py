@@ -10,7 +10,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 def main() -> int:
     """Run the command and return its exit code.
 
-    A Ctrl-C ends it with 130, during the first imports too.
+    Ctrl-C ends the command with 130, during the first imports too.
     """
     try:
         from edgellm_ros import cli

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drive a robot by words: each line is a command.
+"""Drive a robot by words: each line is a command; prints what the robot says.
 
 An empty line or Ctrl-C stops the robot. Needs both nodes, edgellm with plan_on:=image:
 
@@ -8,45 +8,53 @@ An empty line or Ctrl-C stops the robot. Needs both nodes, edgellm with plan_on:
 """
 
 import sys
+from contextlib import suppress
+from threading import Thread
+from time import sleep
 
 import rclpy
-from rclpy.client import Client
+from rclpy.executors import SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 rclpy.init(signal_handler_options=SignalHandlerOptions.NO)  # Ctrl-C must not end ROS before the stop
-node = rclpy.create_node("drive_by_words")
+node, said = rclpy.create_node("drive_by_words"), [""]
 command = node.create_publisher(String, "/edgellm/command", 10)
-stop = node.create_client(Trigger, "/edgellm_follower/stop")
-resume = node.create_client(Trigger, "/edgellm_follower/resume")
+services = {name: node.create_client(Trigger, f"/edgellm_follower/{name}") for name in ("stop", "resume")}
 
 
-def call(client: Client) -> str:
+def say(answer: String) -> None:
+    """Print an answer, unless the last plan had the same."""
+    if answer.data != said.pop():
+        print("robot:", answer.data, flush=True)
+    said.append(answer.data)
+
+
+def call(name: str) -> str:
     """Call a follower's service; again if the answer is lost, as the first one may be."""
-    client.wait_for_service()
-    while True:
-        future = client.call_async(Trigger.Request())
-        rclpy.spin_until_future_complete(node, future, timeout_sec=2.0)
-        if future.done():
-            return future.result().message
+    for _ in range(5):
+        if answer := services[name].call(Trigger.Request(), timeout_sec=2.0):
+            return answer.message
+    raise TimeoutError(f"no answer on /edgellm_follower/{name}: is edgellm_follower running?")
 
 
-while command.get_subscription_count() == 0:
-    rclpy.spin_once(node, timeout_sec=0.1)
+node.create_subscription(String, "/edgellm/text", say, 10)
+(executor := SingleThreadedExecutor()).add_node(node)
+Thread(target=executor.spin).start()
 try:
-    call(resume)  # from the last stop
-    for line in sys.stdin:
-        words = line.strip()
-        if words:
-            call(resume)
-            command.publish(String(data=words))
-        else:
-            command.publish(String())  # the model plans no more
-            print(call(stop), flush=True)
-except KeyboardInterrupt:
-    pass
-finally:
+    if not any(command.get_subscription_count() or sleep(0.1) for _ in range(100)):
+        raise TimeoutError("no subscriber of /edgellm/command: is edgellm running?")
+    with suppress(KeyboardInterrupt):
+        for words in map(str.strip, sys.stdin):
+            if words:
+                call("resume")
+            command.publish(String(data=words))  # after an empty command the model plans no more
+            if not words:
+                print(call("stop"), flush=True)
     command.publish(String())
-    print(call(stop), flush=True)
-    rclpy.shutdown()
+    print(call("stop"), flush=True)
+except (KeyboardInterrupt, TimeoutError) as error:
+    sys.exit(f"follower_on_a_robot.py: {str(error) or 'interrupted'}")
+finally:
+    executor.shutdown()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start the lifecycle node `edgellm_follower`.
 
-It drives the robot along the action chunks of `edgellm`.
+The node drives the robot along the action chunks of `edgellm`.
 
 ros2 launch edgellm_ros follower.launch.py cmd_vel_topic:=/cmd_vel odom_topic:=/odom
 """

@@ -122,7 +122,7 @@ def _start_nodes(context: LaunchContext) -> list:
         cameras=tuple(value("cameras").split(",")),
     )
     with Replay(options) as replay:
-        parameters, cameras = replay.node_parameters, replay.cameras
+        parameters, cameras = replay.start_parameters, replay.cameras
     arguments = [value("bag"), "--out", value("out"), "--engine", value("engine_dir")]
     arguments += ["--tolerance", value("tolerance"), "--lora", value("lora")]
     if cameras:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from edgellm_ros.engine import onnxruntime_session
 from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.onnxruntime import session as onnxruntime_session
 from edgellm_ros.kernels import Kernels, load_kernels
 from fixtures import on_device
 from fixtures.on_device import DEVICES, for_runtime, open_for_tests
@@ -48,8 +48,8 @@ def use_cores(count: int) -> None:
 def pytest_ignore_collect(collection_path: Path, config) -> bool | None:
     """Leave out modules that this run has no test of.
 
-    Those that only `make parity` runs import PyTorch and transformers. Tests in real time are in modules with
-    this mark, and in test/ros. A module that is named on the command line is never left out.
+    Modules that only `make parity` runs import PyTorch and transformers. Tests in real time are in modules
+    with this mark, and in test/ros. A module that is named on the command line is never left out.
     """
     wanted = config.option.markexpr
     if not collection_path.match("test_*.py"):
@@ -74,12 +74,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config, items) -> None:
     """Skip tests marked `only_on("cpu", reason="...")` on other devices.
 
-    TensorRT's double runs only tests that use a device: `make test` has run the others before.
+    They are left out on the double of TensorRT, as are tests without a device.
     """
     if on_device.chosen == on_device.DOUBLE:
-        others = [item for item in items if not {"device", "runtime_device"} & set(item.fixturenames)]
+        others = [item for item in items if not runs_on_the_double(item)]
         config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in others]
+        items[:] = [item for item in items if runs_on_the_double(item)]
     if "PYTEST_XDIST_WORKER" in os.environ:
         start_long_modules_first(items)
     for item in items:
@@ -87,6 +87,12 @@ def pytest_collection_modifyitems(config, items) -> None:
             if on_device.chosen not in mark.args:
                 reason = f"on {' and '.join(mark.args)} only: {mark.kwargs['reason']}"
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def runs_on_the_double(item: pytest.Item) -> bool:
+    """Whether a test uses the device, and is not about other devices only."""
+    uses_device = bool({"device", "runtime_device"} & set(item.fixturenames))
+    return uses_device and all(on_device.DOUBLE in mark.args for mark in item.iter_markers("only_on"))
 
 
 def start_long_modules_first(items: list[pytest.Item]) -> None:
@@ -143,6 +149,23 @@ def tiny_engine(tiny_checkpoint, tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("engine")
     export(tiny_checkpoint, directory)
     return directory
+
+
+@pytest.fixture(scope="session")
+def sampling_engine(tmp_path_factory) -> Path:
+    """The engine of a tiny checkpoint whose generation_config.json has SAMPLED."""
+    from edgellm_ros.builder import export
+    from fixtures.changed_json import change
+    from fixtures.sampled_answers import SAMPLED
+    from fixtures.tiny_checkpoint import write_tiny_checkpoint
+
+    folder = tmp_path_factory.mktemp("sampling")
+    checkpoint = write_tiny_checkpoint(folder / "checkpoint", action_expert=False, audio_weights=False)
+    change(checkpoint / "generation_config.json", ["do_sample"], True)
+    for name, value in SAMPLED.items():
+        change(checkpoint / "generation_config.json", [name], value)
+    export(checkpoint, folder / "engine")
+    return folder / "engine"
 
 
 @pytest.fixture(scope="session")

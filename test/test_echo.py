@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from edgellm_ros.echo import escaped, printable, quoted
-from edgellm_ros.multimodal.pcm import PcmFormat
-from edgellm_ros.runtime.lora import check_name
+from edgellm_ros.multimodal.audio.pcm import PcmFormat
+from edgellm_ros.runtime.adapters.lora import check_name
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
 LONG = "\x1b[31mred\x07" + "x" * 1_000_000

@@ -12,8 +12,8 @@ import cv2
 import numpy as np
 import pytest
 
-from edgellm_ros.arena.episode import make_episode
-from edgellm_ros.arena.renderer import render
+from edgellm_arena.episodes.episode import make_episode
+from edgellm_arena.world.renderer import render
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -51,3 +51,22 @@ def test_in_process_prints_an_answer_and_a_path(arena_engine, tmp_path, monkeypa
     text, _, path = capsys.readouterr().out.partition("\n")
     assert text == variables["response"].text != ""
     assert len(path.splitlines()) == 41
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("no_engine", "FRAME"), "in_process.py: no_engine/config.json not found"),
+        (("no_engine", "no.png"), "in_process.py: no.png: no such file"),
+        ((), "Plan in this process, without ROS: `in_process.py ENGINE_DIR IMAGE`."),
+    ],
+)
+def test_in_process_without_its_files_ends_with_one_line(monkeypatch, tmp_path, arguments, words):
+    frame = str(ROOT / "examples" / "frame.png")
+    monkeypatch.chdir(tmp_path)
+    example = ROOT / "examples" / "in_process.py"
+    monkeypatch.setattr(sys, "argv", [str(example), *(frame if a == "FRAME" else a for a in arguments)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(example))
+    assert ended.value.code.startswith(words)
+    assert len(ended.value.code.splitlines()) == 1

@@ -22,12 +22,12 @@ import cv2
 import numpy as np
 from rosbags.rosbag2 import StoragePlugin, Writer
 
-from edgellm_ros.arena import expert
-from edgellm_ros.arena.closed_loop import REPLAN_STEPS, Plan, drive
-from edgellm_ros.arena.episode import Outcome, World, make_episode
-from edgellm_ros.arena.rooms import hear, sample_room
-from edgellm_ros.arena.unicycle import DT, HISTORY
-from edgellm_ros.arena.voice import sample_voice, speak
+from edgellm_arena.driving import expert
+from edgellm_arena.episodes.closed_loop import REPLAN_STEPS, Plan, drive
+from edgellm_arena.episodes.episode import Outcome, World, make_episode
+from edgellm_arena.speech.rooms import hear, sample_room
+from edgellm_arena.speech.voice import sample_voice, speak
+from edgellm_arena.world.unicycle import DT, HISTORY
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.replay.inputs import INPUT_TYPES, NODE
 from edgellm_ros.replay.message_types import typestore

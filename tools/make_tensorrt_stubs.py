@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generate the types of NVIDIA's Python modules, `typings/<module>`, for mypy.
 
-The modules are `tensorrt` and `tensorrt_rtx`; their bindings must be installed. The script needs no GPU. The
-wheel of `tensorrt` has no library: its bindings can be imported if libraries with the symbols that they need
-can be loaded, and libraries whose functions return null are sufficient; gcc makes them.
+The modules are `tensorrt` and `tensorrt_rtx`. One whose bindings are not installed is left out, unless it is
+named: NVIDIA has no wheels for some computers. The script needs no GPU. The wheel of `tensorrt` has no
+library: its bindings can be imported if libraries with the symbols that they need can be loaded, and
+libraries whose functions return null are sufficient; gcc makes them.
 
 Examples
 --------
@@ -166,10 +167,13 @@ def _output(*command: object) -> str:
 def main() -> None:
     """Write the stubs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("modules", nargs="*", default=list(LIBRARIES), help="(default: all)")
+    parser.add_argument("modules", nargs="*", help="(default: those that are installed)")
     parser.add_argument("--out", type=Path, default=TARGET, help="folder to write to (default: %(default)s)")
     options = parser.parse_args()
-    for module in options.modules:
+    for module in options.modules or LIBRARIES:
+        if not options.modules and find_spec(LIBRARIES[module].bindings.partition(".")[0]) is None:
+            print(f"{module}: {LIBRARIES[module].distribution} is not installed, so mypy checks no use of it")
+            continue
         with tempfile.TemporaryDirectory() as folder:
             stubs = make_stubs(LIBRARIES[module], Path(folder))
         path = options.out / module / "__init__.pyi"

@@ -26,8 +26,8 @@ from rclpy.executors import SingleThreadedExecutor
 from sensor_msgs.msg import Image
 from visualization_msgs.msg import Marker, MarkerArray
 
+from edgellm_arena.ros.demo import DemoOptions, arena_arguments, follower_arguments, node_arguments
 from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT
-from edgellm_ros.ros.arena.demo import DemoOptions, arena_arguments, follower_arguments, node_arguments
 from edgellm_ros.ros.messaging import to_nanoseconds
 from edgellm_ros.ros.processes import Child, own_domain, ros_environment
 

@@ -25,11 +25,19 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from edgellm_ros.arena.situation import Situation
-from edgellm_ros.arena.unicycle import ROBOT_RADIUS, rollout
+from edgellm_arena.episodes.situation import Situation
+from edgellm_arena.world.unicycle import ROBOT_RADIUS, rollout
 from training.checkpoint import load_policy
 from training.data import SequenceWriter
-from training.evaluate import Responses, respond, score, unseen_situations, write_clips, write_situations
+from training.evaluate import (
+    Responses,
+    respond,
+    score,
+    score_continuing,
+    unseen_situations,
+    write_clips,
+    write_situations,
+)
 from training.lora import LoraLinear, put_adapters, save_adapter
 from training.policy import Policy
 from training.ranks import Ranks
@@ -133,11 +141,12 @@ def evaluate_adapter(
     """
     device = policy.mean.device.type
     writer, cases = SequenceWriter(tokenizer), unseen_situations(count, style)
-    chunk, clips = write_situations(cases, writer), write_clips(cases, writer)
+    chunk, clips = write_situations(cases, writer, style), write_clips(cases, writer)
     scores: dict[str, str] = {}
     for way, sounds in (("typed", None), ("spoken", clips)):
         ours = respond(policy, chunk, sounds, tokenizer, device)
-        scores |= {f"{way}: {name}": value for name, value in score(cases, ours, style).items()}
+        found = score(cases, ours, style) | score_continuing(policy, chunk, sounds, tokenizer, device)
+        scores |= {f"{way}: {name}": value for name, value in found.items()}
         if sounds is None:
             scales = {name: adapter.scale for name, adapter in adapters.items()}
             for adapter in adapters.values():
@@ -220,7 +229,7 @@ def main() -> None:
     for source in samples:
         source.close()
     print(f"written after {(time.monotonic() - begin) / 60:.1f} minutes in all", flush=True)
-    for name, values in trained.items():
+    for name, values in trained.items() if args.eval_scenes > 0 else ():
         for parameter, value in zip(parameters, values, strict=True):
             parameter.data.copy_(value)
         for line, value in evaluate_adapter(

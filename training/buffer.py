@@ -33,9 +33,9 @@ def _storage(fields: Fields, capacity: int, device: str) -> dict[str, Tensor]:
 class ReplayBuffer:
     """The newest situations, sampled uniformly."""
 
-    def __init__(self, capacity: int, device: str, fields: Fields = FIELDS):
+    def __init__(self, capacity: int, device: str):
         self.capacity, self.device, self.size, self._next, self.total = capacity, device, 0, 0, 0
-        self._fields = _storage(fields, capacity, device)
+        self._fields = _storage(FIELDS, capacity, device)
         self._meaning = np.zeros(capacity, np.int64)  # on the host too, where clips are selected
 
     def add(self, chunk: Chunk) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import nn
 from transformers import Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration
 
 from training.expert import ExpertDims, FlowExpert
@@ -137,39 +137,6 @@ def new_thinker(config: Qwen3OmniMoeThinkerConfig) -> Qwen3OmniMoeThinkerForCond
     for conv in (tower.conv2d1, tower.conv2d2, tower.conv2d3):
         nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
     nn.init.kaiming_normal_(tower.conv_out.weight, nonlinearity="linear")
-    return thinker
-
-
-def move_rows(weight: Tensor, old: Tokenizer, new: Tokenizer) -> Tensor:
-    """Convert an embedding [old vocabulary, H] to the new vocabulary.
-
-    A token of both vocabularies keeps its row. A new token gets the mean of the rows of its pieces.
-    """
-    rows = weight.new_empty(new.get_vocab_size(), weight.shape[1])
-    for token, index in new.get_vocab().items():
-        known = old.token_to_id(token)
-        pieces = [piece.id for piece in old.model.tokenize(token)] if known is None else [known]
-        rows[index] = weight[pieces].mean(0)
-    return rows
-
-
-def load_thinker(
-    directory: Path, config: Qwen3OmniMoeThinkerConfig, tokenizer: Tokenizer
-) -> Qwen3OmniMoeThinkerForConditionalGeneration:
-    """Load the weights of a checkpoint into a thinker of `config` for `tokenizer`.
-
-    An audio tower of other sizes gets random weights.
-    """
-    thinker = new_thinker(config)
-    found = Qwen3OmniMoeThinkerForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
-    words = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    for table in (found.model.language_model.embed_tokens, found.lm_head):
-        table.weight = nn.Parameter(move_rows(table.weight.data, words, tokenizer))
-    parts = ["model.language_model", "model.visual", "lm_head"]
-    if found.config.audio_config.to_dict() == config.audio_config.to_dict():
-        parts.append("model.audio_tower")
-    for part in parts:
-        thinker.get_submodule(part).load_state_dict(found.get_submodule(part).state_dict())
     return thinker
 
 

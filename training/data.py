@@ -10,10 +10,10 @@ from functools import partial
 import numpy as np
 from tokenizers import Tokenizer
 
-from edgellm_ros.arena.language import Command
-from edgellm_ros.arena.renderer import render
-from edgellm_ros.arena.scene import COLORS, SHAPES
-from edgellm_ros.arena.situation import Situation, situations
+from edgellm_arena.episodes.situation import Situation, situations
+from edgellm_arena.words.language import Command
+from edgellm_arena.world.renderer import render
+from edgellm_arena.world.scene import COLORS, SHAPES
 from training.mistakes import Continuation, continued
 from training.spec import HISTORY, SYSTEM_PROMPTS
 from training.stream import Chunk, Fields
@@ -46,9 +46,6 @@ FIELDS: Fields = {
     "meaning": ((), np.int16),
     "has_actions": ((), np.bool_),
     "actions": ((HORIZON, 2), np.float32),
-}
-CONTINUED_FIELDS: Fields = {
-    **FIELDS,
     "given": ((), np.int16),  # first rows of "continued" that are given; 0 = there is none
     "continued": ((HORIZON, 2), np.float32),
 }
@@ -121,6 +118,7 @@ def write_sample(
     writer: SequenceWriter,
     rng: np.random.Generator,
     style: Style = PLAIN,
+    continuation: Continuation | None = None,
 ) -> None:
     """Render the image and fill row i of a chunk; ValueError for too many tokens."""
     prompt = writer.prompt(situation.command.text, situation.history, system)
@@ -138,22 +136,16 @@ def write_sample(
     out["meaning"][i] = meaning_of(situation.command)
     out["has_actions"][i] = situation.has_actions
     out["actions"][i] = situation.actions if situation.has_actions else 0.0
-
-
-def write_continuation(out: Chunk, i: int, continuation: Continuation | None) -> None:
-    """Fill what CONTINUED_FIELDS add to row i of a chunk."""
     out["given"][i] = 0 if continuation is None else continuation.given
     out["continued"][i] = 0.0 if continuation is None else continuation.actions
 
 
-def situation_writer(
-    tokenizer: Tokenizer, style: Style | None, seed: int, with_continuations: bool = False
-) -> Callable[[Chunk, int], None]:
+def situation_writer(tokenizer: Tokenizer, style: Style | None, seed: int) -> Callable[[Chunk, int], None]:
     """Make a SampleStream's function that writes situations of the training split.
 
-    The rows are FIELDS, or CONTINUED_FIELDS `with_continuations`. With a style, all samples are in that
-    style, for its adapter, and the system prompt does not mention it. Without a style, for the base model,
-    most samples are plain and a few in each of the STYLES, which the system prompt then requests.
+    With a style, all samples are in that style, for its adapter, and the system prompt does not mention it.
+    Without a style, for the base model, most samples are plain and a few in each of the STYLES, which the
+    system prompt then requests.
     """
     writer = SequenceWriter(tokenizer)
     rng = np.random.default_rng([seed, 1])
@@ -168,18 +160,14 @@ def situation_writer(
         system = str(rng.choice(SYSTEM_PROMPTS)) if rng.random() < SYSTEM_PROMPT_SHARE else ""
         if index > 0:
             system = styles[index].prompt
-        if with_continuations:
-            situation, continuation = next(pairs[index])
-            write_continuation(chunk, i, continuation)
-        else:
-            situation = next(sources[index])
-        write_sample(chunk, i, situation, system, writer, rng, styles[index])
+        situation, continuation = next(pairs[index])
+        write_sample(chunk, i, situation, system, writer, rng, styles[index], continuation)
 
     return write
 
 
 def situation_writers(
-    tokenizer: Tokenizer, style: Style | None = None, with_continuations: bool = False
+    tokenizer: Tokenizer, style: Style | None = None
 ) -> Callable[[int], Callable[[Chunk, int], None]]:
     """Return `situation_writer` for a SampleStream, which supplies the seed."""
-    return partial(situation_writer, tokenizer, style, with_continuations=with_continuations)
+    return partial(situation_writer, tokenizer, style)

@@ -53,7 +53,7 @@ TEMPERATURES = (0.0, 0.7)
 class Lesson:
     """A batch as the head learns it.
 
-    It has what the head takes from the base model, and the base model's logits.
+    A lesson has what the head takes from the base model, and the base model's logits.
     """
 
     rows: DraftRows

@@ -235,4 +235,3 @@ def tokens_per_verification(
         for drafting, found in sums.items():
             found += rounds_of(head, table, answered, drafting)
     return {drafting: float(tokens / max(rounds, 1)) for drafting, (tokens, rounds) in sums.items()}
-

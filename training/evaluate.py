@@ -24,13 +24,15 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from edgellm_ros.arena.scoring import check
-from edgellm_ros.arena.situation import Situation, situations
-from edgellm_ros.arena.unicycle import ROBOT_RADIUS, rollout
+from edgellm_arena.episodes.scoring import check
+from edgellm_arena.episodes.situation import Situation, situations
+from edgellm_arena.world.unicycle import ROBOT_RADIUS, rollout
 from training.buffer import audio_marks, say_commands
 from training.checkpoint import load_policy
+from training.continuing import flow_errors
 from training.data import FIELDS, SequenceWriter, meaning_of, write_sample
 from training.hearing import LogMel, greedy_words, token_count
+from training.mistakes import continuations
 from training.policy import Batch, Policy
 from training.speech import CLIP_FIELDS, heard_words, record_command, write_clip
 from training.stream import Chunk, new_chunk
@@ -101,11 +103,14 @@ def path_clearance(situation: Situation, actions: np.ndarray) -> float:
     return min(situation.scene.clearance(x, y) for x, y in states[:, :2]) - ROBOT_RADIUS
 
 
-def write_situations(cases: list[Situation], writer: SequenceWriter, system: str = "") -> Chunk:
-    """Write typed prompts and images."""
+def write_situations(
+    cases: list[Situation], writer: SequenceWriter, style: Style = PLAIN, system: str = ""
+) -> Chunk:
+    """Write typed prompts, images, and actions to continue."""
     rng, chunk = np.random.default_rng(TEST_SEED), new_chunk(FIELDS, len(cases))
-    for i, situation in enumerate(cases):
-        write_sample(chunk, i, situation, system, writer, rng)
+    continued = continuations(np.random.default_rng(TEST_SEED), cases, style.manner)
+    for i, (situation, continuation) in enumerate(zip(cases, continued, strict=True)):
+        write_sample(chunk, i, situation, system, writer, rng, style, continuation)
     return chunk
 
 
@@ -199,6 +204,15 @@ def words_heard(policy: Policy, clips: Chunk, device: str) -> str:
     return f"{np.mean(right):.3f} of {len(right)}"
 
 
+def score_continuing(
+    policy: Policy, chunk: Chunk, clips: Chunk | None, tokenizer: Tokenizer, device: str
+) -> dict[str, str]:
+    """Score the flow loss by the number of given actions; a readable line by name."""
+    errors = flow_errors(policy, batches(chunk, clips, tokenizer, device))
+    values = ", ".join(f"{delay}: {error:.4f}" for delay, error in errors.items())
+    return {"flow loss by given actions": values}
+
+
 def unseen_situations(count: int, style: Style = PLAIN) -> list[Situation]:
     """Return situations of the test split; the same for the same count and style."""
     return list(itertools.islice(situations(TEST_SEED, "test", style.manner), count))
@@ -215,12 +229,13 @@ def evaluate(policy: Policy, tokenizer: Tokenizer, count: int, device: str, has_
     scores: dict[str, str] = {}
     for way, sounds in (("typed", None), ("spoken", clips)):
         found = score(cases, respond(policy, chunk, sounds, tokenizer, device))
+        found |= score_continuing(policy, chunk, sounds, tokenizer, device)
         scores |= {f"{way}: {name}": value for name, value in found.items()}
     if has_head:
         scores["spoken: every word heard (word head)"] = words_heard(policy, clips, device)
     for name, style in STYLES.items():
         cases = unseen_situations(count // 2, style)
-        chunk = write_situations(cases, writer, style.prompt)
+        chunk = write_situations(cases, writer, style, style.prompt)
         found = score(cases, respond(policy, chunk, None, tokenizer, device), style)
         scores |= {f"{name} requested: {part}": value for part, value in found.items()}
     return scores

@@ -18,10 +18,11 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from edgellm_ros.arena import expert
-from edgellm_ros.arena.scene import Scene
-from edgellm_ros.arena.situation import Situation
-from edgellm_ros.arena.unicycle import HORIZON, ROBOT_RADIUS, State, rollout, wrap
+from edgellm_arena.driving import expert
+from edgellm_arena.driving.search import collides, search, turning_side
+from edgellm_arena.episodes.situation import Situation
+from edgellm_arena.world.scene import Scene
+from edgellm_arena.world.unicycle import HISTORY, HORIZON, State, rollout, to_base, to_world, wrap
 
 LONGEST = 16  # actions of the mistaken driver
 MISSED = 0.4  # share of the solids that it does not see, the target apart
@@ -55,8 +56,8 @@ def continuations(
 ) -> list[Continuation | None]:
     """Make a continuation for each situation.
 
-    Where every way on collides, the expert brakes. Where it stops on command, or because it does not see what
-    it shall go to, the mistaken driver drives to any solid. None for situations without actions, and where
+    Where every way on collides, the expert brakes. Where it stops on command or searches, the mistaken driver
+    drives to any solid. None for situations without actions, and where
     the chunk collides.
     """
     made: list[Continuation | None] = [None for _ in situations]
@@ -78,17 +79,22 @@ def continuations(
         x, y, heading, speed = rollout(case.state, prefixes[-1])[-1]
         reached.append(State(x, y, wrap(heading), speed))
     ways_on = expert.plan_batch([s.scene for s in cases], reached, [s.target for s in cases], rng, manner)
-    for (i, case), prefix, way_on in zip(driven, prefixes, ways_on, strict=True):
+    for (i, case), prefix, state, way_on in zip(driven, prefixes, reached, ways_on, strict=True):
+        if case.side is not None:
+            way_on = search(case.scene, state, _side(case, prefix, state), manner)
         actions = np.concatenate([prefix, way_on])[:HORIZON]
-        if not collides(case, actions):
+        if not collides(case.scene, case.state, actions):
             made[i] = Continuation(actions, len(prefix))
     return made
 
 
-def collides(situation: Situation, actions: NDArray[np.float64]) -> bool:
-    """Return True if the robot touches a solid on its way along actions [T, 2]."""
-    ways = rollout(situation.state, actions)[:, :2]
-    return min(situation.scene.clearance(x, y) for x, y in ways) < ROBOT_RADIUS
+def _side(case: Situation, prefix: NDArray[np.float64], reached: State) -> int:
+    """Return the side to which a searching robot turns after actions [T, 2]."""
+    past = to_world(case.state, case.history[:-1])
+    track = np.concatenate([past, rollout(case.state, prefix)[:, :2]])
+    side = turning_side(to_base(reached, track[-HISTORY:]))
+    assert case.side is not None
+    return case.side if side is None else side
 
 
 def continued(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from training.buffer import ClipBank, ReplayBuffer, audio_marks
 from training.checkpoint import load_policy
-from training.data import CONTINUED_FIELDS, FIELDS, situation_writers
+from training.data import FIELDS, situation_writers
 from training.hearing import LogMel
 from training.lora import adapter_rank, load_adapter, put_adapters
 from training.policy import Batch, Policy
@@ -123,35 +123,30 @@ class Workers:
 
     situations: dict[str, SampleStream]
     clips: SampleStream
-    with_continuations: bool
 
     @classmethod
-    def start(cls, args: argparse.Namespace, tokenizer: Tokenizer, with_continuations: bool) -> Workers:
+    def start(cls, args: argparse.Namespace, tokenizer: Tokenizer) -> Workers:
         """Start about --workers workers, before any threads exist.
 
         A share --speakers makes recordings.
         """
         styles: dict[str, Style | None] = {BASE: None, **STYLES}
-        fields = CONTINUED_FIELDS if with_continuations else FIELDS
         speaking = max(1, round(args.workers * args.speakers))
         drawing = max(1, (args.workers - speaking) // len(styles))
         said, drawn = slots_for(args.clips, 64, CLIP_CHUNK), slots_for(args.capacity, 96)
         clips = SampleStream(CLIP_FIELDS, clip_writers(tokenizer), speaking, CLIP_CHUNK, said, args.seed)
         streams = {}
         for i, (name, style) in enumerate(styles.items()):
-            writers = situation_writers(tokenizer, style, with_continuations)
-            streams[name] = SampleStream(fields, writers, drawing, CHUNK, drawn, args.seed + i)
-        return cls(streams, clips, with_continuations)
+            writers = situation_writers(tokenizer, style)
+            streams[name] = SampleStream(FIELDS, writers, drawing, CHUNK, drawn, args.seed + i)
+        return cls(streams, clips)
 
     def samples(self, args: argparse.Namespace, tokenizer: Tokenizer, device: str) -> dict[str, Samples]:
         """Allocate the buffers on the device."""
-        fields = CONTINUED_FIELDS if self.with_continuations else FIELDS
         bank, log_mel = ClipBank(args.clips, device), LogMel().to(device)
         marks, rng = audio_marks(tokenizer.token_to_id), np.random.default_rng(args.seed)
         return {
-            name: Samples(
-                stream, self.clips, ReplayBuffer(args.capacity, device, fields), bank, log_mel, marks, rng
-            )
+            name: Samples(stream, self.clips, ReplayBuffer(args.capacity, device), bank, log_mel, marks, rng)
             for name, stream in self.situations.items()
         }
 
@@ -174,14 +169,14 @@ class Frozen:
     samples: dict[str, Samples]  # empty without workers
 
     @classmethod
-    def open(cls, args: argparse.Namespace, with_continuations: bool = False) -> Frozen:
+    def open(cls, args: argparse.Namespace) -> Frozen:
         """Start the workers, load the checkpoint and wait for the first situations.
 
-        These are --first of the base model and of each adapter. With --score there are no workers.
+        Situations are --first of the base model and of each adapter. With --score there are no workers.
         """
         begin = time.monotonic()
         tokenizer = Tokenizer.from_file(str(args.checkpoint / "tokenizer.json"))
-        workers = None if args.score else Workers.start(args, tokenizer, with_continuations)
+        workers = None if args.score else Workers.start(args, tokenizer)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.manual_seed(args.seed)
         torch.set_float32_matmul_precision("high")
@@ -202,12 +197,11 @@ class Frozen:
         loss_of: Callable[[Batch], Tensor],
         weight_decay: float,
         clip: float,
-        after: Callable[[int], None] = lambda step: None,
     ) -> None:
         """Optimise the parameters for --minutes, then stop the workers.
 
-        loss_of: the loss of a batch, with its adapter in use. clip: the largest norm of a gradient. after: is
-        called after each step with the number of steps before it.
+        loss_of: the loss of a batch, with its adapter in use. clip: the largest norm of a
+        gradient.
         """
         schedule = Schedule(args.rate, warmup_steps=100)
         optimizer = torch.optim.AdamW(parameters, lr=args.rate, betas=(0.9, 0.98), weight_decay=weight_decay)
@@ -226,7 +220,6 @@ class Frozen:
             losses[name].backward()
             nn.utils.clip_grad_norm_(parameters, clip)
             optimizer.step()
-            after(step)
             step += 1
             if step == len(names) or time.monotonic() - report > 10:
                 report = time.monotonic()

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from training.continuing import with_given_actions
 from training.expert import FlowExpert
 from training.hearing import WordHead
 from training.thinker import ROPE_DELTA, Sequences, Sounds, ThinkerForward
@@ -97,8 +98,9 @@ class Policy(nn.Module):
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Compute the losses of a batch, whose first S rows are spoken.
 
-        Returns cross-entropy per answer token of the spoken rows and of the typed rows, the flow loss, and
-        the word head's log-probabilities [T, S, V + 1].
+        Returns cross-entropy per answer token of the spoken rows and of the typed rows, the flow loss, where
+        half of the trajectories begin with given actions (continuing.py), and the word head's
+        log-probabilities [T, S, V + 1].
         """
         sequences = self.encode(batch)
         hidden, cache = self.thinker(sequences)
@@ -107,4 +109,6 @@ class Policy(nn.Module):
         spoken = len(sequences.sounds.start)
         parts = (slice(spoken), slice(spoken, None))
         heard, typed = (loss[rows].sum() / tokens[rows].sum().clamp(min=1) for rows in parts)
-        return heard, typed, self.flow_loss(batch, cache), self.words(sequences.sounds.embeddings)
+        batch, delays = with_given_actions(batch)
+        flow = self.flow_loss(batch, cache, delays.repeat_interleave(FLOW_SAMPLES))
+        return heard, typed, flow, self.words(sequences.sounds.embeddings)

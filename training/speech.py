@@ -13,10 +13,10 @@ from functools import partial
 import numpy as np
 from tokenizers import Tokenizer
 
-from edgellm_ros.arena.language import sample_command
-from edgellm_ros.arena.rooms import MICROPHONE_RATE, hear, sample_room
-from edgellm_ros.arena.situation import KINDS
-from edgellm_ros.arena.voice import sample_voice, speak
+from edgellm_arena.episodes.situation import KINDS
+from edgellm_arena.speech.rooms import MICROPHONE_RATE, hear, sample_room
+from edgellm_arena.speech.voice import sample_voice, speak
+from edgellm_arena.words.language import sample_command
 from edgellm_ros.multimodal.sound import Sound
 from training.data import MEANINGS, SequenceWriter
 from training.stream import Chunk, Fields

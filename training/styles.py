@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgellm_ros.arena.expert import BRISK, CAREFUL, Manner
-from edgellm_ros.arena.german import is_german, to_english, to_german
+from edgellm_arena.driving.expert import BRISK, CAREFUL, Manner
+from edgellm_arena.words.german import is_german, to_english, to_german
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from edgellm_ros.arena.situation import situations
+from edgellm_arena.episodes.situation import situations
 from training.spec import SYSTEM_PROMPTS
 from training.styles import STYLES
 
@@ -38,7 +38,7 @@ CONTROL_TOKENS = (
 def corpus(seed: int, count: int) -> list[str]:
     """Return the sentences to train the tokenizer on.
 
-    These are commands and answers of `count` situations, answers in every style, role names and system
+    Sentences are commands and answers of `count` situations, answers in every style, role names and system
     prompts.
     """
     cases = list(itertools.islice(situations(seed, "train"), count))

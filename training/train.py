@@ -3,14 +3,15 @@
 
 One model has three losses: the words of the answer (cross-entropy), the velocity of the action flow (mean
 squared error), and the words that the audio tower hears (CTC). Gradients of the first two reach the vision
-and the audio tower. Worker processes make the samples, which stay on the GPU; situations and sounds are
-separate, because making a scene costs more than a training step on it. With several GPUs, each has its own
-workers, samples and batches.
+and the audio tower. Half of the trajectories continue actions that are given (continuing.py). Worker
+processes make the samples, which stay on the GPU; situations and sounds are separate, because making a scene
+costs more than a training step on it. With several GPUs, each has its own workers, samples and batches.
 
 Examples
 --------
     python -m training.train --out models/arena
     torchrun --standalone --nproc-per-node 2 -m training.train --out models/arena
+    python -m training.train --init models/arena --out models/arena --rate 5e-4 --ctc 0
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from training.buffer import ClipBank, ReplayBuffer, audio_marks, say_commands
-from training.checkpoint import load_expert, load_thinker, new_thinker, save_checkpoint, thinker_config
+from training.checkpoint import load_policy, new_thinker, save_checkpoint, thinker_config
 from training.data import FIELDS, situation_writers
 from training.evaluate import evaluate
 from training.expert import ExpertDims, FlowExpert
 from training.hearing import LogMel, WordHead, ctc_loss, token_count, vary
+from training.mistakes import LONGEST
 from training.policy import Batch, Policy
 from training.ranks import Ranks
 from training.spec import ACTION_SPACE, HISTORY
@@ -45,7 +47,6 @@ from training.tokenizer import PAD, corpus, train_tokenizer
 from training.transfer import to_device
 
 TEXT_VOCABULARY = 900
-CTC_WEIGHT = 0.5
 TIME_EVERY = 10  # steps between two readings of the clock, which is also read at each of the first ones
 
 
@@ -166,13 +167,14 @@ def samples_of(
 def new_policy(args: argparse.Namespace, tokenizer: Tokenizer, mean: list, std: list) -> Policy:
     """Make a policy with random weights, or with those of --init.
 
-    The word head always gets random weights, and so does the audio tower if --init has none.
+    The word head, which no checkpoint has, always gets random weights.
     """
+    if args.init:
+        return load_policy(args.init, tokenizer).train()
     config = thinker_config(tokenizer)
-    thinker = load_thinker(args.init, config, tokenizer) if args.init else new_thinker(config)
-    expert = load_expert(args.init).train() if args.init else FlowExpert(ExpertDims())
     words = WordHead(config.audio_config.output_dim, tokenizer.token_to_id(PAD))
-    return Policy(thinker, expert, words, torch.tensor(mean), torch.tensor(std))
+    expert = FlowExpert(ExpertDims(rtc_max_delay=LONGEST))
+    return Policy(new_thinker(config), expert, words, torch.tensor(mean), torch.tensor(std))
 
 
 def train(args: argparse.Namespace, ranks: Ranks, samples: Samples, policy: Policy, device: str) -> Policy:
@@ -200,7 +202,7 @@ def train(args: argparse.Namespace, ranks: Ranks, samples: Samples, policy: Poli
         ctc = ctc_loss(log_probabilities, lengths["tokens"], words, lengths["words"])
         answer = args.spoken * heard + (1 - args.spoken) * typed
         optimizer.zero_grad(set_to_none=True)
-        (answer + flow + CTC_WEIGHT * ctc).backward()
+        (answer + flow + args.ctc * ctc).backward()
         ranks.average(policy.parameters())
         norms = [nn.utils.clip_grad_norm_(group, 1.0) for group in (others, hearing)]
         optimizer.step()
@@ -232,7 +234,9 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="checkpoint directory to write")
-    parser.add_argument("--init", type=Path, help="checkpoint to start from (default: random weights)")
+    parser.add_argument(
+        "--init", type=Path, help="checkpoint to start from, with its tokenizer (default: random weights)"
+    )
     parser.add_argument(
         "--minutes",
         type=float,
@@ -242,6 +246,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=512, help="batch size (default: %(default)s)")
     parser.add_argument("--spoken", type=float, default=0.4, help="share of the batch that is spoken")
     parser.add_argument("--rate", type=float, default=1.2e-3, help="peak learning rate")
+    parser.add_argument(
+        "--ctc",
+        type=float,
+        default=0.5,
+        help="weight of the CTC loss, whose head is not saved: 0 where --init hears already",
+    )
     parser.add_argument("--capacity", type=int, default=360_000, help="situations on the device")
     parser.add_argument("--clips", type=int, default=50_000, help="sounds on the device")
     parser.add_argument("--first", type=int, default=16_384, help="situations to wait for before training")
@@ -265,7 +275,11 @@ def main() -> None:
     args, ranks = arguments(), Ranks.here()
     args.workers = args.workers or max(2, (os.cpu_count() or 2) // ranks.count - 1)
     begin = time.monotonic()
-    tokenizer = train_tokenizer(corpus(args.seed, args.corpus), TEXT_VOCABULARY, HISTORY["num_tokens"])
+    if args.init:
+        tokenizer = Tokenizer.from_file(str(args.init / "tokenizer.json"))
+    else:
+        sentences = corpus(args.seed, args.corpus)
+        tokenizer = train_tokenizer(sentences, TEXT_VOCABULARY, HISTORY["num_tokens"])
     streams = start_workers(args, ranks, tokenizer)
     device = ranks.connect()
     samples = samples_of(args, ranks, streams, tokenizer, device)
@@ -293,8 +307,10 @@ def main() -> None:
     written = copy.deepcopy(average).cpu()
     save_checkpoint(args.out, written.thinker.thinker, written.expert, tokenizer, action_space)
     print(f"written to {args.out} after {(time.monotonic() - begin) / 60:.1f} minutes in all", flush=True)
-    for name, value in evaluate(average, tokenizer, args.eval_scenes, device, has_head=True).items():
-        print(f"{name}: {value}", flush=True)
+    if args.eval_scenes > 0:
+        found = evaluate(average, tokenizer, args.eval_scenes, device, has_head=args.ctc > 0)
+        for name, value in found.items():
+            print(f"{name}: {value}", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import edgellm_ros
-from edgellm_ros.builder.exporter import export
+from edgellm_ros.builder.exporter.export import export
 from edgellm_ros.engine_directory.config import EngineConfig
 
 SOURCE_FILE = "exported_from"
@@ -61,7 +61,7 @@ def source_hash(checkpoint: Path) -> str:
         for folder in ("builder", "engine_directory")
         for path in sorted((PACKAGE / folder).rglob("*.py"))
     ]
-    configs = ("diffusion/config.py", "multimodal/audio_config.py", "multimodal/vision_config.py")
+    configs = ("diffusion/config.py", "multimodal/audio/config.py", "multimodal/vision_config.py")
     code += [PACKAGE / config for config in configs]
     names = [path.relative_to(checkpoint) for path in files] + [path.relative_to(PACKAGE) for path in code]
     digest = hashlib.sha256()

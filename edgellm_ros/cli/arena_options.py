@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of commands that play episodes of the arena, and the demo's checkpoint."""
+"""Options of commands that play episodes of the arena, and the demo's checkpoint.
+
+The arena is the Python package `edgellm_arena`, a distribution of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ import argparse
 from pathlib import Path
 
 from edgellm_ros.cli import arguments
+from edgellm_ros.engine_directory.choices import PRECISIONS
 
 DEFAULT_ENGINE = Path("engines/arena")
 LAST_SEED = 10**12
+FAMILIES = ("random", "dead_ahead", "out_of_sight")  # EPISODE_FAMILIES of edgellm_arena/episodes/episode.py
 
 
 def add_episodes(parser: argparse.ArgumentParser, most: int, default: int, text: str) -> None:
@@ -34,6 +39,16 @@ def add_seed(parser: argparse.ArgumentParser, default: int, text: str) -> None:
     )
 
 
+def add_family(parser: argparse.ArgumentParser) -> None:
+    """Add the option --family (None if it is not given)."""
+    parser.add_argument(
+        "--family",
+        choices=FAMILIES,
+        help="play episodes of this family only: random, dead_ahead (an obstacle in the way) or out_of_sight "
+        "(the robot must turn to find the target) (default: seven of ten random, the others dead_ahead)",
+    )
+
+
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Add the options --checkpoint, --precision (None if it is not given) and --lora."""
     parser.add_argument(
@@ -44,12 +59,23 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--precision",
-        choices=arguments.PRECISIONS,
+        choices=PRECISIONS,
         help="type of the exported weights and of the KV cache (default: fp32)",
     )
     parser.add_argument(
         "--lora", default="", metavar="NAME", help="LoRA adapter to use (default: the base model)"
     )
+
+
+def require_arena(what: str) -> None:
+    """Raise ImportError unless the package `edgellm_arena` can be imported."""
+    try:
+        import edgellm_arena  # noqa: F401
+    except ImportError:
+        raise ImportError(
+            f"no Python package edgellm_arena: {what} needs the distribution edgellm-arena: "
+            "pip install edgellm-arena, or in a clone pip install ./edgellm_arena"
+        ) from None
 
 
 def demo_checkpoint(instead: str) -> Path:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 
 DEVICES = ("cpu", "cuda", "tensorrt")
-PRECISIONS = ("fp32", "fp16", "bf16")  # as in engine_directory.config, which `edgellm --help` does not import
 
 
 def integer(low: int, high: int | None = None) -> Callable[[str], int]:
@@ -88,6 +87,43 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
     _add_plan_code(parser)
     add_decode(parser)
+    _add_graphs(parser)
+    add_without(parser)
+
+
+def _add_graphs(parser: argparse.ArgumentParser) -> None:
+    """Add the option --no-cuda-graphs."""
+    parser.add_argument(
+        "--no-cuda-graphs",
+        dest="cuda_graphs",
+        action="store_false",
+        help="on a GPU: launch each kernel, in place of decode steps recorded as CUDA graphs; the tokens are "
+        "the same",
+    )
+
+
+def add_without(parser: argparse.ArgumentParser) -> None:
+    """Add the option --without."""
+    parser.add_argument(
+        "--without",
+        type=_parts,
+        default=(),
+        metavar="PART[,PART]",
+        help="parts of the engine directory that are not opened, to save memory: visual, audio, action "
+        "(default: none)",
+    )
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    """Return the names of parts that are left out."""
+    from edgellm_ros.engine_directory.parts import check_without
+
+    names = tuple(text.split(","))
+    try:
+        check_without(names)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return names
 
 
 def runtime_options(args: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
@@ -100,6 +136,8 @@ def runtime_options(args: argparse.Namespace, config: EngineConfig) -> dict[str,
         "drafting": _drafting(args, config),
         "decode": args.decode,
         "allow_plan_code": args.allow_plan_code,
+        "cuda_graphs": args.cuda_graphs,
+        "without": args.without,
     }
 
 

@@ -23,8 +23,11 @@ Examples
     edgellm bench engines/arena
     edgellm bench engines/arena --runs 50 --device cuda
 
-Last JSON line: `stages` (median and p90 in seconds), `decode_step_s`, `tokens_per_s`, `decode_bytes`,
-`copy_bandwidth_bytes_per_s`, `share_of_memory_limit`, `drafting`, `fused_rows`, `tokens_per_verification`.
+Last JSON line: `changed_from_defaults`, `stages` (median and p90 in seconds), `decode_step_s`,
+`tokens_per_s`, `decode_bytes`, `copy_bandwidth_bytes_per_s`, `share_of_memory_limit`, `drafting`,
+`cuda_graphs`, `fused_rows`, `tokens_per_verification`, and with drafting `round_s`: the mean seconds of
+draft, verification and acceptance in a round, from runs of their own after the timed ones
+(`LLMInferenceRuntime.measure_rounds`).
 
 """
 
@@ -33,6 +36,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +46,11 @@ if TYPE_CHECKING:
     import numpy as np
 
     from edgellm_ros.engine_directory.config import EngineConfig
+    from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+    from edgellm_ros.runtime.request import LLMGenerationRequest
 
+CHANGED = {"prefix_cache_bytes": 0}  # from the defaults of LLMInferenceRuntime
+PART_RUNS = 5  # in which the parts of rounds are measured
 STAGES = ("vision_s", "prefill_s", "decode_s", "action_s", "first_token_s", "total_s")
 BYTES_PER_VALUE = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
@@ -90,29 +98,31 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure; print a table on standard error and one JSON object on standard output."""
     from edgellm_ros.cli.copy_bandwidth import copy_bandwidth
-    from edgellm_ros.cli.inputs import read_image
     from edgellm_ros.engine.device import open_device
     from edgellm_ros.engine_directory.config import EngineConfig
+    from edgellm_ros.engine_directory.parts import ACTION, VISUAL, EngineParts
     from edgellm_ros.evaluation.shares import percentile
+    from edgellm_ros.io.image_file import read_image
     from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
     from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
     config = EngineConfig.load(args.engine_dir)
     config.check_answers_with_text("edgellm bench")
+    missing = EngineParts(config, args.without).missing
     frame = read_image(args.image) if args.image else synthetic_frame()
     request = LLMGenerationRequest(
         prompt=args.prompt,
-        images=() if config.vision is None else (frame,),
+        images=() if missing(VISUAL) else (frame,),
         sampling=SamplingParams(max_tokens=args.max_tokens),
-        action_samples=0 if config.action is None else args.action_samples,
+        action_samples=0 if missing(ACTION) else args.action_samples,
     )
     options = arguments.runtime_options(args, config)
-    with LLMInferenceRuntime(args.engine_dir, prefix_cache_bytes=0, **options) as runtime:
-        runtime.capture_decoding_cuda_graph()
+    with LLMInferenceRuntime(args.engine_dir, **CHANGED, **options) as runtime:
         for _ in range(args.warmup):
             runtime.handle_request(request)
         responses = [runtime.handle_request(request) for _ in range(args.runs)]
-        drafted, fused_rows = runtime.spec_decode_generation_metrics, runtime.fused_rows
+        drafted, fused_rows = replace(runtime.spec_decode_generation_metrics), runtime.fused_rows
+        parts = round_seconds(runtime, request) if drafted.strategy else None
 
     stages = {}
     for stage in STAGES:
@@ -125,6 +135,7 @@ def run(args: argparse.Namespace) -> int:
     model = decode_bytes(args.engine_dir, config)
     bandwidth = copy_bandwidth(open_device(args.device))
     result = {
+        "changed_from_defaults": CHANGED,
         "engine": str(args.engine_dir),
         "device": args.device,
         "precision": config.precision,
@@ -136,8 +147,10 @@ def run(args: argparse.Namespace) -> int:
         "decode_step_s": step_s,
         "tokens_per_s": None if not step_s else 1 / step_s,
         "drafting": drafted.strategy or "off",
+        "cuda_graphs": args.cuda_graphs and args.device != "cpu",
         "fused_rows": fused_rows,
         "tokens_per_verification": drafted.tokens_per_verification if drafted.strategy else None,
+        "round_s": parts,
         "decode_bytes": model,
         "copy_bandwidth_bytes_per_s": bandwidth,
         "share_of_memory_limit": None if not step_s else sum(model.values()) / bandwidth / step_s,
@@ -145,6 +158,25 @@ def run(args: argparse.Namespace) -> int:
     _print_table(result)
     arguments.print_json(result)
     return 0
+
+
+def round_seconds(runtime: LLMInferenceRuntime, request: LLMGenerationRequest) -> dict[str, float] | None:
+    """Measure draft, verification and acceptance of rounds: mean seconds of each.
+
+    None if no round was measured.
+    """
+    metrics, names = runtime.spec_decode_generation_metrics, ("draft", "verify", "accept")
+    runtime.measure_rounds()
+    runtime.handle_request(request)  # records the parts
+    before = replace(metrics)
+    for _ in range(PART_RUNS):
+        runtime.handle_request(request)
+    runtime.measure_rounds(False)
+    rounds = metrics.timed_runs - before.timed_runs
+    if not rounds:
+        return None
+    keys = {name: f"{name}_seconds" for name in names}
+    return {name: (getattr(metrics, key) - getattr(before, key)) / rounds for name, key in keys.items()}
 
 
 def decode_bytes(engine_dir: str | Path, config: EngineConfig) -> dict[str, int]:
@@ -177,6 +209,8 @@ def _print_table(result: dict) -> None:
         f"{stage.removesuffix('_s'):<16}{times['median'] * 1e3:>12.2f}{times['p90'] * 1e3:>12.2f}"
         for stage, times in result["stages"].items()
     ]
+    changes = ", ".join(f"{name}={value}" for name, value in result["changed_from_defaults"].items())
+    lines.append(f"changed from the defaults: {changes}")
     if result["decode_step_s"]:
         total, bandwidth = sum(result["decode_bytes"].values()), result["copy_bandwidth_bytes_per_s"]
         lines.append(
@@ -184,4 +218,7 @@ def _print_table(result: dict) -> None:
             f"{total / result['decode_step_s'] / 1e9:.1f} GB/s = {result['share_of_memory_limit']:.0%} "
             f"of the copy bandwidth {bandwidth / 1e9:.1f} GB/s"
         )
+    if result["round_s"]:
+        parts = ", ".join(f"{name} {1e3 * seconds:.3f} ms" for name, seconds in result["round_s"].items())
+        lines.append(f"a round of drafting: {parts}")
     print("\n".join(lines), file=sys.stderr)

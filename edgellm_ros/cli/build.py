@@ -11,7 +11,7 @@ from pathlib import Path
 from edgellm_ros.cli import arguments
 from edgellm_ros.echo import quoted
 
-VERIFICATION_TOKENS = 61  # as in builder.profiles, which `edgellm --help` does not import
+VERIFICATION_TOKENS = 61  # as in engine_directory.config, which `edgellm --help` does not import
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -40,9 +40,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--verification-tokens",
         type=arguments.integer(1),
-        default=VERIFICATION_TOKENS,
         metavar="N",
-        help="largest number of drafted tokens to verify in one run (default: %(default)s)",
+        help="largest number of drafted tokens to verify in one run "
+        f"(default: {VERIFICATION_TOKENS}, or the size of the KV cache if that is smaller)",
     )
     parser.add_argument(
         "--workspace-mb",
@@ -63,7 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build all plans and report the files."""
-    from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plans
+    from edgellm_ros.builder.tensorrt.plan import PlanOptions, build_plans
     from edgellm_ros.engine.device import open_device
 
     options = PlanOptions(

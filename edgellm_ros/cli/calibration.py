@@ -17,13 +17,18 @@ from pathlib import Path
 
 import numpy as np
 
-from edgellm_ros.builder.calibration import CalibrationPlan, add_outputs, find_scales, plan_calibration
-from edgellm_ros.builder.export_plan import ExportOptions
-from edgellm_ros.builder.exporter import export
-from edgellm_ros.builder.quantization.search import GroupScales, LayerInputs
-from edgellm_ros.cli.calibration_requests import read_requests
+from edgellm_ros.builder.calibration.search import GroupScales, LayerInputs
+from edgellm_ros.builder.exporter.calibration import (
+    CalibrationPlan,
+    add_outputs,
+    find_scales,
+    plan_calibration,
+)
+from edgellm_ros.builder.exporter.export import export
+from edgellm_ros.builder.exporter.options import ExportOptions
+from edgellm_ros.cli.requests.calibration_requests import read_requests
 from edgellm_ros.cli.token_runs import TokenRun, record_runs, run_graph
-from edgellm_ros.engine.onnxruntime_session import open_session
+from edgellm_ros.engine.onnxruntime.session import open_session
 from edgellm_ros.engine_directory.files import graph_path
 
 MAX_ROWS = 512  # tokens whose inputs are kept for the search
@@ -57,7 +62,7 @@ def calibrate(
     parent = Path(engine).absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=parent, prefix=".calibration-") as folder:
-        export(checkpoint, folder, **plan.arguments)
+        export(checkpoint, folder, plan.options)
         runs = record_runs(Path(folder), requests)
         inputs = layer_inputs(Path(folder), runs, plan)
     return Calibration(len(runs), sum(run.tokens for run in runs), find_scales(plan, inputs))

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgellm_ros.cli import arguments
-from edgellm_ros.cli.answer_output import Streamer
-from edgellm_ros.cli.inputs import read_image
-from edgellm_ros.cli.request_options import add_sampling, lora_dirs, sampling_params, sound_reader
-from edgellm_ros.echo import escaped, quoted
+from edgellm_ros.cli.requests.answer_output import Streamer
+from edgellm_ros.cli.requests.request_options import add_sampling, lora_dirs, sampling_params, sound_reader
+from edgellm_ros.echo import escaped, printable, quoted
+from edgellm_ros.io.image_file import read_image
 
 if TYPE_CHECKING:
     from edgellm_ros.engine_directory.config import EngineConfig
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
     config = EngineConfig.load(args.engine_dir)
     config.check_answers_with_text("a chat")
-    sampling_params(args, config)  # wrong options are refused before the engines load
+    sampling_params(args)  # wrong options are refused before the engines load
     adapters = lora_dirs(args.lora, args.engine_dir)
     options = arguments.runtime_options(args, config)
     with LLMInferenceRuntime(args.engine_dir, lora_dirs=adapters, **options) as runtime:
@@ -110,17 +110,24 @@ class Chat:
         return True
 
     def _command(self, name: str, text: str) -> bool:
+        from edgellm_ros.engine_directory.parts import AUDIO, VISUAL
         from edgellm_ros.runtime.conversation import AudioPart, ImagePart
 
         text = text.strip()
         if name in ("/image", "/audio") and not text:
             raise ValueError(f"{name} needs a file")
         if name == "/image":
-            if self._config.vision is None:
-                raise ValueError(f"{self._args.engine_dir} has no vision encoder")
-            self._parts.append(ImagePart(read_image(Path(text))))
+            if missing := self._runtime.parts.missing(VISUAL):
+                raise ValueError(f"{self._args.engine_dir}: {missing}")
+            image = read_image(Path(text))
+            self._parts.append(ImagePart(image))
+            self._taken("image", text, f"{image.shape[1]}x{image.shape[0]}")
         elif name == "/audio":
-            self._parts.append(AudioPart(self._read_sound(Path(text))))
+            if missing := self._runtime.parts.missing(AUDIO):
+                raise ValueError(f"{self._args.engine_dir}: {missing}")
+            sound = self._read_sound(Path(text))
+            self._parts.append(AudioPart(sound))
+            self._taken("sound", text, f"{len(sound.samples) / sound.sample_rate:.1f} s")
         elif name == "/system":
             self._system = text
         elif name == "/reset":
@@ -132,6 +139,10 @@ class Chat:
         else:
             raise ValueError(f"unknown command {quoted(name)}; /help shows the commands")
         return True
+
+    def _taken(self, kind: str, path: str, size: str) -> None:
+        """Acknowledge a file that goes with the next line."""
+        print(f"{kind}: {printable(Path(path).name)}, {size}", file=sys.stderr, flush=True)
 
     def _answer(self, text: str) -> None:
         """Answer one message; the message and the answer join the conversation."""
@@ -148,7 +159,7 @@ class Chat:
                 LLMGenerationRequest(
                     messages=(*system, *self._turns, message),
                     lora=self._args.lora.partition("=")[0],
-                    sampling=sampling_params(self._args, self._config),
+                    sampling=sampling_params(self._args),
                     enable_thinking={"on": True, "off": False, None: None}[self._args.thinking],
                     on_progress=streamer,
                     cancel=cancel,

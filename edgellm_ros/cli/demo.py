@@ -10,6 +10,8 @@ from pathlib import Path
 from edgellm_ros.cli import arena_options, arguments
 
 EXECUTIONS = ("auto", "lock_step", "async", "wait")  # values of the arena's parameter
+EPISODES_PER_SEED = 1000  # EPISODE_SEEDS of edgellm_arena/episodes/episode.py
+LAST_EPISODE_SEED = (arena_options.LAST_SEED + 1) * EPISODES_PER_SEED - 1
 CHUNKING = ("off", "guided", "frozen", "trained")  # values of the node's parameter
 
 
@@ -24,6 +26,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     arena_options.add_episodes(parser, 1000, 1, "number of episodes")
     arena_options.add_seed(parser, 1, "seed of the episodes")
+    parser.add_argument(
+        "--episode-seed",
+        type=arguments.integer(0, LAST_EPISODE_SEED),
+        metavar="N",
+        help="play one episode again: the one with this seed, which its line and the summary name; with the "
+        "other options of that run, but not --episodes and --seed",
+    )
+    arena_options.add_family(parser)
     parser.add_argument(
         "--out",
         type=Path,
@@ -87,12 +97,21 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Play the episodes and report how they ended."""
-    from edgellm_ros.ros.arena.demo import DemoError, DemoOptions, run_demo
-    from edgellm_ros.ros.arena.display import Display
+    arena_options.require_arena("the demo")
+    from edgellm_arena.ros.demo import DemoError, DemoOptions, run_demo
+    from edgellm_arena.ros.display import Display
 
+    seed, first_episode = args.seed, 0
+    if args.episode_seed is not None:
+        if (args.episodes, args.seed) != (1, 1):
+            given = f"--episodes {args.episodes} and --seed {args.seed}"
+            raise ValueError(f"--episode-seed names one episode of any seed: expected no others, got {given}")
+        seed, first_episode = divmod(args.episode_seed, EPISODES_PER_SEED)
     options = DemoOptions(
         episodes=args.episodes,
-        seed=args.seed,
+        seed=seed,
+        first_episode=first_episode,
+        family=args.family or "",
         out=args.out,
         engine_dir=args.engine,
         checkpoint=args.checkpoint or arena_options.demo_checkpoint("a checkpoint with --checkpoint"),

@@ -1,40 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm evaluate`: many episodes or bags.
-
-They are spread over processes or a Ray cluster.
-"""
+"""`edgellm evaluate`: many episodes or bags, by local processes or Ray."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgellm_ros.cli import arguments, evaluate_arena, evaluate_bags
 
 if TYPE_CHECKING:
-    from edgellm_ros.evaluation.results_file import Results
-    from edgellm_ros.evaluation.task import Outcome, Task
+    from edgellm_ros.evaluation.evaluation import Evaluation
 
 DIFFERENT, FAILED = 1, 3  # exit codes, as of `edgellm replay`
 KINDS = {"arena": evaluate_arena, "bags": evaluate_bags}
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What one kind of evaluation does."""
-
-    kind: str
-    options: Mapping[str, Any]  # that results depend on
-    items: Sequence[str]
-    task: Callable[[int], Task]  # for a number of workers
-    word: Callable[[Outcome], str]  # for an outcome, which the progress counts
-    summarise: Callable[[Results, Sequence[str]], dict[str, Any]]
-    table: Callable[[Mapping[str, Any]], str]
-    draw: Callable[[Path, Results, Mapping[str, Any]], None]  # the picture, to a file
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -43,8 +24,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "evaluate",
         help="many episodes of the arena, or many bags, with a table and a picture of the results",
         description="Evaluate an engine on many items. --out gets results.jsonl, summary.json and "
-        "summary.png; the same command continues an evaluation that was interrupted. Exit code 0: done; 1: a "
-        "bag differs; 2: bad input; 3: an item failed.",
+        "summary.png (needs the extra edgellm[charts]); the same command continues an evaluation that was "
+        "interrupted. Exit code 0: done; 1: a bag differs; 2: bad input; 3: an item failed.",
     )
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, help="what to evaluate")
     for name, module in KINDS.items():
@@ -123,9 +104,15 @@ def _report(evaluation: Evaluation, args: argparse.Namespace, status: Callable[[
     results = read_results(results_path(args))
     summary = evaluation.summarise(results, evaluation.items)
     write_atomically(args.out / "summary.json", strict_json(summary, indent=1).encode() + b"\n")
-    evaluation.draw(args.out / "summary.png", results, summary)
+    files, picture = "results.jsonl and summary.json", args.out / "summary.png"
+    try:
+        evaluation.draw(picture, results, summary)
+        files = "results.jsonl, summary.json and summary.png"
+    except ImportError as error:
+        picture.unlink(missing_ok=True)  # of earlier results
+        status(f"{error}; the same command then draws it")
     print(evaluation.table(summary), file=sys.stderr if args.json else sys.stdout)
-    status(f"results.jsonl, summary.json and summary.png are in {args.out}")
+    status(f"{files} are in {args.out}")
     for item, reason in summary["unfinished"].items():
         status(f"edgellm evaluate: error: {item} failed: {reason}")
     if args.json:

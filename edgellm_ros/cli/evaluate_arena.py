@@ -15,8 +15,8 @@ from edgellm_ros.cli import arena_options, arguments
 from edgellm_ros.cli.arena_options import DEFAULT_ENGINE
 
 if TYPE_CHECKING:
-    from edgellm_ros.cli.evaluate import Evaluation
     from edgellm_ros.engine_directory.config import EngineConfig
+    from edgellm_ros.evaluation.evaluation import Evaluation
 
 MOST_EPISODES = 1_000_000
 
@@ -32,6 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParse
     text = "number of episodes; a larger one continues an evaluation"
     arena_options.add_episodes(parser, MOST_EPISODES, 200, text)
     arena_options.add_seed(parser, 20_000, "seed of the first episode; the next one has S + 1")
+    arena_options.add_family(parser)
     parser.add_argument(
         "--engine",
         type=Path,
@@ -61,13 +62,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParse
 
 def prepare(args: argparse.Namespace, status: Callable[[str], None]) -> Evaluation:
     """Check the options; export the engine if needed."""
+    arena_options.require_arena("an evaluation of episodes")
     import onnxruntime
 
-    from edgellm_ros.cli.evaluate import Evaluation
-    from edgellm_ros.engine_directory.adapter_folder import canonical_name
-    from edgellm_ros.evaluation.arena_picture import draw
-    from edgellm_ros.evaluation.arena_summary import summarise, table
-    from edgellm_ros.evaluation.arena_task import ArenaTask
+    from edgellm_arena.evaluation.picture import draw
+    from edgellm_arena.evaluation.summary import summarise, table
+    from edgellm_arena.evaluation.task import ArenaTask
+    from edgellm_ros.engine_directory.adapters.adapter_folder import canonical_name
+    from edgellm_ros.evaluation.evaluation import Evaluation
     from edgellm_ros.evaluation.task import code_digest, engine_digest
 
     engine_dir, config = _engine(args, status)
@@ -83,6 +85,7 @@ def prepare(args: argparse.Namespace, status: Callable[[str], None]) -> Evaluati
             threads=args.threads,
             lora=args.lora,
             spoken=args.spoken,
+            family=args.family,
             workers=workers,
         )
 
@@ -92,23 +95,24 @@ def prepare(args: argparse.Namespace, status: Callable[[str], None]) -> Evaluati
         "precision": config.precision,
         "lora": canonical_name(args.lora),
         "spoken": args.spoken,
+        "family": args.family,
         "device": args.device,
         "decode": args.decode,
         "threads": args.threads,
         "onnxruntime": onnxruntime.__version__,
-        "code": code_digest(),
+        "code": code_digest("edgellm_arena"),
     }
     items = [str(args.seed + number) for number in range(args.episodes)]
     word = {"success": "at the target", "collision": "collided", "timeout": "timed out"}
     return Evaluation(
-        "arena",
-        options,
-        items,
-        task,
-        lambda outcome: word[outcome["result"]["outcome"]],
-        summarise,
-        table,
-        draw,
+        kind="arena",
+        options=options,
+        items=items,
+        task=task,
+        word=lambda outcome: word[outcome["result"]["outcome"]],
+        summarise=summarise,
+        table=table,
+        draw=draw,
     )
 
 

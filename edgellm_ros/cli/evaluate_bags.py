@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from edgellm_ros.cli import arguments, replay
 
 if TYPE_CHECKING:
-    from edgellm_ros.cli.evaluate import Evaluation
+    from edgellm_ros.evaluation.evaluation import Evaluation
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -49,12 +49,12 @@ def prepare(args: argparse.Namespace, status: Callable[[str], None]) -> Evaluati
     """Find the bags and their expected outputs; check the options."""
     import onnxruntime
 
-    from edgellm_ros.cli.evaluate import Evaluation
     from edgellm_ros.engine_directory.config import EngineConfig
     from edgellm_ros.evaluation.bags import find_bags
     from edgellm_ros.evaluation.bags_picture import draw
     from edgellm_ros.evaluation.bags_summary import summarise, table
     from edgellm_ros.evaluation.bags_task import BagsTask
+    from edgellm_ros.evaluation.evaluation import Evaluation
     from edgellm_ros.evaluation.task import code_digest, engine_digest, file_digest
     from edgellm_ros.replay.inputs import parse_remappings
     from edgellm_ros.ros.camera_topic import camera_names
@@ -97,12 +97,12 @@ def prepare(args: argparse.Namespace, status: Callable[[str], None]) -> Evaluati
         "code": code_digest(),
     }
     return Evaluation(
-        "bags",
-        options,
-        [bag.item for bag in bags],
-        lambda workers: task,
-        lambda outcome: "equal" if outcome["result"]["equal"] else "different",
-        summarise,
-        table,
-        draw,
+        kind="bags",
+        options=options,
+        items=[bag.item for bag in bags],
+        task=lambda workers: task,
+        word=lambda outcome: "equal" if outcome["result"]["equal"] else "different",
+        summarise=summarise,
+        table=table,
+        draw=draw,
     )

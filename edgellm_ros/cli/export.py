@@ -11,17 +11,16 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from edgellm_ros.builder.exporter.options import POLICIES, ExportOptions
 from edgellm_ros.cli import arguments
+from edgellm_ros.cli.option_fields import add_options, read_options
 
 if TYPE_CHECKING:
-    from edgellm_ros.builder.quantization.search import GroupScales
+    from edgellm_ros.builder.calibration.search import GroupScales
     from edgellm_ros.cli.quantization_cost import QuantizationCost
     from edgellm_ros.runtime.request import LLMGenerationRequest
-
-QUANTIZE, GROUP_SIZES = ("int4", "int8"), (32, 64, 128)  # as in builder.quantization.rounding
-KV_CACHES = ("fp8",)  # as in engine_directory.config
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -46,85 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="write nothing; show what would be written, its size and the engine's memory, or why not; files "
         "of --calibrate and --prompts are read, but the model does not run on them",
     )
-    parser.add_argument(
-        "--precision",
-        choices=arguments.PRECISIONS,
-        default="fp32",
-        help="type of weights and KV cache (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--kv-cache",
-        choices=KV_CACHES,
-        help="store keys and values in 8 bits (E4M3), and report what that cost in logits; not for TensorRT "
-        "and draft heads (default: as --precision)",
-    )
-    for option, default, text in (
-        ("--max-batch-size", 4, "sequences decoded together"),
-        ("--max-input-len", 320, "longest prompt in tokens, images and sound included"),
-        ("--max-kv-cache-capacity", 448, "longest prompt plus answer in tokens"),
-    ):
-        parser.add_argument(
-            option,
-            type=arguments.integer(1),
-            default=default,
-            metavar="N",
-            help=f"{text} (default: %(default)s)",
-        )
-    parser.add_argument(
-        "--max-lora-rank",
-        type=arguments.integer(0),
-        metavar="N",
-        help="largest rank of LoRA adapters; 0: the engine takes none (default: what the adapters in "
-        "CHECKPOINT/lora need, which are copied)",
-    )
-    parser.add_argument(
-        "--hidden-states",
-        type=_layers,
-        default=(),
-        metavar="N[,N...]",
-        help="layers, from 1, whose hidden states become outputs (default: none)",
-    )
-    parser.add_argument(
-        "--lm-head-input",
-        action="store_true",
-        help="make the LM head's matrix an input, so that it can be exchanged at run time",
-    )
-    parser.add_argument(
-        "--vocab-map",
-        metavar="FILE",
-        help="safetensors file whose tensor vocab_map lists the tokens to generate (default: all)",
-    )
-    heads = parser.add_mutually_exclusive_group()
-    heads.add_argument(
-        "--draft",
-        metavar="HEAD_DIR",
-        help="directory of an EAGLE-3 draft head for this checkpoint (default: CHECKPOINT/draft, if any)",
-    )
-    heads.add_argument("--no-draft", action="store_true", help="export no draft head")
-    for option, least, text in (
-        ("--max-draft-tree-size", 1, "drafted tokens of a sequence in the KV cache of the draft head"),
-        ("--max-verify-tree-size", 2, "drafted tokens and the one before them that are verified in one run"),
-    ):
-        parser.add_argument(
-            option,
-            type=arguments.integer(least),
-            default=64,
-            metavar="N",
-            help=f"most {text} (default: %(default)s)",
-        )
-    parser.add_argument(
-        "--quantize",
-        choices=QUANTIZE,
-        help="round the weights of the language model's layers to nearest, and report what that cost in "
-        "logits (default: keep the checkpoint's)",
-    )
-    parser.add_argument(
-        "--group-size",
-        type=int,
-        choices=GROUP_SIZES,
-        default=64,
-        help="inputs that share a scale, with --quantize (default: %(default)s)",
-    )
+    add_options(parser, ExportOptions, {POLICIES: "checkpoints of LeRobot, such as SmolVLA"})
     parser.add_argument(
         "--calibrate",
         metavar="PROMPTS",
@@ -132,12 +53,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "answers these prompts (AWQ): a text file with a prompt in each line, .jsonl with a prompt or a "
         "request of `edgellm generate --requests` in each line, or a bag (its commands, sounds and frames, "
         "as `edgellm replay` reads them)",
-    )
-    parser.add_argument(
-        "--cpu-int8",
-        action="store_true",
-        help="let the graphs for a CPU multiply in 8 bits, encoders and draft head included, and report what "
-        "that cost in logits; other devices compute as without it (needs --precision fp32)",
     )
     parser.add_argument(
         "--prompts",
@@ -150,50 +65,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         action="store_true",
         help="with --quantize, --cpu-int8 or --kv-cache: skip the report",
     )
-    policies = parser.add_argument_group("policies", "checkpoints of LeRobot, such as SmolVLA")
-    policies.add_argument(
-        "--vlm",
-        metavar="DIR",
-        help="config.json and tokenizer.json of the policy's vision language model (default: CHECKPOINT/vlm, "
-        "or the folder that the policy names)",
-    )
-    policies.add_argument(
-        "--dataset",
-        metavar="DIR",
-        help="the folder meta of the LeRobot data set that the policy was trained with: names of the values "
-        "of state and action, rate, statistics (default: the checkpoint's statistics, 30 actions per second)",
-    )
     arguments.add_json(parser)
     parser.set_defaults(run=run)
 
 
-def _layers(text: str) -> tuple[int, ...]:
-    """Parse numbers from 1 separated by commas to a rising tuple."""
-    return tuple(sorted({arguments.integer(1)(part) for part in text.split(",")}))
-
-
 def run(args: argparse.Namespace) -> int:
     """Export the checkpoint and report the files; with --check, only report."""
-    options = {
-        "precision": args.precision,
-        "max_batch_size": args.max_batch_size,
-        "max_input_len": args.max_input_len,
-        "max_kv_cache_capacity": args.max_kv_cache_capacity,
-        "max_lora_rank": args.max_lora_rank,
-        "hidden_state_layers": args.hidden_states,
-        "lm_head_input": args.lm_head_input,
-        "vocab_map": args.vocab_map,
-        "vlm": args.vlm,
-        "dataset": args.dataset,
-        "draft": args.draft,
-        "with_draft": not args.no_draft,
-        "max_draft_tree_size": args.max_draft_tree_size,
-        "max_verify_tree_size": args.max_verify_tree_size,
-        "quantize": args.quantize,
-        "group_size": args.group_size,
-        "cpu_int8": args.cpu_int8,
-        "kv_cache": args.kv_cache,
-    }
+    options = ExportOptions(**read_options(args, ExportOptions))
     if args.calibrate and not args.quantize:
         raise ValueError("--calibrate: chooses scales for rounded weights: add --quantize int4 or int8")
     if args.prompts and not _reports(args):
@@ -212,11 +90,11 @@ def _reports(args: argparse.Namespace) -> bool:
     return bool(args.quantize or args.cpu_int8 or args.kv_cache) and not args.no_report
 
 
-def _export(args: argparse.Namespace, options: dict[str, Any]) -> int:
-    from edgellm_ros.builder.export_plan import ExportOptions, plan_export
-    from edgellm_ros.builder.exporter import export
-    from edgellm_ros.cli.calibration_requests import read_requests
+def _export(args: argparse.Namespace, options: ExportOptions) -> int:
+    from edgellm_ros.builder.exporter.export import export
+    from edgellm_ros.builder.exporter.plan import plan_export
     from edgellm_ros.cli.quantization_cost import PROMPTS
+    from edgellm_ros.cli.requests.calibration_requests import read_requests
 
     reports = _reports(args)
     if reports and args.precision == "bf16" and not args.cpu_int8:  # which `export` refuses
@@ -225,10 +103,10 @@ def _export(args: argparse.Namespace, options: dict[str, Any]) -> int:
     start = time.perf_counter()
     prompts: Mapping[str, LLMGenerationRequest] = PROMPTS
     if args.prompts:  # read first: an export takes minutes
-        plan = plan_export(Path(args.checkpoint), ExportOptions(**options))
+        plan = plan_export(Path(args.checkpoint), options)
         prompts = read_requests(args.prompts, plan.config)
     scales = _calibrate(args, options) if args.calibrate else []
-    config = export(args.checkpoint, args.engine_dir, **options, scales=scales)
+    config = export(args.checkpoint, args.engine_dir, options, scales=tuple(scales))
     seconds = time.perf_counter() - start
     size = sum(entry.size for entry in config.files)
     print(
@@ -243,35 +121,34 @@ def _export(args: argparse.Namespace, options: dict[str, Any]) -> int:
     return 0
 
 
-def _calibrate(args: argparse.Namespace, options: dict[str, Any]) -> list[GroupScales]:
+def _calibrate(args: argparse.Namespace, options: ExportOptions) -> list[GroupScales]:
     """Find scales for the rounded weights."""
-    from edgellm_ros.builder.export_plan import ExportOptions
     from edgellm_ros.cli.calibration import calibrate
 
     start = time.perf_counter()
-    calibration = calibrate(args.checkpoint, args.engine_dir, args.calibrate, ExportOptions(**options))
+    calibration = calibrate(args.checkpoint, args.engine_dir, args.calibrate, options)
     print(f"{args.calibrate}: {calibration}, in {time.perf_counter() - start:.1f} s", file=sys.stderr)
     return calibration.scales
 
 
 def _costs(
-    args: argparse.Namespace, options: dict[str, Any], prompts: Mapping[str, LLMGenerationRequest]
+    args: argparse.Namespace, options: ExportOptions, prompts: Mapping[str, LLMGenerationRequest]
 ) -> dict[str, QuantizationCost]:
     """Compare the engine with one of the same checkpoint that is not quantised.
 
     With scales, also one without. Returns the results by their names in the JSON report.
     """
-    from edgellm_ros.builder.exporter import export
+    from edgellm_ros.builder.exporter.export import export
     from edgellm_ros.cli.quantization_cost import measure_costs
 
-    reference = {**options, "quantize": None, "cpu_int8": False, "kv_cache": None}
+    reference = dataclasses.replace(options, quantize=None, cpu_int8=False, kv_cache=None)
     engines = {"quantization": Path(args.engine_dir)}
     with contextlib.ExitStack() as stack:
         if args.calibrate:
             parent = Path(args.engine_dir).absolute().parent
             folder = tempfile.TemporaryDirectory(dir=parent, prefix=".rounded-")
             engines = {"plain_rounding": Path(stack.enter_context(folder)), **engines}
-            export(args.checkpoint, engines["plain_rounding"], **{**options, "with_draft": False})
+            export(args.checkpoint, engines["plain_rounding"], options, with_draft=False)
         found = measure_costs(args.checkpoint, list(engines.values()), reference, prompts)
     costs = dict(zip(engines, found, strict=True))
     titles = {"plain_rounding": "plain rounding: ", "quantization": "calibrated: " if args.calibrate else ""}
@@ -280,12 +157,11 @@ def _costs(
     return costs
 
 
-def _check(args: argparse.Namespace, options: dict[str, Any]) -> int:
-    from edgellm_ros.builder.export_check import check, render_check
-    from edgellm_ros.builder.export_plan import ExportOptions
-    from edgellm_ros.cli.calibration_requests import read_requests
+def _check(args: argparse.Namespace, options: ExportOptions) -> int:
+    from edgellm_ros.builder.exporter.check import check, render_check
+    from edgellm_ros.cli.requests.calibration_requests import read_requests
 
-    report = check(args.checkpoint, ExportOptions(**options), args.engine_dir or ".")
+    report = check(args.checkpoint, options, args.engine_dir or ".")
     for path, purpose in ((args.calibrate, "the calibration"), (args.prompts, "the report")):
         if path:
             count = len(read_requests(path, report.config))

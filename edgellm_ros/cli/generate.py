@@ -9,11 +9,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edgellm_ros.cli import arguments
-from edgellm_ros.cli.answer_output import Streamer, action_table, describe, to_json
-from edgellm_ros.cli.inputs import read_history, read_image, read_state
-from edgellm_ros.cli.request_batches import answer_file
-from edgellm_ros.cli.request_files import read_conversation
-from edgellm_ros.cli.request_options import (
+from edgellm_ros.cli.requests.answer_output import (
+    Streamer,
+    action_table,
+    describe,
+    describe_drafting,
+    to_json,
+)
+from edgellm_ros.cli.requests.request_batches import answer_file
+from edgellm_ros.cli.requests.request_files import read_conversation
+from edgellm_ros.cli.requests.request_options import (
     add_sampling,
     common_fields,
     file_readers,
@@ -21,6 +26,8 @@ from edgellm_ros.cli.request_options import (
     sampling_params,
     sound_reader,
 )
+from edgellm_ros.io.image_file import read_image
+from edgellm_ros.io.number_files import read_history, read_state
 
 if TYPE_CHECKING:
     from edgellm_ros.engine_directory.config import EngineConfig
@@ -36,47 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "to standard error.",
     )
     arguments.add_engine_dir(parser)
-    parser.add_argument("--prompt", metavar="TEXT", help="prompt text; optional with --audio")
-    parser.add_argument(
-        "--messages",
-        metavar="FILE",
-        help="conversation as JSON, in place of --prompt: a list of messages, or an object with messages, "
-        "tools and enable_thinking; images, videos and sounds are files relative to its folder",
-    )
-    parser.add_argument(
-        "--requests",
-        metavar="FILE",
-        help="JSON list of requests, answered in batches to the file of --out; sampling options are defaults",
-    )
-    parser.add_argument(
-        "--out", metavar="FILE", help="answers of --requests in the same order, or the error of a failed one"
-    )
-    parser.add_argument("--system", default="", metavar="TEXT", help="system prompt (default: none)")
-    parser.add_argument(
-        "--image", action="append", default=[], metavar="FILE", help="image file; repeat for several images"
-    )
-    parser.add_argument(
-        "--audio",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="sound file (WAV, FLAC, OGG; any rate) to put before the prompt; repeat for several",
-    )
-    parser.add_argument(
-        "--lora",
-        default="",
-        metavar="NAME[=DIR]",
-        help="LoRA adapter to answer with: the one in ENGINE_DIR/lora/NAME, or a PEFT directory "
-        "(default: the base model)",
-    )
-    parser.add_argument(
-        "--history",
-        metavar="FILE",
-        help="past poses x, y[, heading] in the robot's frame, oldest first: .json, .npy or .csv",
-    )
-    parser.add_argument(
-        "--speed", type=arguments.number(0), metavar="M/S", help="speed now (default: from the history)"
-    )
+    _add_inputs(parser)
     add_sampling(parser)
     parser.add_argument(
         "--tool-call-format",
@@ -98,9 +65,62 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         action="store_true",
         help="print the text while it is generated (with --json: on standard error)",
     )
+    parser.add_argument(
+        "--verbose", action="store_true", help="say on standard error how the answer was drafted too"
+    )
     arguments.add_runtime(parser)
     arguments.add_json(parser)
     parser.set_defaults(run=run)
+
+
+def _add_inputs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompt", metavar="TEXT", help="prompt text; optional with --audio")
+    parser.add_argument(
+        "--messages",
+        metavar="FILE",
+        help="conversation as JSON, in place of --prompt, as in OpenAI's chat API: a list of messages or an "
+        "object with messages, tools and enable_thinking; docs/requests.md has the format, "
+        "examples/talk.json an example",
+    )
+    parser.add_argument(
+        "--requests",
+        metavar="FILE",
+        help="JSON list of requests, answered in batches to the file of --out; sampling options are "
+        "defaults; docs/requests.md has the format, examples/requests.json an example",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="answers of --requests in the same order, or the error of a failed one"
+    )
+    parser.add_argument("--system", default="", metavar="TEXT", help="system prompt (default: none)")
+    parser.add_argument(
+        "--image", action="append", default=[], metavar="FILE", help="image file; repeat for several images"
+    )
+    parser.add_argument(
+        "--audio",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="sound file (WAV, FLAC, OGG; any rate) to put before the prompt; repeat for several",
+    )
+    parser.add_argument(
+        "--lora",
+        default="",
+        metavar="NAME[=PATH]",
+        help="LoRA adapter to answer with: the one in ENGINE_DIR/lora/NAME, or a PEFT directory or "
+        ".safetensors file (default: the base model)",
+    )
+    parser.add_argument(
+        "--history",
+        metavar="FILE",
+        help="past poses x, y[, heading] in the robot's frame, oldest first: .json, .npy or .csv "
+        "(default: straight on at --speed)",
+    )
+    parser.add_argument(
+        "--speed",
+        type=arguments.number(0),
+        metavar="M/S",
+        help="speed now (default: from --history; without both the robot stands still)",
+    )
 
 
 def _add_action(parser: argparse.ArgumentParser) -> None:
@@ -162,12 +182,8 @@ def run(args: argparse.Namespace) -> int:
         if config.policy is not None:
             print(action_table(response, config.policy.action_space))
         print(describe(response), file=sys.stderr)
-        if drafted.strategy:
-            print(
-                f"[{drafted.strategy}: {drafted.total_runs} verifications of "
-                f"{drafted.tokens_per_verification:.2f} tokens, {drafted.vanilla_runs} steps without draft]",
-                file=sys.stderr,
-            )
+        if args.verbose:
+            print(describe_drafting(drafted), file=sys.stderr)
     return 0
 
 
@@ -203,7 +219,7 @@ def make_request(
         "cameras": () if args.cameras is None else tuple(args.cameras.split(",")),
         "history": None if args.history is None else read_history(args.history),
         "speed": args.speed,
-        "sampling": sampling_params(args, config),
+        "sampling": sampling_params(args),
         "on_progress": on_progress,
         **common_fields(args, config),
     }

@@ -20,15 +20,16 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--verify", action="store_true", help="compare the SHA-256 of every file, not only sizes"
     )
+    arguments.add_without(parser)
     arguments.add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Read the directory and print the report."""
-    from edgellm_ros.builder.inspection import inspect, render
+    from edgellm_ros.builder.report.inspection import inspect, render
 
-    report = inspect(args.engine_dir, args.verify)
+    report = inspect(args.engine_dir, args.verify, args.without)
     if args.json:
         arguments.print_json(dataclasses.asdict(report))
     else:

@@ -10,14 +10,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from edgellm_ros.builder.exporter import export
-from edgellm_ros.cli.calibration_requests import ANSWER_TOKENS, GREEDY
+from edgellm_ros.builder.exporter.export import export
+from edgellm_ros.builder.exporter.options import ExportOptions
+from edgellm_ros.cli.requests.calibration_requests import ANSWER_TOKENS, GREEDY
 from edgellm_ros.cli.token_runs import TokenRun, record_runs, run_graph, text_inputs
-from edgellm_ros.engine.onnxruntime_session import open_session
+from edgellm_ros.engine.onnxruntime.session import open_session
 from edgellm_ros.engine_directory.files import graph_path
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
@@ -57,17 +57,17 @@ class QuantizationCost:
 def measure_costs(
     checkpoint: str | Path,
     engines: Sequence[str | Path],
-    options: Mapping[str, Any],
+    options: ExportOptions,
     requests: Mapping[str, LLMGenerationRequest] = PROMPTS,
 ) -> list[QuantizationCost]:
     """Compare quantised engines with one of the same checkpoint that is not.
 
-    options: those of `export` for the other engine, which is written to a temporary directory beside the
-    first; requests: by their names in errors. All run on the CPU.
+    options: of the other engine, which is written to a temporary directory beside the first; requests: by
+    their names in errors. All run on the CPU.
     """
     engines = [Path(engine) for engine in engines]
     with tempfile.TemporaryDirectory(dir=engines[0].absolute().parent, prefix=".unquantized-") as folder:
-        export(checkpoint, folder, **{**options, "with_draft": False})
+        export(checkpoint, folder, options, with_draft=False)
         return compare_engines(Path(folder), engines, requests)
 
 

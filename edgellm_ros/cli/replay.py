@@ -99,9 +99,9 @@ def add_node_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lora",
         default="",
-        metavar="NAME[=DIR]",
-        help="LoRA adapter to use: the name of one that the node loads, NAME=DIR for a PEFT directory, or "
-        "base for the base model (default: the node's parameter)",
+        metavar="NAME[=PATH]",
+        help="LoRA adapter to use: the name of one that the node loads, NAME=PATH for a PEFT directory or "
+        ".safetensors file, or base for the base model (default: the node's parameter)",
     )
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from edgellm_ros.builder.graph import DTYPES
-from edgellm_ros.builder.safetensors_file import read_header
+from edgellm_ros.builder.checkpoint.safetensors_file import read_header
+from edgellm_ros.builder.graph.graph import DTYPES
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
@@ -50,7 +50,7 @@ def record_runs(engine: Path, requests: Mapping[str, LLMGenerationRequest]) -> l
     refuses.
     """
     runs = []
-    with LLMInferenceRuntime(engine, prefix_cache_bytes=0) as runtime:
+    with LLMInferenceRuntime(engine, prefix_cache_bytes=0, drafting=None) as runtime:  # a run for each token
         for name, request in requests.items():
             try:
                 runtime.pipeline.prepare([request], 0)

@@ -63,9 +63,9 @@ class HeadConfig(Protocol):
 
     @property
     def rtc_max_delay(self) -> int:
-        """Most first actions that it was trained to continue; 0 = none.
+        """Maximum delay of real-time chunking, in actions; 0 = not supported.
 
-        It continues them in real-time chunking.
+        The head was trained to continue up to this many first actions of the previous chunk.
         """
         ...
 
@@ -124,7 +124,7 @@ NOISE_AT_1 = FlowTime(1.0, 0.0)
 class BoundContext:
     """The velocity engine's inputs that stay the same in all Euler steps.
 
-    They are those of one request.
+    All steps of one request share them.
     """
 
     tensors: dict[str, Tensor]  # by name of the binding
@@ -151,9 +151,7 @@ class ActionHead(Protocol):
         ...
 
     @property
-    def space(self) -> ActionSpace:
-        """The space of the actions."""
-        ...
+    def space(self) -> ActionSpace: ...
 
     @property
     def flow(self) -> FlowTime:

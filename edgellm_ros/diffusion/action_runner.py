@@ -78,13 +78,17 @@ class ActionRunner:
     def prepare(self, samples: int, seed: int) -> None:
         """Compute the noise of a later `execute`, if it is not computed yet.
 
-        It is computed on the host.
+        The noise is computed on the host.
         """
         if (seed, samples) not in self._noise:
             actions, values = self._head.shape
             self._noise[seed, samples] = normal_noise(seed, samples, actions * values)
             if len(self._noise) > KEPT_NOISE:
                 self._noise.popitem(last=False)
+
+    def stop_recording(self) -> None:
+        """Launch the kernels of steps one by one from now on."""
+        self._recorder.active = False
 
     def check(self, condition: ChunkCondition) -> None:
         """Check a condition against the action head. ValueError."""
@@ -220,7 +224,7 @@ class ActionRunner:
     def _time_rows(self, steps: int) -> Tensor:
         """Return the embeddings of the times of `steps` steps, and of time 1.
 
-        They are on the device.
+        The rows are on the device.
         """
         assert self._fused is not None
         if steps not in self._times:

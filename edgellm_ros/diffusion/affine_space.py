@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The action space of a policy.
 
-It has names, units and statistics of each value, and no path.
+The space has names, units and statistics of each value, and no path.
 """
 
 from __future__ import annotations

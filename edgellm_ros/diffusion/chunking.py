@@ -100,7 +100,7 @@ class ChunkCondition:
     def unchanged(self) -> np.ndarray:
         """The first actions [n, A] of the new chunk, as in the previous one.
 
-        They are the same to the bit.
+        The actions are the same to the bit.
         """
         count = 0 if self.form == GUIDED else self.delay
         return self.actions[self.executed : self.executed + count]
@@ -148,7 +148,7 @@ def _check_count(name: str, value: int, low: int) -> None:
 def prefix_weights(start: int, end: int, total: int, schedule: str) -> np.ndarray:
     """Return the weights [total] of a previous chunk.
 
-    They are 1 before `start`, 0 from `end`, and falling between. As in the reference implementation of arXiv
+    Weights are 1 before `start`, 0 from `end`, and fall between, as in the reference implementation of arXiv
     2506.07339.
     """
     start, places = min(start, end), np.arange(total)
@@ -166,7 +166,7 @@ def prefix_weights(start: int, end: int, total: int, schedule: str) -> np.ndarra
 def velocity_ramp(start: int, end: int, total: int) -> np.ndarray:
     """Return the velocity's factors [total] of the frozen form.
 
-    They are 0 before `start` and 1 from `end`.
+    Factors are 0 before `start` and 1 from `end`.
     """
     factors = np.ones(total)
     places = np.linspace(0.0, 1.0, end - start + 2)[1:-1]
@@ -186,7 +186,7 @@ def guidance(time: float, limit: float) -> float:
 class ConditionedRun:
     """What the Euler steps of one run need of a condition; rows are actions."""
 
-    previous: np.ndarray  # float32 [T, A], normalised, at the places of the new rows; 0 behind its end
+    previous: np.ndarray  # float32 [T, A], normalised, aligned with the new rows; 0 after its end
     kept: int  # first rows that begin as the previous ones instead of noise
     clean: int  # first rows whose time is 1, that of finished actions
     strength: np.ndarray  # float32 [steps, T], the velocity's factors

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from edgellm_ros.diffusion.policy_config import SmolVLAConfig
+from edgellm_ros.echo import quoted
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,10 @@ class ActionSpaceConfig:
 
     def __post_init__(self) -> None:
         if self.type != "unicycle":
-            raise ValueError(f"action space type must be 'unicycle', got {self.type!r}")
+            raise ValueError(f"action space type must be 'unicycle', got {quoted(self.type)}")
         if self.names != ("acceleration", "curvature"):
-            raise ValueError(f"a unicycle's names are ('acceleration', 'curvature'), got {self.names}")
+            names = quoted(self.names)
+            raise ValueError(f"a unicycle's names are ('acceleration', 'curvature'), got {names}")
         for name in ("units", "mean", "std", "low", "high"):
             if len(getattr(self, name)) != len(self.names):
                 raise ValueError(f"{name} must have {len(self.names)} values, got {getattr(self, name)}")
@@ -62,7 +64,7 @@ class TrajectoryHistoryConfig:
 
     def __post_init__(self) -> None:
         if self.axes != ("x", "y"):
-            raise ValueError(f"axes must be ('x', 'y'), got {self.axes}")
+            raise ValueError(f"axes must be ('x', 'y'), got {quoted(self.axes)}")
         if self.num_points < 2 or self.dt <= 0 or self.num_tokens < 2 or self.first_token_id < 0:
             raise ValueError(
                 "num_points and num_tokens must be at least 2, dt positive, first_token_id not negative, got "

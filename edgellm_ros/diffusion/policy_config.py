@@ -101,7 +101,7 @@ class PolicyConfig:
     state: StateConfig
     action_space: AffineSpaceConfig
     max_prompt_tokens: int
-    prompt_before: tuple[int, ...]  # tokens that the tokenizer puts before a text, and behind it
+    prompt_before: tuple[int, ...]  # tokens that the tokenizer puts before a text, and after it
     prompt_after: tuple[int, ...]
     num_denoise_steps: int  # default number of Euler steps
 
@@ -114,7 +114,7 @@ class PolicyConfig:
 
     @property
     def max_prefix_rows(self) -> int:
-        """Return the most rows of a prefix: images, and the task in words."""
+        """Return the maximum number of rows of a prefix: images, and the task in words."""
         return len(self.cameras.names) * self.cameras.tokens + self.max_prompt_tokens
 
 
@@ -129,7 +129,7 @@ class SmolVLAConfig(PolicyConfig):
 
     @property
     def max_prefix_rows(self) -> int:
-        """Return the most rows of a prefix: images, task and one row for the state."""
+        """Return the maximum number of rows of a prefix: images, task, and state."""
         return super().max_prefix_rows + 1
 
 

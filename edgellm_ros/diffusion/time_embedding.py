@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TimeEmbedding: what an action expert adds for the time of an Euler step.
 
-Its first layer adds it.
+The expert's first layer adds the embedding.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 class TimeEmbedding:
     """The embedding of times on the host.
 
-    It is sines and cosines, and two linear layers with SiLU between them.
+    The embedding is sines and cosines, and two linear layers with SiLU between them.
 
     Weights are float32 [fan_in, fan_out]. `second_bias` may have what else does not depend on the trajectory.
-    Source of the features: `builder/action_layers.py`.
+    Source of the features: `builder/action/action_layers.py`.
     """
 
     min_period: float
@@ -30,7 +30,7 @@ class TimeEmbedding:
     second_bias: np.ndarray
 
     def rows(self, steps: int) -> np.ndarray:
-        """Return the rows [steps,H] float32 of so many Euler steps from time 0 to 1."""
+        """Return the rows [steps,H] float32 of `steps` Euler steps from time 0 to 1."""
         return self.at((np.arange(steps) / steps).astype(np.float32))
 
     def at(self, times: np.ndarray) -> np.ndarray:

@@ -11,15 +11,18 @@ import numpy as np
 from edgellm_ros.diffusion.config import TrajectoryHistoryConfig
 
 
-def check_history(history: np.ndarray | None, config: TrajectoryHistoryConfig) -> np.ndarray:
+def check_history(
+    history: np.ndarray | None, config: TrajectoryHistoryConfig, speed: float = 0.0
+) -> np.ndarray:
     """Check a history; return its positions [num_points, 2] in metres.
 
     history [num_points, 2 or 3]: x, y and an optional heading in the robot's current frame, oldest first,
-    `dt` seconds apart; the last point is the current pose. None means that the robot stood still. ValueError
-    for another shape or values that are not finite.
+    `dt` seconds apart; the last point is the current pose. None means that the robot drove straight on at
+    `speed` (m/s). ValueError for another shape or values that are not finite.
     """
     if history is None:
-        return np.zeros((config.num_points, 2))
+        ahead = speed * config.dt * np.arange(1 - config.num_points, 1)
+        return np.column_stack([ahead, np.zeros(config.num_points)])
     points = np.asarray(history, np.float64)
     if points.ndim != 2 or points.shape[0] != config.num_points or points.shape[1] not in (2, 3):
         raise ValueError(f"history must have shape [{config.num_points}, 2 or 3], got {list(points.shape)}")

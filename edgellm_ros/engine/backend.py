@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine.tensor import Shape, Tensor
+
+SELECTORS = ("min", "opt", "max")  # smallest, tuned and largest shape of a profile
 
 
 @dataclass(frozen=True)
@@ -47,4 +49,22 @@ class EngineBackend(Protocol):
 
         The caller keeps `bound` as long as the graph.
         """
+        ...
+
+
+@runtime_checkable
+class PlannedBackend(EngineBackend, Protocol):
+    """A backend whose engines were built for ranges of shapes.
+
+    Engines run in memory of the caller.
+    """
+
+    context_memory_size: int  # bytes that a run needs for intermediate results
+
+    def profile_shape(self, name: str, profile: int, selector: str) -> Shape:
+        """Return an input's shape in a profile; `selector`: one of SELECTORS. EngineError."""
+        ...
+
+    def set_context_memory(self, memory: Tensor) -> None:
+        """Run in this memory from now on. EngineError if the memory does not fit."""
         ...

@@ -2,8 +2,8 @@
 """Devices: own buffers and queue work.
 
 The runtime is written once against `Device` and never asks for the kind of device. Every device has one
-stream: copies, kernels and engines run in order. Only `download`, `HostCopy.wait`, `Mark.seconds_since` and
-`synchronize` wait for the stream, and `upload` waits for room in the staging buffer.
+stream, which a caller may give: copies, kernels and engines run in order. Only `download`, `HostCopy.wait`,
+`Mark.seconds_since` and `synchronize` wait for the stream, and `upload` waits for room in the staging buffer.
 
 A device's methods may be called from any thread. Engines and kernels are queued by one thread at a time: work
 that another thread queues while `capture` records would be recorded too.
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from edgellm_ros.engine.caller_stream import stream_handle
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Shape, Tensor, check_same
 
@@ -61,6 +62,7 @@ class Device(Protocol):
     stream: Any  # None on the CPU
     max_queued_steps: int  # decode steps that may be queued after the one whose tokens the host waits for
     allow_plan_code: bool  # whether TensorRT may run the code in version-compatible plans
+    has_graphs: bool  # whether `capture` can record
     capturing: bool  # true while `capture` records
 
     def activate(self) -> None:
@@ -90,16 +92,14 @@ class Device(Protocol):
         """Copy a tensor to another one of the same shape and type, without overlap."""
         ...
 
-    def fill_zero(self, target: Tensor) -> None:
-        """Set all elements to zero."""
-        ...
+    def fill_zero(self, target: Tensor) -> None: ...
 
     def copy_to_host(self, source: Tensor) -> HostCopy:
         """Queue a copy of a tensor's contents to the host."""
         ...
 
     def mark(self) -> Mark:
-        """Queue a mark behind the work queued so far."""
+        """Queue a mark after the work queued so far."""
         ...
 
     def capture(self, record: Callable[[], None]) -> DeviceGraph | None:
@@ -156,6 +156,7 @@ class CpuDevice:
     stream = None
     max_queued_steps = 0
     allow_plan_code = False
+    has_graphs = False
     capturing = False
 
     def activate(self) -> None:
@@ -202,18 +203,26 @@ class CpuDevice:
         pass
 
 
-def open_device(name: str, allow_plan_code: bool = False) -> Device:
+def open_device(name: str, allow_plan_code: bool = False, stream: object = None) -> Device:
     """Open the device "cpu", "cuda" or "tensorrt".
 
-    `allow_plan_code`: load version-compatible plans, whose own code runs in this process. ValueError for
-    another name, EngineError if the device is unavailable.
+    - allow_plan_code: load version-compatible plans, whose own code runs in this process
+    - stream: the caller's CUDA stream for all work, in place of one that the device makes: a handle
+      (`cudaStream_t`) or an object with `__cuda_stream__`. It belongs to the first GPU and is not destroyed
+      with the device; while the device records a graph, the caller queues nothing on it
+
+    ValueError for another name or stream, EngineError if the device is unavailable.
     """
     if name == "cpu":
+        if stream is not None:
+            raise ValueError("device 'cpu' has no streams: a stream is for 'cuda' and 'tensorrt'")
         return CpuDevice()
     if name in ("cuda", "tensorrt"):
+        if stream is not None:
+            stream_handle(stream)
         try:
-            from edgellm_ros.engine.cuda_device import CudaDevice
+            from edgellm_ros.engine.cuda.device import CudaDevice
         except ImportError as error:
             raise EngineError(f"device {name!r} is not available: {error}") from None
-        return CudaDevice(name, allow_plan_code)
+        return CudaDevice(name, allow_plan_code, stream)
     raise ValueError(f"unknown device {name!r}, expected 'cpu', 'cuda' or 'tensorrt'")

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from edgellm_ros.engine.backend import Binding, EngineBackend
+from edgellm_ros.echo import quoted
+from edgellm_ros.engine.backend import SELECTORS, Binding, EngineBackend, PlannedBackend
 from edgellm_ros.engine.device import Device, DeviceGraph
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.graph_recorder import GraphRecorder
@@ -26,7 +27,9 @@ from edgellm_ros.engine.tensor import Shape, Tensor
 logger = logging.getLogger(__name__)
 
 BACKENDS = ("onnxruntime", "tensorrt")
-KEPT_BINDINGS = 16  # a new binding of 117 tensors took 340 us, a cached one 10 us
+# A new binding of 117 tensors took 340 us, a cached one 10 us. Shapes vary without end, such as lengths of
+# prompts, so the oldest binding is dropped, unless the caller has captured a graph of it.
+KEPT_BINDINGS = 16
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class BoundRun:
 class _KeptBinding:
     bound: Any  # what the backend's `bind` returned
     graph: DeviceGraph | None = None  # a recorded run
+    is_captured: bool = False  # by the caller: lives as long as the executor
 
 
 class EngineExecutor:
@@ -109,11 +113,11 @@ class EngineExecutor:
         if backend not in BACKENDS:
             raise ValueError(f"unknown backend {backend!r}, expected one of {', '.join(BACKENDS)}")
         if backend == "tensorrt":
-            from edgellm_ros.engine.tensorrt_backend import TensorRTBackend
+            from edgellm_ros.engine.tensorrt.backend import TensorRTBackend
 
             tensorrt = TensorRTBackend(path, device)
             return cls(tensorrt, f"{path.parent.name}/{tensorrt.path.name}")
-        from edgellm_ros.engine.onnxruntime_backend import OnnxRuntimeBackend
+        from edgellm_ros.engine.onnxruntime.backend import OnnxRuntimeBackend
 
         endings = [f".{form}.{device.memory}" for form in forms] + [f".{device.memory}"]  # model.cuda.onnx
         variants = (path.with_suffix(f"{ending}{path.suffix}") for ending in endings)
@@ -154,8 +158,7 @@ class EngineExecutor:
         if kept is None:
             self._check(dims, tensors)
             kept = self._kept[snapshot] = _KeptBinding(self._backend.bind(profile, tensors, stream))
-            if len(self._kept) > KEPT_BINDINGS:
-                self._kept.popitem(last=False)
+            self._drop_oldest()
         else:
             self._kept.move_to_end(snapshot)
         self._snapshot, self._current, self._tensors = snapshot, kept, given
@@ -177,20 +180,22 @@ class EngineExecutor:
     def capture_graph(self, stream: Any = None) -> bool:
         """Record a run as a graph that `execute` replays for the current binding.
 
-        False if the backend does not support graphs. EngineError if the run cannot be recorded.
+        The graph lives as long as the executor, however many bindings follow. False if the backend does not
+        support graphs. EngineError if the run cannot be recorded.
         """
         if self._current is None:
             raise EngineError(f"{self.name}: capture_graph without a successful prepare")
         graph = self._backend.capture(self._current.bound, stream)
         if graph is not None:
-            self._current.graph = graph
+            self._current.graph, self._current.is_captured = graph, True
         return graph is not None
 
     def record(self, stream: Any = None, runs: str = "") -> None:
         """Capture a graph of the current binding, best effort.
 
-        The engine must have been executed with the binding. Does nothing if already captured. Logs the first
-        failure and stops trying. runs: what the log calls such runs, if they are some of the engine's.
+        The graph is dropped with its binding, after KEPT_BINDINGS other ones. The engine must have been
+        executed with the binding. Does nothing if already captured. Logs the first failure and stops trying.
+        runs: what the log calls such runs, if they are some of the engine's.
         """
         current = self._current
         if not self._recorder.active or current is None or current.graph is not None:
@@ -201,6 +206,53 @@ class EngineExecutor:
                 "%s %s without graphs: %s", self.name, f"executes {runs}" if runs else "runs", reason
             ),
         )
+
+    def stop_recording(self) -> None:
+        """Let `record` capture no graphs from now on."""
+        self._recorder.active = False
+
+    @property
+    def required_context_memory_size(self) -> int:
+        """Bytes that a run needs for intermediate results.
+
+        0 if the library of the engine allocates this memory itself, as ONNX Runtime does.
+        """
+        return self._backend.context_memory_size if isinstance(self._backend, PlannedBackend) else 0
+
+    def set_context_memory(self, memory: Tensor) -> None:
+        """Let all later runs use this memory for intermediate results.
+
+        The memory may be shared by executors that run one after another on one stream. Graphs that were
+        captured before keep their memory. EngineError if it is smaller than `required_context_memory_size` or
+        not aligned, or if the library of the engine allocates this memory itself.
+        """
+        if not isinstance(self._backend, PlannedBackend):
+            raise EngineError(
+                f"{self.name}: takes no context memory: its library allocates memory for intermediate results"
+            )
+        self._backend.set_context_memory(memory)
+
+    def get_profile_shape(self, name: str, profile: int, selector: str) -> Shape:
+        """Return the shape of an input in an optimization profile.
+
+        selector: "min", "opt" or "max": smallest, tuned and largest shape. ValueError for another one;
+        EngineError for an unknown input or profile, or if the engine has no profiles.
+        """
+        if selector not in SELECTORS:
+            raise ValueError(f"selector must be one of {', '.join(SELECTORS)}, got {quoted(selector)}")
+        binding = self.bindings.get(name)
+        if binding is None or not binding.is_input:
+            inputs = ", ".join(each.name for each in self.bindings.values() if each.is_input)
+            raise EngineError(f"{self.name}: no input {quoted(name)}, only {inputs}")
+        if not isinstance(self._backend, PlannedBackend):
+            raise EngineError(f"{self.name}: has no optimization profiles: only TensorRT's plans have them")
+        return self._backend.profile_shape(name, profile, selector)
+
+    def _drop_oldest(self) -> None:
+        """Drop the oldest binding, if too many have no captured graph."""
+        droppable = [snapshot for snapshot, kept in self._kept.items() if not kept.is_captured]
+        if len(droppable) > KEPT_BINDINGS:
+            del self._kept[droppable[0]]
 
     def _check(self, dims: Mapping[str, int], tensors: Mapping[str, Tensor]) -> None:
         missing = [name for name in self.bindings if name not in tensors]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """GraphRecorder: captures graphs where that is possible.
 
-It goes on without graphs where it is not.
+Work that cannot be captured runs without a graph.
 """
 
 from __future__ import annotations

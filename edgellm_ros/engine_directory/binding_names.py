@@ -73,7 +73,7 @@ def present_value(layer: int) -> str:
 def context_key(layer: int) -> str:
     """Return the name of a policy's keys of the prefix.
 
-    They are an output of `prefix` and an input of `action`.
+    The keys are an output of `prefix` and an input of `action`.
     """
     return f"context_key_{layer}"
 
@@ -92,7 +92,7 @@ def conv_state(layer: int) -> str:
 
 
 def recurrent_state(layer: int) -> str:
-    """Return the name of an input, the state of a recurrent layer; they count from 0."""
+    """Return the name of an input: the state of a recurrent layer, counted from 0."""
     return f"recurrent_state_{layer}"
 
 
@@ -117,7 +117,7 @@ def chain_value(kind: str, layer: int) -> str:
 def deepstack_embeds(index: int) -> str:
     """Return the name of a deepstack feature.
 
-    It is an output of the vision tower and an input of the language model.
+    The feature is an output of the vision tower and an input of the language model.
     """
     return f"deepstack_embeds_{index}"
 

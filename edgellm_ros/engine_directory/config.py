@@ -9,146 +9,27 @@ from pathlib import Path
 
 from edgellm_ros.diffusion.config import ActionConfig, ActionHeadConfig
 from edgellm_ros.diffusion.policy_config import PolicyConfig
+from edgellm_ros.echo import quoted
+from edgellm_ros.engine_directory.builder_config import BuilderConfig
+from edgellm_ros.engine_directory.choices import PRECISIONS
 from edgellm_ros.engine_directory.draft_config import DraftConfig
 from edgellm_ros.engine_directory.files import FileEntry, check_files
-from edgellm_ros.engine_directory.recurrent_config import (
-    ATTENTION,
-    LAYER_TYPES,
-    RECURRENT,
-    RecurrentConfig,
-)
-from edgellm_ros.engine_directory.rope_config import RopeConfig, check_heads
-from edgellm_ros.engine_directory.schema import from_dict, to_dict
-from edgellm_ros.multimodal.audio_config import AudioConfig
+from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
+from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
+from edgellm_ros.engine_directory.schema import from_dict, read_json, to_dict
+from edgellm_ros.multimodal.audio.config import AudioConfig
 from edgellm_ros.multimodal.video_config import AS_TEXT, VideoConfig
 from edgellm_ros.multimodal.vision_config import QwenVisionTower, VisionConfig
 
 FORMAT_VERSION = 11
 CONFIG_FILE = "config.json"
-PRECISIONS = ("fp32", "fp16", "bf16")
-FP8 = "fp8"  # E4M3
-KV_CACHES = (FP8,)  # types of the KV cache beside those of PRECISIONS
 # A prefill has at least two tokens: its result must not depend on padding, nor on the number of cached tokens
 # (OnnxRuntimeBackend).
 MIN_PREFILL = 2
+VERIFICATION_TOKENS = 61  # of `llm/model.onnx`: a tree of 60 drafted tokens and the token before it
 
 
-@dataclass(frozen=True)
-class LanguageModelConfig:
-    """Shape of the language model."""
-
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    reduced_vocab_size: int  # number of logits, for the tokens in `vocab_map.safetensors`; 0 = all tokens
-    max_position_embeddings: int
-    num_deepstack_features: int
-    rope: RopeConfig
-    layer_types: tuple[str, ...] = ()  # of each layer, one of LAYER_TYPES; empty = attention in all
-    recurrent: RecurrentConfig | None = None  # None if no layer is recurrent
-
-    @property
-    def output_vocab_size(self) -> int:
-        """Return the number of logits."""
-        return self.reduced_vocab_size or self.vocab_size
-
-    @property
-    def attention_layers(self) -> tuple[int, ...]:
-        """Return the layers with a KV cache, in the order of the caches.
-
-        Layers count from 0.
-        """
-        types = self.layer_types or (ATTENTION,) * self.num_hidden_layers
-        return tuple(layer for layer, kind in enumerate(types) if kind == ATTENTION)
-
-    @property
-    def num_attention_layers(self) -> int:
-        """Return the number of layers with a KV cache."""
-        return len(self.attention_layers)
-
-    @property
-    def num_recurrent_layers(self) -> int:
-        """Return the number of layers with a recurrent state."""
-        return self.layer_types.count(RECURRENT)
-
-    def __post_init__(self) -> None:
-        for name in (
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "vocab_size",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        check_heads(self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.rope)
-        if not 0 <= self.reduced_vocab_size <= self.vocab_size:
-            raise ValueError(
-                f"reduced_vocab_size must be from 0 to vocab_size {self.vocab_size}, "
-                f"got {self.reduced_vocab_size}"
-            )
-        if self.num_deepstack_features < 0:
-            raise ValueError(
-                f"num_deepstack_features must not be negative, got {self.num_deepstack_features}"
-            )
-        self._check_layer_types()
-
-    def _check_layer_types(self) -> None:
-        types, layers = self.layer_types, self.num_hidden_layers
-        if types and len(types) != layers:
-            raise ValueError(f"layer_types has {len(types)} entries, but num_hidden_layers is {layers}")
-        for name in types:
-            if name not in LAYER_TYPES:
-                raise ValueError(f"layer_types must be of {', '.join(LAYER_TYPES)}, got {name!r}")
-        if not self.num_attention_layers:
-            raise ValueError("layer_types must have an attention layer: models without one are not supported")
-        expected = self.recurrent.num_layers if self.recurrent else 0
-        if self.num_recurrent_layers != expected:
-            raise ValueError(
-                f"layer_types has {self.num_recurrent_layers} recurrent layers, but recurrent has {expected}"
-            )
-
-
-@dataclass(frozen=True)
-class BuilderConfig:
-    """Choices at export: limits and extra bindings.
-
-    Limits are the sizes of buffers and profiles; lengths are in tokens.
-    """
-
-    max_batch_size: int = 4
-    max_input_len: int = 320  # tokens of a prompt
-    max_kv_cache_capacity: int = 448  # prompt plus answer of one sequence; static in the graph
-    max_lora_rank: int = 0  # 0 = no LoRA inputs
-    max_action_samples: int = 64  # trajectories of one request
-    hidden_state_layers: tuple[int, ...] = ()  # layers (from 1) whose hidden states are outputs
-    lm_head_input: bool = False  # the matrix of the LM head is an input
-    kv_cache: str | None = None  # type of the KV cache, one of KV_CACHES; None = the precision
-
-    def __post_init__(self) -> None:
-        for name in ("max_batch_size", "max_action_samples"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.max_kv_cache_capacity <= self.max_input_len:
-            raise ValueError(
-                f"max_kv_cache_capacity {self.max_kv_cache_capacity} must be greater than "
-                f"max_input_len {self.max_input_len}"
-            )
-        if self.max_input_len < 2:
-            raise ValueError(f"max_input_len must be at least 2, got {self.max_input_len}")
-        if self.max_lora_rank < 0:
-            raise ValueError(f"max_lora_rank must not be negative, got {self.max_lora_rank}")
-        layers = self.hidden_state_layers
-        if list(layers) != sorted(set(layers)) or (layers and layers[0] < 1):
-            raise ValueError(f"hidden_state_layers must be rising numbers from 1, got {list(layers)}")
-        if self.kv_cache not in (None, *KV_CACHES):
-            raise ValueError(f"kv_cache must be {', '.join(KV_CACHES)} or None, got {self.kv_cache!r}")
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SpecialTokens:
     """Ids of special tokens; None if the checkpoint has no such token.
 
@@ -228,6 +109,18 @@ class EngineConfig:
     audio_token_id = property(lambda self: self.special_tokens.audio_token_id)
     video_token_id = property(lambda self: None if self.video is None else self.video.token_id)
     use_context_dependent_rope = property(lambda self: bool(self.llm.rope.mrope_section))
+    enable_eagle_spec_decode = property(lambda self: self.draft is not None)
+
+    @property
+    def max_verify_tree_size(self) -> int:
+        """Maximum number of tokens that the language model verifies in one run.
+
+        The number includes the newest token, the root of a tree of drafted tokens.
+        """
+        most = min(VERIFICATION_TOKENS, self.builder.max_kv_cache_capacity)
+        if self.draft is not None:
+            most = self.draft.max_verify_tree_size
+        return most if self.llm.recurrent is None else min(most, CHAIN_TOKENS)
 
     @property
     def expert(self) -> ActionConfig | None:
@@ -386,13 +279,12 @@ class EngineConfig:
             raise FileNotFoundError(
                 f"{path} not found: {engine_dir} is not an engine directory (made by `edgellm export`)"
             )
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path}: not valid JSON: {error}") from None
-        version = data.get("format_version") if isinstance(data, dict) else None
+        data = read_json(path)
+        version = data.get("format_version")
         if version != FORMAT_VERSION:  # other versions have other keys
-            raise ValueError(f"{path}: format_version is {version}, expected {FORMAT_VERSION}: export again")
+            raise ValueError(
+                f"{path}: format_version is {quoted(version)}, expected {FORMAT_VERSION}: export again"
+            )
         config = from_dict(cls, data, str(path))
         check_files(engine_dir, config.files, verify)
         return config

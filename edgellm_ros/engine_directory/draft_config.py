@@ -26,7 +26,7 @@ class DraftConfig:
     vocab_size: int  # number of its logits; `draft/d2t.safetensors` has their tokens, if not all in order
     rope: RopeConfig
     base_state_layers: tuple[int, ...]  # whose inputs are the states; the number of layers: the last output
-    max_draft_tree_size: int  # most drafted tokens in the head's KV cache, behind the committed rows
+    max_draft_tree_size: int  # most drafted tokens in the head's KV cache, after the committed rows
     max_verify_tree_size: int  # most tokens that the base verifies in one run, the newest one included
     shares_embedding: bool  # takes rows of the base's embedding table; else `draft/embedding.safetensors`
     feeds_back_normed_state: bool  # `next_hidden_states` is the state after the head's last norm

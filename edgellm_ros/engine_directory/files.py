@@ -20,7 +20,7 @@ DRAFT_EMBEDDING_FILE = "draft/embedding.safetensors"
 def graph_path(name: str) -> str:
     """Return the path of a graph.
 
-    It is `llm/verify.onnx`, or `<name>/model.onnx` of the others.
+    The path is `llm/verify.onnx` for verification, else `<name>/model.onnx`.
     """
     return f"{name}.onnx" if name == VERIFY else f"{name}/model.onnx"
 

@@ -17,9 +17,9 @@ CHAIN_TOKENS = 8  # most tokens of a verification of drafted tokens
 def state_columns(value_dim: int) -> int:
     """Return how many columns of a head's state are side by side in memory.
 
-    They are all of them if rows are whole vectors for ONNX Runtime's CUDA kernels (LinearAttention). Its
-    kernel for other sizes has a warp for each column, so that neighbouring threads read neighbouring rows:
-    with few columns side by side these are in the same pieces of memory. The state is [key_dim, value_dim].
+    All columns are, if rows are whole vectors for ONNX Runtime's CUDA kernels (LinearAttention). Its kernel
+    for other sizes has a warp for each column, so that neighbouring threads read neighbouring rows: with few
+    columns side by side these are in the same pieces of memory. The state is [key_dim, value_dim].
     """
     if value_dim % ROW == 0:
         return value_dim
@@ -52,8 +52,7 @@ class RecurrentConfig:
     def state_shape(self) -> tuple[int, int, int]:
         """Return the shape of the state of one sequence.
 
-        Groups of columns of all heads are one after another. A group has `state_columns` columns of one head,
-        side by side.
+        The first axis has the groups of all heads. A group is `state_columns` adjacent columns of one head.
         """
         columns = state_columns(self.value_dim)
         return self.num_heads * self.value_dim // columns, self.key_dim, columns
@@ -67,8 +66,8 @@ class RecurrentConfig:
     def chain_widths(self) -> dict[str, int]:
         """Return the values of a token that a verification outputs, by name.
 
-        It outputs them for each layer. The runtime computes the states after accepted tokens from them
-        (`ChainInputs`).
+        Each recurrent layer has these outputs. From them the runtime computes the states after accepted
+        tokens (`ChainInputs`).
         """
         keys = self.conv_dim - self.num_heads * self.value_dim  # Mamba2: B and C; else queries and keys
         widths = {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration of rotary position embeddings.
 
-It is in `config.json` of an engine directory.
+The configuration is in `config.json` of an engine directory.
 """
 
 from __future__ import annotations

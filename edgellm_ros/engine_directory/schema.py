@@ -10,14 +10,18 @@ error names the key by its full path. A field may be one of several dataclasses 
 from __future__ import annotations
 
 import dataclasses
-import json
+import os
 import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from edgellm_ros.echo import quoted
+from edgellm_ros.strict_json import parse_json
+
 T = TypeVar("T")
+MAX_FILE_NAME = 255  # bytes, of most file systems
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -28,18 +32,24 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} not found")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: not valid JSON: {error}") from None
+        data = parse_json(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     if not isinstance(data, dict):
         raise ValueError(f"{path}: expected an object, got {type(data).__name__}")
     return data
 
 
+def is_file_name(value: object) -> bool:
+    """Tell whether a value names a file beside the one that it is in."""
+    usual = isinstance(value, str) and bool(value) and value.isprintable() and Path(value).name == value
+    return usual and len(os.fsencode(str(value))) <= MAX_FILE_NAME
+
+
 def to_dict(value: Any) -> Any:
     """Convert a dataclass to JSON's types.
 
-    Its values may be dataclasses, tuples, numbers, strings and None.
+    Values of fields may be dataclasses, tuples, numbers, strings and None.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_dict(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -62,7 +72,8 @@ def from_dict(cls: type[T], data: Any, where: str = "") -> T:
     unknown = sorted(str(key) for key in data if key not in names)
     missing = [name for name in names if name not in data]
     if unknown or missing:
-        problems = [f"unknown key {key!r}" for key in unknown] + [f"missing key {key!r}" for key in missing]
+        problems = [f"unknown key {quoted(key)}" for key in unknown]
+        problems += [f"missing key {key!r}" for key in missing]
         raise ValueError(f"{where}: {', '.join(problems)}")
     values = {name: _convert(hints[name], data[name], f"{where}.{name}") for name in names}
     try:
@@ -116,7 +127,7 @@ def _of_kind(options: list[type], value: Any, where: str) -> type:
 
 def _describe(value: Any) -> str:
     return (
-        f"{type(value).__name__} {value!r}"
+        f"{type(value).__name__} {quoted(value)}"
         if not isinstance(value, (Mapping, list))
         else type(value).__name__
     )

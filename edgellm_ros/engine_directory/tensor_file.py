@@ -9,7 +9,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from edgellm_ros.engine_directory.config import LanguageModelConfig
+from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
 
 
 def read_tensor(path: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:

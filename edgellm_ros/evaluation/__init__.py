@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluations of `edgellm evaluate`: many episodes or bags in worker processes.
 
-    task (arena_task, bags_task): item -> outcome, the same in every worker and at any time
+    task (bags_task; edgellm_arena/evaluation/task): item -> outcome, the same in every worker and at any time
       |
     spreading: items to do -> workers (local_workers, ray_workers) -> outcomes
       |

@@ -1,18 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Executes what is left of an evaluation, in local processes or on a Ray cluster."""
+"""Evaluations: what they do, and their execution by local processes or Ray."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from edgellm_ros.engine.onnxruntime_session import available_cores
+from edgellm_ros.engine.onnxruntime.session import available_cores
 from edgellm_ros.evaluation.progress import Progress
-from edgellm_ros.evaluation.results_file import ResultsFile
-from edgellm_ros.evaluation.spreading import Workers, spread
+from edgellm_ros.evaluation.results_file import Results, ResultsFile
+from edgellm_ros.evaluation.spreading import Worker, spread
 from edgellm_ros.evaluation.task import Outcome, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What one kind of evaluation does."""
+
+    kind: str
+    options: Mapping[str, Any]  # that results depend on
+    items: Sequence[str]
+    task: Callable[[int], Task]  # for a number of workers
+    word: Callable[[Outcome], str]  # for an outcome, which the progress counts
+    summarise: Callable[[Results, Sequence[str]], dict[str, Any]]
+    table: Callable[[Mapping[str, Any]], str]
+    draw: Callable[[Path, Results, Mapping[str, Any]], None]  # the picture, to a file
 
 
 @dataclass(frozen=True)
@@ -47,19 +64,19 @@ def execute(
             progress.advance(", ".join(f"{count} {word}" for word, count in sorted(words.items())))
 
     with ExitStack() as stack:
-        workers: Workers
+        start: Callable[[], Worker]
         if spreading.ray is None:
-            from edgellm_ros.evaluation.local_workers import LocalWorkers
+            from edgellm_ros.evaluation.local_workers import LocalWorker
 
             one = task(1)
             count = spreading.processes or (1 if one.gpus else max(1, available_cores() // one.cores))
             count = min(count, len(left))
-            workers = stack.enter_context(LocalWorkers(task(count)))
+            start = partial(LocalWorker, task(count))
         else:
             from edgellm_ros.evaluation.ray_workers import RayCluster
 
             cluster = stack.enter_context(RayCluster(spreading.ray))
             count = min(spreading.processes or cluster.room_for(task(1)), len(left))
-            workers = stack.enter_context(cluster.workers(task(count)))
+            start = partial(cluster.start, task(count))
         progress.status(f"starting {count} worker{'s' if count > 1 else ''} ...")
-        spread(left, workers, count, done)
+        spread(left, start, count, done)

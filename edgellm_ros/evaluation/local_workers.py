@@ -8,80 +8,58 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from types import TracebackType
+from multiprocessing.connection import Connection
+from typing import Any
 
-from edgellm_ros.evaluation.spreading import Broken, Done, Ended, Event, Ready
-from edgellm_ros.evaluation.task import Task, WorkerError, open_task
+from edgellm_ros.evaluation.spreading import Ended
+from edgellm_ros.evaluation.task import Outcome, Task, WorkerError, open_task
 from edgellm_ros.ros.processes import end_with_parent
 
-READY = "ready"
 STOP_S = 10.0  # for a worker that was asked to end
 SIGNALS = {number.value: number.name for number in signal.Signals}
 
 
-@dataclass(frozen=True, eq=False)
-class _Worker:
-    process: BaseProcess
-    connection: Connection
+class LocalWorker:
+    """A process that ends with this one; Ctrl-C of the terminal reaches this one only.
 
-
-class LocalWorkers:
-    """Processes that end with this one; Ctrl-C of the terminal reaches this one only."""
+    The kernel ends the process with the thread that started it.
+    """
 
     def __init__(self, task: Task) -> None:
-        self._task = task
-        self._workers: dict[int, _Worker] = {}
         # A forked process would have the locks of other threads in the state of that moment.
-        self._context = multiprocessing.get_context("spawn")
-
-    def __enter__(self) -> LocalWorkers:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for worker in self._workers.values():
-            worker.process.terminate()
-        for worker in self._workers.values():
-            worker.process.join(STOP_S)
-            worker.process.kill()
-            worker.process.join()
-            worker.connection.close()
-
-    def start(self, worker: int) -> None:
-        """Start a worker, or another one in place of one that ended."""
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=work, args=(self._task, theirs, os.getpid()), daemon=True)
-        with _environment(self._task.environment):
-            process.start()
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=work, args=(task, theirs, os.getpid()), daemon=True)
+        with _environment(task.environment):
+            self._process.start()
         theirs.close()
-        self._workers[worker] = _Worker(process, ours)
 
-    def give(self, worker: int, item: str) -> None:
-        """Let a worker execute an item."""
-        with suppress(BrokenPipeError):  # `wait` reports that the worker ended
-            self._workers[worker].connection.send(item)
+    def open(self) -> None:
+        """Wait until the task is open."""
+        self._receive()
 
-    def wait(self) -> list[Event]:
-        """Return the next events; wait for the first one."""
-        numbers = {worker.connection: number for number, worker in self._workers.items()}
-        return [self._event(numbers[connection]) for connection in wait(numbers)]  # type: ignore[index]
+    def run(self, item: str) -> Outcome:
+        """Execute an item."""
+        with suppress(BrokenPipeError):  # the process has ended, which `_receive` reports
+            self._connection.send(item)
+        return self._receive()
 
-    def _event(self, number: int) -> Event:
-        worker = self._workers[number]
+    def end(self) -> None:
+        """End the process, while another thread waits for it too."""
+        self._process.terminate()
+        self._process.join(STOP_S)
+        self._process.kill()
+        self._process.join()
+
+    def _receive(self) -> Any:
         try:
-            message = worker.connection.recv()
+            message = self._connection.recv()
         except (EOFError, OSError):  # OSError: it was killed in the middle of a long message
-            del self._workers[number]
-            worker.connection.close()
-            worker.process.join()
-            return Ended(number, _describe(worker.process.exitcode))
+            self._process.join()
+            raise Ended(_describe(self._process.exitcode)) from None
         if isinstance(message, Exception):
-            return Broken(number, message)
-        return Ready(number) if message == READY else Done(number, message)
+            raise message
+        return message
 
 
 def work(task: Task, connection: Connection, parent: int) -> None:
@@ -91,7 +69,7 @@ def work(task: Task, connection: Connection, parent: int) -> None:
     try:
         with ExitStack() as stack:
             run = open_task(task, stack)
-            connection.send(READY)
+            connection.send(None)
             while True:
                 connection.send(run(connection.recv()))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):

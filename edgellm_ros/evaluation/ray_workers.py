@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from edgellm_ros.echo import escaped, printable, quoted
-from edgellm_ros.evaluation.spreading import Broken, Done, Ended, Event, Ready
+from edgellm_ros.evaluation.spreading import Ended
 from edgellm_ros.evaluation.task import Outcome, Task, WorkerError, open_task
 
 MISSING = "--ray needs Ray, which is not installed: pip install 'edgellm[ray]'"
@@ -57,6 +57,7 @@ class RayCluster:
                 ) from None
             self._start(options)
         signal.signal(signal.SIGTERM, handler)
+        self._actors = ray.remote(Actor)
 
     def __enter__(self) -> RayCluster:
         return self
@@ -97,81 +98,54 @@ class RayCluster:
             )
         return room
 
-    def workers(self, task: Task) -> RayWorkers:
-        """Return the workers of a task."""
-        return RayWorkers(self._ray, task)
-
-
-class RayWorkers:
-    """Actors, one for each worker."""
-
-    def __init__(self, ray: Any, task: Task) -> None:
-        self._ray, self._task = ray, task
+    def start(self, task: Task) -> RayWorker:
+        """Start a worker somewhere in the cluster."""
         options: dict[str, Any] = {"num_cpus": task.cores, "num_gpus": task.gpus, "max_restarts": 0}
         if task.environment:
             options["runtime_env"] = {"env_vars": dict(task.environment)}
-        self._class = ray.remote(**options)(Actor)
-        self._actors: dict[int, Any] = {}
-        self._expected: dict[Any, int] = {}  # worker by the reference to its next message
+        return RayWorker(self._ray, self._actors.options(**options).remote(task))
 
-    def __enter__(self) -> RayWorkers:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for actor in self._actors.values():
-            self._ray.kill(actor)
+class RayWorker:
+    """An actor."""
 
-    def start(self, worker: int) -> None:
-        """Start a worker, or another one in place of one that ended."""
-        self._actors[worker] = self._class.remote(self._task)
-        self._expected[self._actors[worker].open.remote()] = worker
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray, self._actor = ray, actor
 
-    def give(self, worker: int, item: str) -> None:
-        """Let a worker execute an item."""
-        self._expected[self._actors[worker].run.remote(item)] = worker
+    def open(self) -> None:
+        """Wait until the task is open."""
+        self._get(self._actor.open.remote())
 
-    def wait(self) -> list[Event]:
-        """Return the next events; wait for the first one."""
-        done, _ = self._ray.wait(list(self._expected), num_returns=1)
-        return [self._event(reference) for reference in done]
+    def run(self, item: str) -> Outcome:
+        """Execute an item."""
+        return self._get(self._actor.run.remote(item))
 
-    def _event(self, reference: Any) -> Event:
-        worker = self._expected.pop(reference)
+    def end(self) -> None:
+        """End the actor, while another thread waits for it too."""
+        self._ray.kill(self._actor)
+
+    def _get(self, reference: Any) -> Any:
         try:
-            message = self._ray.get(reference)
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from None
         except self._ray.exceptions.RayError as error:
-            self._ray.kill(self._actors.pop(worker))  # one that cannot be reached may still be at work
-            return Ended(worker, _describe(error))
-        if isinstance(message, Exception):
-            return Broken(worker, message)
-        return Ready(worker) if message is None else Done(worker, message)
+            self.end()  # one that cannot be reached may still be at work
+            raise Ended(_describe(error)) from None
 
 
 class Actor:
-    """Executes items on a computer of the cluster.
-
-    Errors are returned, because Ray would wrap an error that is raised.
-    """
+    """Executes items on a computer of the cluster."""
 
     def __init__(self, task: Task) -> None:
         self._task, self._stack = task, ExitStack()
 
-    def open(self) -> Exception | None:
-        """Open the task."""
-        try:
-            self._run = open_task(self._task, self._stack)
-        except (ValueError, WorkerError) as error:
-            return error
-        return None
+    def open(self) -> None:
+        self._run = open_task(self._task, self._stack)
 
-    def run(self, item: str) -> Outcome | Exception:
+    def run(self, item: str) -> Outcome:
         """Execute an item."""
-        try:
-            return self._run(item)
-        except (ValueError, WorkerError) as error:
-            return error
+        return self._run(item)
 
 
 def _describe(error: Exception) -> str:

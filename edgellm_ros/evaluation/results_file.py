@@ -20,7 +20,7 @@ from typing import Any
 from edgellm_ros.echo import printable
 from edgellm_ros.evaluation.task import Outcome
 from edgellm_ros.ros.processes import held_back_signals
-from edgellm_ros.strict_json import strict_json
+from edgellm_ros.strict_json import parse_json, strict_json
 
 FORMAT_VERSION = 1
 
@@ -124,7 +124,7 @@ def _parse(path: Path, data: bytes) -> Results:
     size = 0
     for number, line in enumerate(lines, 1):
         try:
-            content = json.loads(line)
+            content = parse_json(line)
             if not isinstance(content, dict) or not ("item" in content if contents else _is_header(content)):
                 raise ValueError
         except ValueError:

@@ -5,113 +5,89 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any, Protocol
 
 from edgellm_ros.evaluation.task import Outcome, WorkerError
 
-ATTEMPTS = 3  # workers that may end with the same item, or in a row before they are ready
+ATTEMPTS = 3  # workers that may end with the same item, or in a row before their task is open
 
 
-@dataclass(frozen=True)
-class Ready:
-    """A worker has opened its task."""
-
-    worker: int
+class Ended(Exception):
+    """Error for a worker that has ended, with the reason; its item has no outcome."""
 
 
-@dataclass(frozen=True)
-class Done:
-    """A worker has executed the item that it was given."""
+class Worker(Protocol):
+    """A process that was started to execute items, one at a time.
 
-    worker: int
-    outcome: Outcome
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A worker has ended; the item that it was given has no outcome."""
-
-    worker: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Broken:
-    """A worker cannot go on, nor could another: the evaluation ends with this error.
-
-    ValueError or WorkerError if the task cannot be opened, WorkerError for a bug.
+    `open` and `run` wait for the process, and raise Ended if it ends. Their other errors end the evaluation,
+    because another worker could not go on either: ValueError if the task cannot be opened, WorkerError for a
+    bug.
     """
 
-    worker: int
-    error: Exception
+    def open(self) -> None:
+        """Wait until the task is open."""
+
+    def run(self, item: str) -> Outcome:
+        """Execute an item."""
+
+    def end(self) -> None:
+        """End the process, while another thread waits for it too."""
 
 
-Event = Ready | Done | Ended | Broken
-
-
-class Workers(Protocol):
-    """Workers by number, each with one item at most."""
-
-    def start(self, worker: int) -> None:
-        """Start a worker, or another one in place of one that ended."""
-
-    def give(self, worker: int, item: str) -> None:
-        """Let a worker that is ready, or done with its item, execute an item."""
-
-    def wait(self) -> list[Event]:
-        """Return the next events; wait for the first one."""
-
-
-def spread(items: Iterable[str], workers: Workers, count: int, done: Callable[[str, Outcome], None]) -> None:
+def spread(
+    items: Iterable[str], start: Callable[[], Worker], count: int, done: Callable[[str, Outcome], None]
+) -> None:
     """Execute all items with at most `count` workers; call `done` for each at its end.
 
-    An item fails if ATTEMPTS workers end with it. WorkerError if ATTEMPTS workers in a row end before they
-    are ready. The error of a broken worker is raised after `done` for the items that were finished with it.
+    Threads wait for workers; `start`, which starts one, and `done` are called by this thread. An item fails
+    if ATTEMPTS workers end with it. WorkerError if ATTEMPTS workers in a row end before their task is open.
+    An error of a worker is raised after `done` for the items that were finished with it.
     """
     waiting = deque(items)
-    given: dict[int, str] = {}
-    opening: set[int] = set()
-    lost: Counter[str] = Counter()
-    unopened = 0
+    workers: set[Worker] = set()
+    calls: dict[Future[Any], tuple[Worker, str | None]] = {}  # None: the worker opens its task
+    ended: Counter[str | None] = Counter()  # workers by what they were doing
 
-    def start(worker: int) -> None:
-        opening.add(worker)
-        workers.start(worker)
+    def begin() -> None:
+        worker = start()
+        workers.add(worker)
+        calls[threads.submit(worker.open)] = worker, None
 
-    def give(worker: int) -> None:
-        if waiting:
-            given[worker] = waiting.popleft()
-            workers.give(worker, given[worker])
-
-    for worker in range(min(count, len(waiting))):
-        start(worker)
-    while waiting or given:
-        for event in sorted(workers.wait(), key=lambda event: isinstance(event, Broken)):
-            worker = event.worker
-            if isinstance(event, Ready):
-                opening.remove(worker)
-                unopened = 0
-                give(worker)
-            elif isinstance(event, Done):
-                done(given.pop(worker), event.outcome)
-                give(worker)
-            elif isinstance(event, Broken):
-                raise event.error
+    def settle(call: Future[Any]) -> None:
+        """Take the result of a call, and give its worker the next item."""
+        worker, item = calls.pop(call)
+        try:
+            outcome = call.result()
+        except Ended as reason:
+            workers.remove(worker)
+            ended[item] += 1
+            if ended[item] < ATTEMPTS:
+                waiting.extendleft(() if item is None else (item,))
+            elif item is None:
+                text = f"{ATTEMPTS} workers ended before they were ready, the last one: {reason}"
+                raise WorkerError(text) from None
             else:
-                if worker in opening:
-                    unopened += 1
-                    if unopened == ATTEMPTS:
-                        raise WorkerError(
-                            f"{ATTEMPTS} workers ended before they were ready, the last one: {event.reason}"
-                        )
-                elif worker in given:
-                    item = given.pop(worker)
-                    lost[item] += 1
-                    if lost[item] < ATTEMPTS:
-                        waiting.appendleft(item)
-                    else:
-                        reason = f"{ATTEMPTS} workers ended with this item, the last one: {event.reason}"
-                        done(item, {"failed": reason})
-                if waiting:
-                    start(worker)
+                done(item, {"failed": f"{ATTEMPTS} workers ended with this item, the last one: {reason}"})
+            if waiting:
+                begin()
+            return
+        if item is None:
+            ended[None] = 0
+        else:
+            done(item, outcome)
+        if waiting:
+            item = waiting.popleft()
+            calls[threads.submit(worker.run, item)] = worker, item
+
+    with ThreadPoolExecutor(2 * count) as threads:  # for each worker one that waits, and one that ends it
+        try:
+            for _ in range(min(count, len(waiting))):
+                begin()
+            while waiting or any(item for _, item in calls.values()):
+                finished, _ = wait(calls, return_when=FIRST_COMPLETED)
+                for call in sorted(finished, key=lambda call: call.exception() is not None):
+                    settle(call)
+        finally:
+            for worker in workers:
+                threads.submit(worker.end)

@@ -8,15 +8,15 @@ import math
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-import edgellm_ros
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine_directory.adapter_folder import find_adapter
+from edgellm_ros.engine_directory.adapters.adapter_folder import find_adapter
+from edgellm_ros.engine_directory.adapters.adapter_source import find_source
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import list_files
-from edgellm_ros.engine_directory.peft_adapter import CONFIG_FILE, WEIGHTS_FILE
 from edgellm_ros.engine_directory.schema import to_dict
 
 # {"result", "measured"} of an item that was finished, or {"failed": reason}
@@ -95,11 +95,17 @@ def _not_finite(name: str, value: Any) -> str | None:
     return next(filter(None, (_not_finite(*child) for child in children)), None)
 
 
-def code_digest() -> str:
-    """Return the SHA-256 of the package's sources, in hex."""
-    package = Path(edgellm_ros.__file__).parent
-    files = {path.relative_to(package) for pattern in SOURCES for path in package.rglob(pattern)}
-    return _digest(package, sorted(files))
+def code_digest(*others: str) -> str:
+    """Return the SHA-256 in hex of the sources of `edgellm_ros` and of other packages.
+
+    others: their names.
+    """
+    digest = hashlib.sha256()
+    for name in ("edgellm_ros", *others):
+        package = Path(str(import_module(name).__file__)).parent
+        files = {path.relative_to(package) for pattern in SOURCES for path in package.rglob(pattern)}
+        digest.update(_digest(package, sorted(files)).encode())
+    return digest.hexdigest()
 
 
 def engine_digest(engine_dir: Path, lora: str = "") -> str:
@@ -110,7 +116,9 @@ def engine_digest(engine_dir: Path, lora: str = "") -> str:
     digest = hashlib.sha256(repr(to_dict(EngineConfig.load(engine_dir))).encode())
     adapter = find_adapter(engine_dir, lora)
     if adapter is not None:
-        digest.update(repr(list_files(adapter, (CONFIG_FILE, WEIGHTS_FILE))).encode())
+        paths = find_source(adapter).files.values()
+        entries = tuple(entry for path in paths for entry in list_files(path.parent, [path.name]))
+        digest.update(repr(entries).encode())
     return digest.hexdigest()
 
 

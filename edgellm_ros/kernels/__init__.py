@@ -10,6 +10,7 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.protocol import (
     EXCLUDED,
+    RULES,
     ConditionedStep,
     Kernels,
     PatchLayout,
@@ -22,6 +23,7 @@ from edgellm_ros.kernels.tree_protocol import ChainInputs, DraftInputs, DraftTab
 
 __all__ = [
     "EXCLUDED",
+    "RULES",
     "ChainInputs",
     "ConditionedStep",
     "DraftInputs",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The protocols of kernels that take more of a draft head's work than one run.
 
-They take whole chains, and prompts.
+The kernels take whole chains, and prompts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edgellm_ros.kernels.protocol import RopeTable
 from edgellm_ros.kernels.tree_protocol import DraftTable, DraftTree
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ChainDraft:
     """Tensors of a draft by a head, for B sequences with W accepted tokens.
 
@@ -47,7 +47,7 @@ class ChainDraft:
 
 
 class ChainDrafter(Protocol):
-    """Drafts chains with one head on one device; max_batch: most sequences of a draft."""
+    """Drafts chains with one head on one device. `max_batch`: maximum batch size."""
 
     max_batch: int
 
@@ -64,7 +64,7 @@ class ChainDrafter(Protocol):
 class PromptRows(Protocol):
     """Writes the KV rows of prompts of one head on one device.
 
-    These rows are all that is used of the head's run on prompts.
+    KV rows are all that is used of the head's run on prompts.
     """
 
     def run(

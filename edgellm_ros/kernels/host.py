@@ -267,12 +267,10 @@ def sample_row(
     return int(order[min(place, kept - 1)])
 
 
-def row_sampler(
-    logits: np.ndarray, state: SamplingState, row: int
-) -> Callable[[int, Sequence[int]], int]:
+def row_sampler(logits: np.ndarray, state: SamplingState, row: int) -> Callable[[int, Sequence[int]], int]:
     """Return a function that samples at one of several nodes.
 
-    It takes a node and the logit indices of its path, and returns an index.
+    The function takes a node and the logit indices of its path, and returns an index.
 
     logits [M,V] float32 of the nodes. The result is that of `sample_row`; without a temperature and a penalty
     all nodes are sampled at once.

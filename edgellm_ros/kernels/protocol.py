@@ -11,13 +11,17 @@ device. The result of a row never depends on the other rows of the batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Protocol
+
+import numpy as np
 
 from edgellm_ros.engine.tensor import Tensor
 
 # Logit of a token that a mask excludes: finite after any penalty, and its probability is 0.
 EXCLUDED = -1e30
+# Metadata of a field of `SamplingState` that is a rule: the type of its tensor.
+F32, I64, U64 = ({"dtype": np.dtype(kind)} for kind in (np.float32, np.int64, np.uint64))
 
 
 @dataclass(frozen=True)
@@ -34,14 +38,18 @@ class RopeTable:
 
 @dataclass(frozen=True)
 class SamplingState:
-    """Sampling parameters and sampling state, one row per sequence."""
+    """Sampling rules and sampling state, one row per sequence.
 
-    temperature: Tensor  # [B] f32; 0 = the most likely token
-    top_k: Tensor  # [B] i64; 0 = off
-    top_p: Tensor  # [B] f32; 1 = off
-    min_p: Tensor  # [B] f32; 0 = off
-    repetition_penalty: Tensor  # [B] f32; 1 = off
-    seed: Tensor  # [B] u64
+    The rules [B] are the requests' sampling parameters of the same names, in the order in which CUDA kernels
+    take them.
+    """
+
+    temperature: Tensor = field(metadata=F32)  # 0 = the most likely token
+    top_k: Tensor = field(metadata=I64)  # 0 = off
+    top_p: Tensor = field(metadata=F32)  # 1 = off
+    min_p: Tensor = field(metadata=F32)  # 0 = off
+    repetition_penalty: Tensor = field(metadata=F32)  # 1 = off
+    seed: Tensor = field(metadata=U64)
     position: Tensor  # [B] i64, of the next token in the answer: the number of committed tokens
     path_limit: Tensor  # [B] i64, from 1: most tokens of a path (`TreeKernels.sample_path`)
     seen: Tensor  # [B, V] bool, tokens of the prompt and committed tokens of the answer
@@ -49,6 +57,17 @@ class SamplingState:
     def rows(self, start: int, stop: int) -> SamplingState:
         """Return views of rows start..stop-1."""
         return SamplingState(**{name: tensor.rows(start, stop) for name, tensor in vars(self).items()})
+
+    @property
+    def rules(self) -> dict[str, Tensor]:
+        """The tensors of RULES by name, in their order."""
+        return {name: getattr(self, name) for name in RULES}
+
+
+# The rules of a SamplingState, with the types of their tensors.
+RULES: dict[str, np.dtype] = {
+    each.name: each.metadata["dtype"] for each in fields(SamplingState) if each.metadata
+}
 
 
 @dataclass(frozen=True)
@@ -277,8 +296,9 @@ class Kernels(Protocol):
     def log_probabilities(self, logits: Tensor, tokens: Tensor, top_ids: Tensor, top_values: Tensor) -> None:
         """Write natural log-probabilities of logits [B,N,V].
 
-        They include neither repetition penalty nor temperature. top_ids, top_values [B,N,K+1]: the K most
-        likely tokens in falling order, then `tokens[b,n]`. Rows whose token is -1 have undefined contents.
+        Log-probabilities include neither repetition penalty nor temperature. top_ids, top_values [B,N,K+1]:
+        the K most likely tokens in falling order, then `tokens[b,n]`. Rows whose token is -1 have undefined
+        contents.
         """
         ...
 

@@ -44,8 +44,8 @@ def bicubic_weights(size: int, out_size: int) -> tuple[np.ndarray, np.ndarray]:
 def height_first(size: tuple[int, int], out_size: tuple[int, int]) -> bool:
     """Return whether the installed Pillow resizes the height before the width.
 
-    It does from version 13 on, if the height shrinks by more than twice as many pixels as the width. Sizes
-    are (height, width).
+    Pillow does from version 13 on, if the height shrinks by more than twice as many pixels as the width.
+    Sizes are (height, width).
     """
     if int(PIL.__version__.split(".")[0]) < 13:
         return False

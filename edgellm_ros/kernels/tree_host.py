@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels of speculative decoding in NumPy.
 
-They are for the CPU, and the reference for CUDA.
+The kernels are for the CPU, and the reference for CUDA.
 """
 
 from __future__ import annotations
@@ -346,7 +346,7 @@ def _advance_state(
 def _log_masses(logits: np.ndarray) -> np.ndarray:
     """Return log(sum(exp(logits - max))) of rows [B,R,V] as float64.
 
-    It is NaN where a row is not finite.
+    The result is NaN where a row is not finite.
     """
     highest, lowest = logits.max(axis=-1), logits.min(axis=-1)
     finite = np.isfinite(highest) & np.isfinite(lowest)

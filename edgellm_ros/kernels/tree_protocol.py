@@ -157,7 +157,7 @@ class TreeKernels(Protocol):
     ) -> None:
         """Write the inputs of the draft's run on accepted tokens [B,S].
 
-        Those after counts[b] are padding. Token s is in slot lengths[b] + s, at position lengths[b] + s +
+        Tokens after counts[b] are padding. Token s is in slot lengths[b] + s, at position lengths[b] + s +
         deltas[b], deltas [B] f32. It attends to the lengths[b] committed KV rows, to the tokens before it,
         and to itself. embedding [V,H]: a token outside takes the nearest row. newest [B,1] gets the index of
         the last of counts[b] tokens, 0 if there is none. out.write_index is not written: it is `lengths`.
@@ -273,13 +273,13 @@ class TreeKernels(Protocol):
     ) -> None:
         """Write what a draft continues after a path.
 
-        This is `take_rows` of states, and copies of tokens and counts. tokens, out_tokens [B,R]; counts,
-        out_counts [B]; states [B,S,H], path [B,R], out_states [B,R,H].
+        The kernel is `take_rows` of states, and copies of tokens and counts. tokens, out_tokens [B,R];
+        counts, out_counts [B]; states [B,S,H], path [B,R], out_states [B,R,H].
         """
         ...
 
     def put_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
-        """Write rows index [B,R] of out [B,S,H]: those of source [B,R,H].
+        """Scatter: out[b, index[b, r]] = source[b, r].
 
         Both have the same type. The indices of a sequence differ. A row with an index outside 0..S-1 is left
         out.

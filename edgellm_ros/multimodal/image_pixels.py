@@ -8,20 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgellm_ros.kernels.protocol import PatchLayout
+from edgellm_ros.multimodal.device_image import DeviceImage, Image
 from edgellm_ros.multimodal.vision_config import VisionTower
 
 
-def check_image(image: np.ndarray) -> None:
+def check_image(image: Image) -> None:
     """Check that an image is [H, W, 3] uint8 with at least one pixel.
 
-    ValueError otherwise.
+    The type of one on a GPU is checked when it is read. ValueError otherwise.
     """
-    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        described = (
-            f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
-        )
+    is_image = isinstance(image, (np.ndarray, DeviceImage))
+    if not is_image or image.dtype != np.uint8 or len(image.shape) != 3 or image.shape[2] != 3:
+        described = f"{image.dtype} {list(image.shape)}" if is_image else type(image).__name__
         raise ValueError(f"an image must be a uint8 array [height, width, 3] in RGB, got {described}")
-    if image.size == 0:
+    if 0 in image.shape:
         raise ValueError(f"an image must not be empty, got shape {list(image.shape)}")
 
 

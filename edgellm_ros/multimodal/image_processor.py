@@ -30,7 +30,7 @@ class ImageProcessor(Protocol):
     def resized(self, height: int, width: int) -> Sequence[ResizedImage]:
         """Compute the sizes to which an image of this many pixels is resized.
 
-        Their patches follow each other in the tower's pixel_values.
+        Patches of these sizes follow each other in the tower's pixel_values.
         """
         ...
 

@@ -62,7 +62,7 @@ def check_aspect_ratio(height: int, width: int) -> None:
 
 
 def fit_area(
-    height: int, width: int, factor: int, low: int, high: int, frames: int = 1, counted_frames: int = 1
+    height: int, width: int, factor: int, low: int, high: int, *, frames: int = 1, counted_frames: int = 1
 ) -> tuple[int, int]:
     """Compute a size in multiples of `factor` pixels, with an area within limits.
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes the vision tower's pixel_values on the device.
 
-It resizes images, cuts them into patches and normalises their values.
+The device resizes images, cuts them into patches and normalises their values.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import Kernels
+from edgellm_ros.multimodal.device_image import DeviceImage, Image
 from edgellm_ros.multimodal.image_pixels import ResizedImage
 from edgellm_ros.multimodal.vision_config import VisionConfig
 
@@ -35,14 +36,12 @@ class PixelBuffers:
         self._resized = device.empty(shape, np.uint8)
         self._pixel_values = device.empty(shape, np.float32)
 
-    def compute(
-        self, frames: Sequence[np.ndarray], sizes: Sequence[ResizedImage], levels: Tensor
-    ) -> Tensor:
+    def compute(self, frames: Sequence[Image], sizes: Sequence[ResizedImage], levels: Tensor) -> Tensor:
         """Compute pixel_values float32 of frames [H, W, 3] uint8.
 
-        They are valid until the next call. Frames have one size; the last one is repeated up to the frames of
-        a patch. The patches of each of `sizes` follow each other. levels [C, 256]: normalised values. See
-        `VisionTower.pixels_shape`.
+        The values are valid until the next call. Frames have one size; the last one is repeated up to the
+        frames of a patch. The patches of each of `sizes` follow each other. levels [C, 256]: normalised
+        values. See `VisionTower.pixels_shape`.
         """
         while len(frames) > 1 and frames[-1] is frames[-2]:
             frames = frames[:-1]
@@ -51,7 +50,11 @@ class PixelBuffers:
             self._images = self._device.empty((count, *shape), np.uint8)
         images = self._images.view(count, *shape)
         for index, frame in enumerate(frames):
-            self._device.upload(images.rows(index, index + 1), frame[None])
+            target = images.rows(index, index + 1)
+            if isinstance(frame, DeviceImage):
+                self._device.copy(target, frame.on(self._device).view(*target.shape))
+            else:
+                self._device.upload(target, frame[None])
         rows, row_size = 0, prod(self._pixel_values.shape[1:])
         for size in sizes:
             resized = self._resized.view(count, CHANNELS, size.height, size.width)

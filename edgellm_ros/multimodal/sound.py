@@ -49,5 +49,4 @@ class Sound:
 
     @property
     def seconds(self) -> float:
-        """Return the duration in seconds."""
         return len(self.samples) / self.sample_rate

@@ -67,7 +67,7 @@ def best_tile_grid(height: int, width: int, config: InternVLVisionConfig) -> tup
 def _tile_grids(low: int, high: int) -> list[tuple[int, int]]:
     """List rows and columns of all grids of `low` to `high` tiles.
 
-    They are in the reference's order.
+    Grids are in the reference's order.
     """
     sides = range(1, high + 1)
     grids = [(rows, columns) for columns in sides for rows in sides if low <= rows * columns <= high]

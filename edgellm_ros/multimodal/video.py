@@ -10,6 +10,7 @@ from numbers import Real
 import numpy as np
 
 from edgellm_ros.echo import quoted
+from edgellm_ros.multimodal.device_image import Image, as_image
 from edgellm_ros.multimodal.image_pixels import check_image
 
 MAX_SECONDS = 1e10  # stamps since 1970 are allowed
@@ -25,14 +26,14 @@ class Video:
     that do not increase, and values that are not finite or out of range.
     """
 
-    frames: Sequence[np.ndarray]  # uint8 [H, W, 3] each, RGB
+    frames: Sequence[Image]  # uint8 [H, W, 3] each, RGB
     timestamps: Sequence[float] | None = None  # of each frame in seconds
     fps: float | None = None  # mean number of frames per second; None = that of the timestamps
 
     def __post_init__(self) -> None:
         if not isinstance(self.frames, (list, tuple, np.ndarray)):
             raise ValueError(f"frames must be a sequence of images, got {quoted(self.frames)}")
-        frames = tuple(self.frames)
+        frames = tuple(map(as_image, self.frames))
         if not frames:
             raise ValueError("a video must have at least one frame, got none")
         for index, frame in enumerate(frames):

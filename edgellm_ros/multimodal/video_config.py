@@ -53,9 +53,7 @@ class VideoConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for low, high in (("min_pixels", "max_pixels"), ("min_frames", "max_frames")):
             if getattr(self, high) < getattr(self, low):
-                raise ValueError(
-                    f"{high} {getattr(self, high)} is less than {low} {getattr(self, low)}"
-                )
+                raise ValueError(f"{high} {getattr(self, high)} is less than {low} {getattr(self, low)}")
         if self.max_video_tokens < 0:
             raise ValueError(f"max_video_tokens must not be negative, got {self.max_video_tokens}")
         positions = self.timestamps != AS_TEXT

@@ -77,7 +77,7 @@ class VideoProcessor:
     def group_positions(self, video: Video) -> tuple[float, ...]:
         """Compute the time of each group on mRoPE's time axis.
 
-        It is counted from the first group's; 0 if times are words. All products are rounded to float32, in
+        Time is counted from the first group's; 0 if times are words. All products are rounded to float32, in
         the order of the reference.
         """
         length, per_second = self.tower.temporal_patch_size, np.float32(self._config.tokens_per_second)
@@ -108,7 +108,7 @@ class VideoProcessor:
     def _resized(self, frames: int, height: int, width: int) -> tuple[int, int]:
         """Compute height and width in pixels after resizing.
 
-        They are multiples of patch size times merge size.
+        Both are multiples of patch size times merge size.
         """
         config, factor, length = self._config, self.tower.size_factor, self.tower.temporal_patch_size
         low, high, cap = config.min_pixels, config.max_pixels, config.max_video_tokens
@@ -125,4 +125,6 @@ class VideoProcessor:
             scale = max(factor / height, factor / width)
             height, width = int(height * scale), int(width * scale)
         check_aspect_ratio(height, width)
-        return fit_area(height, width, factor, low, high, frames, round(frames / length) * length)
+        return fit_area(
+            height, width, factor, low, high, frames=frames, counted_frames=round(frames / length) * length
+        )

@@ -133,7 +133,7 @@ class QwenVisionTower(VisionTower):
 class Qwen3VisionConfig(QwenVisionTower):
     """Vision tower of Qwen3-VL, Qwen3-Omni and Qwen3.5.
 
-    It has a learned position grid and deepstack.
+    The tower has a learned position grid and deepstack.
     """
 
     kind: Literal["qwen3_vl"] = field(default="qwen3_vl", kw_only=True)
@@ -224,7 +224,6 @@ class InternVLVisionConfig(VisionTower):
 
     @property
     def tile_tokens(self) -> int:
-        """Return the number of tokens of a tile."""
         return (self.tile_size // self.size_factor) ** 2
 
     @property

@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-import numpy as np
-
 from edgellm_ros.engine.device import Device, on_device
 from edgellm_ros.engine.executor import BindingSnapshot, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import Kernels
+from edgellm_ros.multimodal.device_image import DeviceImage, Image
 from edgellm_ros.multimodal.image_pixels import check_image
 from edgellm_ros.multimodal.image_processor import make_image_processor
 from edgellm_ros.multimodal.pixel_buffers import PixelBuffers
@@ -52,12 +51,12 @@ class VisionRunner:
         self._last_run: BindingSnapshot | None = None
         self._grid_inputs: OrderedDict[tuple[int, int], dict[str, Tensor]] = OrderedDict()
 
-    def token_grid(self, image: np.ndarray) -> tuple[int, int]:
+    def token_grid(self, image: Image) -> tuple[int, int]:
         """Compute rows and columns of tokens of an image [H, W, 3] uint8 RGB.
 
-        ValueError for another shape or type, and for more than max_tokens tokens.
+        ValueError for another shape or type, for another GPU, and for more than max_tokens tokens.
         """
-        check_image(image)
+        self._check(image)
         grid = self._processor.token_grid(*image.shape[:2])
         if grid[0] * grid[1] > self._max_tokens:
             raise ValueError(
@@ -69,9 +68,11 @@ class VisionRunner:
     def video_grid(self, video: Video) -> VideoGrid:
         """Compute the tokens of a video, for a tower that takes videos.
 
-        ValueError for more than max_tokens tokens.
+        ValueError for more than max_tokens tokens, and for frames on another GPU.
         """
         assert self.videos is not None
+        for frame in video.frames:
+            self._check(frame)
         frames, (height, width) = len(video.frames), video.size
         grid = self.videos.grid(frames, height, width)
         if grid.tokens > self._max_tokens:
@@ -81,7 +82,11 @@ class VisionRunner:
             )
         return grid
 
-    def encode(self, image: np.ndarray, image_rows: Tensor, deepstack_rows: Sequence[Tensor]) -> None:
+    def stop_recording(self) -> None:
+        """Run the encoder without graphs from now on."""
+        self._executor.stop_recording()
+
+    def encode(self, image: Image, image_rows: Tensor, deepstack_rows: Sequence[Tensor]) -> None:
         """Encode an image into image_rows [tokens, H] and the deepstack rows."""
         check_image(image)
         sizes = self._processor.resized(*image.shape[:2])
@@ -97,6 +102,11 @@ class VisionRunner:
         frames, sizes = self.videos.group(video, group), self.videos.resized(video)
         pixel_values = self._pixels.compute(frames, sizes, self._video_levels)
         self._run(pixel_values, (grid.rows, grid.columns), image_rows, deepstack_rows)
+
+    def _check(self, image: Image) -> None:
+        check_image(image)
+        if isinstance(image, DeviceImage):
+            image.on(self._device)
 
     def _run(
         self,

@@ -76,7 +76,6 @@ class Bag:
             raise
 
     def close(self) -> None:
-        """Close the files."""
         self._reader.close()
 
     def __enter__(self) -> Bag:

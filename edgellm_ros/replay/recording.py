@@ -45,7 +45,7 @@ ENGINE_KEY = "engine"  # in the metadata: SHA-256 of the files of the engine and
 class Recording:
     """An output bag that is being written.
 
-    It gets its name when the context ends without an error.
+    The bag gets its name when the context ends without an error.
     """
 
     def __init__(self, path: str | Path, storage: str, engine: Mapping[str, str], overlay: bool) -> None:

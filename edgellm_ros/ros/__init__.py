@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ROS side: node, arena and replay. The only folder that imports rclpy."""
+"""The ROS side: nodes, client and replay. Of this package, only it imports rclpy."""

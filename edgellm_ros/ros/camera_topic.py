@@ -22,7 +22,7 @@ def camera_topic(name: str) -> str:
 def camera_names(given: Sequence[str], policy: PolicyConfig | None) -> tuple[str, ...]:
     """Return the robot's cameras, by the parameter `cameras`; () without a policy.
 
-    Without names they are all cameras of the policy. ValueError for a camera that the policy does not have, a
+    Without names: all cameras of the policy. ValueError for a camera that the policy does not have, a
     repeated one, two with one topic, and for names without a policy.
     """
     names = tuple(name for name in given if name)

@@ -94,8 +94,8 @@ def run_process(
 ) -> int:
     """Make a node and run it in this process; return the exit code.
 
-    rclpy's own signal handlers would invalidate the context at once, so that a node could not send its last
-    messages; a signal requests the stop in their place. args: as on the command line.
+    Signals only request the stop: rclpy's own signal handlers would invalidate the context at once, before a
+    node has sent its last messages. args: as on the command line.
     """
     stop = Stop()
     call_on_signal(stop.request)

@@ -6,13 +6,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
 from rclpy.node import Node
+from rclpy.parameter import Parameter
 
 from edgellm_ros.echo import quoted
 
+OFF = "off"  # YAML, and so `ros2 param set` and a parameters file, read this word as false
 FRAME_ID = re.compile(r"[^/\s\x00-\x1f\x7f][^\s\x00-\x1f\x7f]*")  # tf2: not empty, no leading "/"
 
 
@@ -24,7 +27,7 @@ class Spec:
     description: str  # read alone, by `ros2 param describe`
     low: float | None = None  # lowest and highest value allowed
     high: float | None = None
-    choices: tuple[str, ...] = ()  # values allowed, for strings
+    choices: tuple[str, ...] = ()  # values allowed, for strings; false stands for `off` where it is one
     fixed: bool = False  # can only be set while the node is unconfigured
     read_only: bool = False  # can only be set at start
 
@@ -35,6 +38,9 @@ Problem = Callable[[Specs, str, Any], str]
 
 def declare(node: Node, specs: Specs, problem: Problem) -> None:
     """Declare a table's parameters; ValueError for a start value that is not allowed."""
+    overrides = node._parameter_overrides
+    overrides |= {each.name: each for each in with_off(specs, list(overrides.values()))}
+    node.add_pre_set_parameters_callback(partial(with_off, specs))
     for name, spec in specs.items():
         node.declare_parameter(name, spec.default, _descriptor(name, spec))
         reason = problem(specs, name, node.get_parameter(name).value)
@@ -42,15 +48,25 @@ def declare(node: Node, specs: Specs, problem: Problem) -> None:
             raise ValueError(reason)
 
 
+def with_off(specs: Specs, parameters: list[Parameter]) -> list[Parameter]:
+    """Return the parameters with the word `off` for false where it is a choice."""
+    return [
+        Parameter(each.name, value=OFF)
+        if each.value is False and each.name in specs and OFF in specs[each.name].choices
+        else each
+        for each in parameters
+    ]
+
+
 def check_changes(
-    specs: Specs, changes: Iterable[tuple[str, Any]], problem: Problem, configured: bool
+    specs: Specs, changes: Iterable[tuple[str, Any]], problem: Problem, fixed: Callable[[str], Any] | None
 ) -> None:
     """Check new values; ValueError with the reason.
 
-    `configured`: fixed parameters may not change.
+    `fixed` returns the present value of a fixed parameter, which may not change; None = unconfigured.
     """
     for name, value in changes:
-        if specs[name].fixed and configured:
+        if specs[name].fixed and fixed is not None and value != fixed(name):
             raise ValueError(f"{name} can only be set while the node is unconfigured: clean it up first")
         reason = problem(specs, name, value)
         if reason:

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from edgellm_ros.echo import quoted
+from edgellm_ros.multimodal.device_image import Image, as_image
 from edgellm_ros.multimodal.image_pixels import check_image
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.multimodal.video import Video
@@ -34,7 +33,10 @@ class TextPart:
 class ImagePart:
     """One image."""
 
-    image: np.ndarray  # uint8 [H, W, 3], RGB
+    image: Image  # uint8 [H, W, 3], RGB; an array of any library, on the host or on the runtime's GPU
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "image", as_image(self.image))
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +67,6 @@ class Message:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The content as parts."""
         return (TextPart(self.content),) if isinstance(self.content, str) else tuple(self.content)
 
 
@@ -97,7 +98,7 @@ def check_messages(messages: Sequence[Message], continue_final_message: bool = F
         )
 
 
-def images_of(messages: Iterable[Message]) -> tuple[np.ndarray, ...]:
+def images_of(messages: Iterable[Message]) -> tuple[Image, ...]:
     """Return all images in the order of the conversation."""
     return tuple(part.image for message in messages for part in message.parts if isinstance(part, ImagePart))
 

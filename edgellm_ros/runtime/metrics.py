@@ -42,7 +42,8 @@ class SpecDecodeGenerationMetrics:
     verified_trees: int = 0  # one per run and sequence
     generated_tokens: int = 0  # of all verifications
     vanilla_runs: int = 0  # decode steps without a draft
-    # time of each part of a round, on devices that work while they are called (CPU); 0 on others
+    # of `timed_runs` rounds: all on a CPU, on a GPU those that `LLMInferenceRuntime.measure_rounds` asks for
+    timed_runs: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     accept_seconds: float = 0.0
@@ -95,7 +96,7 @@ class RuntimeMetrics:
 class StageClock:
     """Seconds per stage of one batch; each stage begins where the previous one ended.
 
-    A stage ends when the device has done its work. The host does not wait for it: `mark` puts a mark behind
+    A stage ends when the device has done its work. The host does not wait for it: `mark` queues a mark after
     the stage's work, and the marks' times are read at the end.
     """
 
@@ -105,7 +106,7 @@ class StageClock:
         self._ends: list[tuple[str, Mark]] = []
 
     def end(self, stage: str) -> None:
-        """End a stage behind the work queued so far.
+        """End a stage after the work queued so far.
 
         The seconds of a stage that occurs several times add up.
         """

@@ -1,275 +1,127 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pipeline: the stages of a batch, and the engines and buffers that they use.
 
-`LLMInferenceRuntime.handle_request` calls the stages in order.
+`answer` calls the stages in their order.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
-import numpy as np
-
-from edgellm_ros.diffusion.action_runner import ActionRunner
-from edgellm_ros.diffusion.heads.flow_expert import FlowExpertHead
-from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
-from edgellm_ros.engine.executor import EngineExecutor
-from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.engine_directory.binding_names import LM_HEAD
-from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.files import CHAIN, graph_path
-from edgellm_ros.engine_directory.lora_scales import LoraScales
-from edgellm_ros.engine_directory.tensor_file import read_tensor, read_vocab_map
-from edgellm_ros.kernels import load_kernels, load_tree_kernels
-from edgellm_ros.multimodal.audio_runner import AudioRunner
-from edgellm_ros.multimodal.vision_runner import VisionRunner
-from edgellm_ros.runtime.batch.batch import Batch
-from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
-from edgellm_ros.runtime.batch.linear_kv_cache import check_cache_type
-from edgellm_ros.runtime.batch.row_state import RowState
-from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
+from edgellm_ros.runtime.adapters.lora import LoraAdapter
+from edgellm_ros.runtime.assemble import (
+    choose_by_times,
+    load_inputs,
+    make_decoding,
+    make_requests,
+    make_stores,
+    open_engines,
+    read_vocabulary,
+)
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
+from edgellm_ros.runtime.batch.token_states import copy_last_states
 from edgellm_ros.runtime.decoding.decode_loop import DecodeLoop
 from edgellm_ros.runtime.decoding.method import DecodeMethod
-from edgellm_ros.runtime.decoding.speculative.drafting_config import (
-    EAGLE,
-    SpecDecodeDraftingConfig,
-    base_graph,
-    fused_size,
-)
-from edgellm_ros.runtime.decoding.speculative.guarded_drafter import GuardedDrafter
-from edgellm_ros.runtime.decoding.speculative.load_drafter import load_drafter
 from edgellm_ros.runtime.decoding.speculative.tree_decoding import TreeDecoding
-from edgellm_ros.runtime.decoding.vanilla import VanillaDecoding
-from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
-from edgellm_ros.runtime.fused.actions import choose_by_time as choose_actions_by_time
-from edgellm_ros.runtime.fused.actions import load_fused_actions
-from edgellm_ros.runtime.fused.choice import Verification, choose_by_time
-from edgellm_ros.runtime.fused.draft import load_fused_draft
-from edgellm_ros.runtime.fused.loading import AUTO, ENGINE, load_fused
-from edgellm_ros.runtime.grammar import Grammars
-from edgellm_ros.runtime.hidden_states import HiddenStates
-from edgellm_ros.runtime.lora import LoraAdapter, find_adapters
-from edgellm_ros.runtime.metrics import RuntimeMetrics
-from edgellm_ros.runtime.prefill import Prefill
-from edgellm_ros.runtime.prefix_reuse import PrefixReuse
-from edgellm_ros.runtime.prompt import tool_calls
-from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
-from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
-from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
-from edgellm_ros.runtime.prompt.tool_calls import ParsedAnswer, ToolCallReader
-from edgellm_ros.runtime.request import LLMGenerationRequest
-from edgellm_ros.runtime.request_preparer import RequestPreparer
+from edgellm_ros.runtime.encoders import Encoders
+from edgellm_ros.runtime.metrics import RuntimeMetrics, StageClock
+from edgellm_ros.runtime.opening import Opening
+from edgellm_ros.runtime.prefix_reuse import prefill_parts
+from edgellm_ros.runtime.prompt.tool_call_formats import ParsedAnswer
+from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse
+from edgellm_ros.runtime.response import response_of
 
-TOKENS_BEFORE_ANSWER = 8  # that may open the reasoning
+logger = logging.getLogger(__name__)
+
+TOKENS_BEFORE_ANSWER = 8  # the last ones of a prompt, which may open the reasoning
 
 
 class Pipeline:
     """The stages that a batch passes through; not thread-safe.
 
-    Parameters and errors are the same as for `LLMInferenceRuntime`.
+    Raises the errors of `LLMInferenceRuntime`.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        config: EngineConfig,
-        metrics: RuntimeMetrics,
-        device: str | Device,
-        threads: int,
-        lora_dirs: Mapping[str, str | Path] | None,
-        prefix_cache_bytes: int | None,
-        decode_backend: str,
-        drafting: SpecDecodeDraftingConfig | None = None,
-        decode: str = AUTO,
-        allow_plan_code: bool = False,
-        tool_call_format: str = tool_calls.AUTO,
-    ) -> None:
-        # 1. the device and the engines
-        self.config = config
-        self.device = open_device(device, allow_plan_code) if isinstance(device, str) else device
+    def __init__(self, opening: Opening, metrics: RuntimeMetrics) -> None:
+        self.config = opening.config
+        self.device = opening.device
         self._metrics = metrics
-        check_cache_type(self.device, config.kv_cache_type)
-
-        only_chains = drafting is not None and drafting.is_chain
-        forms = (CHAIN,) if only_chains else ()
-
-        def engine(
-            graph: str, backend: str = "", shared: Mapping[str, Tensor] | None = None
-        ) -> EngineExecutor:
-            path = root / graph_path(graph)
-            return EngineExecutor.open(path, self.device, threads, backend, forms, shared)
-
-        builder = config.builder
-        horizon = config.expert.action_space.horizon if config.expert else 0
-        llm = base_graph(drafting, config)
-        fused = load_fused(root, config, self.device, decode, decode_backend, drafting)
-        kernels = load_kernels(self.device, early=fused is not None)
-        decode_engine = engine(llm, decode_backend) if decode_backend else None
-        self.runner = LLMEngineRunner(
-            engine(llm, shared=fused.shared if fused else None),
-            config,
-            self.device,
-            kernels,
-            horizon,
-            decode_engine,
-            max_tree_size=drafting.tree_size if drafting else 0,
-            only_chains=only_chains,
-            fused_size=fused_size(drafting, config),
-            fused=fused,
-            lora_scales=LoraScales.read(root),
-        )
-        self.vision = self.audio = self.action = None
-        if config.vision is not None:
-            self.vision = VisionRunner(
-                engine("visual"), config.vision, self.device, kernels, builder.max_input_len
-            )
-        if config.audio is not None:
-            self.audio = AudioRunner(engine("audio"), config.audio, self.device, builder.max_input_len)
-        if config.expert is not None:
-            actions = load_fused_actions(root, config, self.device, decode)
-            self.action = ActionRunner(
-                engine("action", shared=actions.shared if actions else None),
-                FlowExpertHead(
-                    config.expert, builder.max_kv_cache_capacity, self.device, kernels, self.runner.rope_table
-                ),
-                self.device,
-                kernels,
-                builder.max_action_samples,
-                actions,
-            )
-
-        # 2. weights that are inputs: embeddings, adapters, the LM head
-        dtype = self.runner.embeds_dtype
-        self.embedder = InputEmbedder(root / "embedding.safetensors", config, self.device, kernels, dtype)
-        self.runner.share_embedding(self.embedder.table)
-        self.loras = self.runner.loras
-        if lora_dirs is None:
-            lora_dirs = find_adapters(root) if builder.max_lora_rank else {}
-        for name, directory in lora_dirs.items():
-            self.loras.add(name, directory)
+        engines = open_engines(opening)
+        self.runner = engines.runner
+        self.vision, self.audio, self.action = engines.vision, engines.audio, engines.action
+        self.loras, self.lm_heads = self.runner.loras, self.runner.lm_heads
         self._removed: deque[LoraAdapter] = deque()
-        if builder.lm_head_input:
-            shape = (config.hidden_size, config.output_vocab_size)
-            matrix = read_tensor(root / "lm_head.safetensors", LM_HEAD, shape)
-            self.runner.set_lm_head_weights(LM_HEAD, matrix)
-
-        # 3. the batch: all state per row, and the decode method
-        cache = self.runner.kv_cache
-        vocab_map = read_vocab_map(root, config.llm) if config.reduced_vocab_size else None
-        self.sampling = SamplingRows(
-            self.device,
-            kernels,
-            max_batch_size=builder.max_batch_size,
-            vocab_size=config.vocab_size,
-            stop_token_ids=config.stop_token_ids,
-            vocab_map=vocab_map,
-        )
-        recurrent = self.runner.recurrent
-        states: list[RowState] = [cache, self.sampling]
-        if recurrent is not None:
-            states.append(recurrent)
-        self.drafter: GuardedDrafter | None = None
-        if drafting is not None:
-            head = None
-            if drafting.strategy == EAGLE and decode != ENGINE and not decode_backend:
-                head = load_fused_draft(root, config, drafting, self.device)
-            tree_kernels = load_tree_kernels(self.device, early=fused is not None and head is not None)
-            drafter = load_drafter(
-                root,
-                config,
-                drafting,
-                self.device,
-                kernels,
-                tree_kernels,
-                partial(engine, shared=head.shared if head else None),
-                self.runner,
-                self.embedder,
-                self.sampling,
-                head.executor if head else None,
-                head.most_rows if head else 0,
-                head.chain if head else None,
-                head.prompts if head else None,
-            )
-            self.drafter = GuardedDrafter(drafter, self.device)
-            metrics.spec_decode.strategy = drafter.name
-            states.append(self.drafter)
-        self.batch = Batch(states, builder.max_batch_size)
-        self.logits = self.device.empty((builder.max_batch_size, 1, config.output_vocab_size), np.float32)
-        self.vanilla = VanillaDecoding(
-            self.device, self.batch, self.embedder, self.runner, self.sampling, self.logits
-        )
-        method: DecodeMethod = self.vanilla
-        if drafting is not None and self.drafter is not None:
-            method = TreeDecoding(
-                self.device,
-                tree_kernels,
-                drafting,
-                self.batch,
-                self.embedder,
-                self.runner,
-                self.sampling,
-                self.drafter,
-                self.vanilla,
-                metrics.spec_decode,
-            )
-        self.use_decode_method(method)
-        if fused is not None and decode == AUTO:
-            verification = None
-            if drafting is not None:
-                verification = Verification(tree_kernels, drafting.tree_size)
-            choose_by_time(self.device, self.runner, self.embedder, self.logits, verification)
-        if self.action is not None and self.action.uses_fused and decode == AUTO and config.expert:
-            row = cache.sequence(0)
-            choose_actions_by_time(self.device, self.action, row, config.expert.kv_caches)
-            self.device.fill_zero(row.length)
-            cache.clear_row(0)
-
-        # 4. state that outlives a batch: prefixes, hidden states
-        head_cache = self.drafter.kv_cache if self.drafter is not None else None
-        self.reuse = PrefixReuse(
-            self.device, kernels, config, cache, recurrent, self.vision, prefix_cache_bytes, head_cache
-        )
+        self.embedder = load_inputs(opening, engines)
+        self._encoders = Encoders(self.config, self.vision, self.audio, self.embedder, metrics.multimodal)
+        vocab_map = read_vocabulary(opening)
+        decoding = make_decoding(opening, engines, self.embedder, vocab_map, metrics.spec_decode)
+        self.sampling = decoding.sampling
+        self.drafter = decoding.drafter
+        self.batch = decoding.batch
+        self.logits = decoding.logits
+        self.vanilla = decoding.vanilla
+        self.use_decode_method(decoding.method)
+        choose_by_times(opening, engines, self.embedder, decoding)
+        stores = make_stores(opening, engines, self.embedder, decoding)
+        self.reuse = stores.reuse
         self.prefixes = self.reuse.pages
-        self.hidden_states = HiddenStates(
-            self.device,
-            builder.hidden_state_layers,
-            batch=builder.max_batch_size,
-            tokens=builder.max_input_len,
-            hidden_size=config.hidden_size,
-            dtype=dtype,
-        )
-        self._prefill = Prefill(
-            config,
-            self.embedder,
-            self.runner,
-            self.reuse,
-            self.hidden_states,
-            self.logits,
-            self.drafter,
-        )
+        self.hidden_states = stores.hidden_states
+        self._prefill = stores.prefill
         self.input_token_ids: list[list[int]] = []
+        self.batch_index_mapping: list[int] = []
+        requests = make_requests(opening, engines, vocab_map)
+        self.preparer = requests.preparer
+        self._calls = requests.calls
 
-        # 5. requests to token ids
-        tokenizer = Tokenizer(root / "tokenizer.json")
-        template = ChatTemplate(root / "chat_template.jinja")
-        prompts = PromptBuilder(tokenizer, template, config)
-        self.preparer = RequestPreparer(
-            config,
-            tokenizer,
-            prompts,
-            self.loras,
-            self.vision,
-            self.audio,
-            self.action,
-            Grammars(tokenizer, config.vocab_size, config.stop_token_ids, vocab_map),
-        )
-        self._calls = ToolCallReader(tokenizer, template, tool_call_format)
+    def answer(
+        self,
+        requests: Sequence[LLMGenerationRequest],
+        noise_seed: int,
+        output_thinker_embeddings: bool = False,
+    ) -> list[LLMGenerationResponse]:
+        """Answer a batch of requests: the stages in their order.
+
+        Arguments and errors are those of `LLMInferenceRuntime.handle_request`.
+        """
+        clock = StageClock(self.device.mark)
+        sequences = self.prepare(requests, noise_seed)  # requests -> prompts with placeholders
+        # prefix cache -> tokens to skip in the prefill; hidden states need whole prompts
+        self.match_prefixes(sequences, reuse=not output_thinker_embeddings)
+        clock.end("tokenize_s")
+        try:
+            self.encode_images(sequences)  # camera frames -> rows of embeddings
+            clock.end("vision_s")
+            self.encode_audio(sequences)  # sound -> rows of embeddings
+            clock.end("audio_s")
+            active = [sequence for sequence in sequences if sequence.report("prefill", 0)]
+            # one run for each adapter with its LM head
+            active.sort(key=lambda sequence: (sequence.adapter.name, sequence.adapter.lm_head))
+            if active:
+                # prompts and rows -> KV cache, first tokens
+                self.prefill(active, keep_hidden_states=output_thinker_embeddings)
+                clock.end("prefill_s")
+            while self.batch.sequences:
+                ended = self.decode()  # tokens -> KV cache, next tokens, text; until a sequence ends
+                clock.end("decode_s")
+                self.sample_actions(ended)  # noise and KV cache -> trajectories
+                clock.end("action_s")
+                self.store_prefixes(ended)  # KV cache -> prefix cache
+                self.batch.evict(ended)
+                clock.end("keep_s")
+            if not output_thinker_embeddings:  # a further prefill would overwrite the hidden states
+                self.store_answers(active)  # answers as the next turns read them -> prefix cache
+                clock.end("keep_s")
+            seconds = clock.metrics()
+        except BaseException as error:
+            self.recover_after(error)
+            raise
+        self._metrics.add_seconds(seconds)
+        return [response_of(each, seconds, self.read_calls(each)) for each in sequences]
 
     def use_decode_method(self, method: DecodeMethod) -> None:
         """Set the decode method for the next batches; the batch must be empty."""
@@ -291,7 +143,7 @@ class Pipeline:
     def _clear_last_batch(self) -> None:
         self.drop_removed_adapters()
         self.hidden_states.clear()
-        self.input_token_ids = []
+        self.input_token_ids, self.batch_index_mapping = [], []
 
     def match_prefixes(self, sequences: list[GenerationSequence], reuse: bool = True) -> None:
         """Find the longest stored prefix of each prompt; the prefill skips its tokens."""
@@ -339,6 +191,15 @@ class Pipeline:
         while self._removed:
             adapter = self._removed.popleft()
             self.reuse.remove(adapter.key)
+            self._drop_steps([adapter, *self.runner.lm_heads.drop(adapter)])
+
+    def remove_lm_head(self, name: str) -> None:
+        """Remove an LM head; no batch may run."""
+        self._drop_steps(self.runner.lm_heads.remove(name))
+
+    def _drop_steps(self, adapters: Sequence[LoraAdapter]) -> None:
+        """Drop the recorded steps of these adapters."""
+        for adapter in adapters:
             self.method.drop(adapter)
             self.runner.drop(adapter)
 
@@ -362,63 +223,12 @@ class Pipeline:
             self.reuse.clear()
 
     def encode_images(self, sequences: list[GenerationSequence]) -> None:
-        """Encode images, one at a time, then videos; cancelled sequences are skipped.
-
-        Rows of a reused prefix are not needed, and those that have been computed are kept.
-        """
-        if self.vision is None:
-            return
-        for sequence in sequences:
-            reused = sequence.reused(self.config.image_token_id)
-            row, first_new = sequence.image_row, sequence.image_row + reused
-            images = sequence.request.prompt_images
-            for index, (height, width) in enumerate(sequence.image_grids):
-                if not sequence.report("vision", index):
-                    break
-                start, row = row, row + height * width
-                if row > first_new and start not in sequence.encoded_rows:
-                    sequence.encoded_rows.add(start)
-                    image_rows, deepstack_rows = self.embedder.image_rows(start, height * width)
-                    self.vision.encode(images[index], image_rows, deepstack_rows)
-                    self._metrics.multimodal.total_images += 1
-                    self._metrics.multimodal.total_image_tokens += height * width
-            self._encode_videos(sequence, self.vision)
-
-    def _encode_videos(self, sequence: GenerationSequence, vision: VisionRunner) -> None:
-        """Encode the videos of a sequence, one group of frames at a time."""
-        row = sequence.video_row
-        first_new = row + sequence.reused(self.config.video_token_id)
-        step = len(sequence.image_grids)
-        for video, layout in zip(sequence.request.prompt_videos, sequence.videos, strict=True):
-            tokens = layout.grid.group_tokens
-            for group in range(layout.grid.groups):
-                if not sequence.report("vision", step):
-                    return
-                start, row, step = row, row + tokens, step + 1
-                if row > first_new and start not in sequence.encoded_rows:
-                    sequence.encoded_rows.add(start)
-                    image_rows, deepstack_rows = self.embedder.image_rows(start, tokens)
-                    vision.encode_group(video, group, image_rows, deepstack_rows)
-                    self._metrics.multimodal.total_frame_groups += 1
-                    self._metrics.multimodal.total_image_tokens += tokens
+        """Encode images and videos: camera frames -> rows of embeddings."""
+        self._encoders.encode_images(sequences)
 
     def encode_audio(self, sequences: list[GenerationSequence]) -> None:
-        """Encode sounds, one at a time; cancelled sequences are skipped."""
-        if self.audio is None:
-            return
-        for sequence in sequences:
-            reused = sequence.reused(self.config.audio_token_id)
-            row, first_new = sequence.audio_row, sequence.audio_row + reused
-            sounds = sequence.request.prompt_audio
-            for index, tokens in enumerate(sequence.audio_tokens):
-                if not sequence.report("audio", index):
-                    break
-                start, row = row, row + tokens
-                if row > first_new and start not in sequence.encoded_rows:
-                    sequence.encoded_rows.add(start)
-                    self.audio.encode(sounds[index], self.embedder.audio_rows(start, tokens))
-                    self._metrics.multimodal.total_sounds += 1
-                    self._metrics.multimodal.total_audio_tokens += tokens
+        """Encode sounds -> rows of embeddings."""
+        self._encoders.encode_audio(sequences)
 
     def prefill(self, sequences: list[GenerationSequence], keep_hidden_states: bool = False) -> None:
         """Admit sequences to the batch, fill their KV rows, sample their first tokens.
@@ -428,6 +238,7 @@ class Pipeline:
         rows = self.batch.admit(sequences)
         embeds, logits = self._prefill.compute(sequences, rows)
         self.input_token_ids = [sequence.token_ids for sequence in sequences]
+        self.batch_index_mapping = [sequence.request_index for sequence in sequences]
         reused = sum(sequence.reused_tokens for sequence in sequences)
         self._metrics.prefill.total_runs += 1
         self._metrics.prefill.computed_tokens += sum(map(len, self.input_token_ids)) - reused
@@ -438,6 +249,10 @@ class Pipeline:
         self.method.prefilled(rows)
         logprobs = max(sequence.request.logprobs for sequence in sequences)
         first_tokens = self.sampling.copy_to_host(logits, logprobs)
+        if any(sequence.request.output_hidden_states for sequence in sequences):
+            lengths = [len(tokens) for tokens in prefill_parts(sequences)[-1]]
+            layers = self.hidden_states.outputs(*embeds.shape[:2])
+            first_tokens.states = copy_last_states(self.device, layers, lengths)
         if self.action is not None:  # while the device computes the prompts
             for sequence in sequences:
                 if sequence.request.action_samples:
@@ -488,7 +303,19 @@ class Pipeline:
         before = sequence.token_ids[-TOKENS_BEFORE_ANSWER:]
         return self._calls.read(tokens, text, request.sampling.stop, before, request.tools)
 
+    def measure_rounds(self, on: bool) -> None:
+        """Measure the parts of rounds from the next batch on; see `LLMInferenceRuntime`."""
+        if isinstance(self.method, TreeDecoding):
+            self.method.measures_rounds = on or self.device.max_queued_steps == 0
+
     def capture_decoding_cuda_graph(self) -> bool:
         """Record decode steps, and from now on prefills; see `LLMInferenceRuntime`."""
-        self.runner.records_prefills = self.method.capture(self.loras.loaded())
+        try:
+            self.runner.records_prefills = self.method.capture(self.loras.loaded())
+        except DeviceLostError:
+            raise
+        except EngineError as error:
+            self.recover_after(error)
+            logger.warning("decoding goes on with the graphs recorded so far: a step failed: %s", error)
+            return False
         return self.runner.records_prefills

@@ -76,11 +76,11 @@ class Prefill:
             embeds,
             [len(prompt) for prompt in prompts],
             positions,
-            deepstack,
-            logits,
-            self._hidden_states.outputs(*embeds.shape[:2]),
-            [sequence.adapter for sequence in sequences],
-            rows,
+            deepstack_embeds=deepstack,
+            output_logits=logits,
+            output_hidden_states=self._hidden_states.outputs(*embeds.shape[:2]),
+            adapters=[sequence.adapter for sequence in sequences],
+            rows=rows,
         )
         if self._drafter is not None:
             self._drafter.prefilled(sequences, rows, embeds, part)

@@ -18,8 +18,8 @@ from edgellm_ros.multimodal.vision_runner import VisionRunner
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.batch.recurrent_state import RecurrentState
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
-from edgellm_ros.runtime.prefix.prefix_cache import PrefixCache, RowShape
-from edgellm_ros.runtime.prefix.prefix_key import FrameGroup, prefix_keys
+from edgellm_ros.runtime.prefix.prefix_cache import PAGE, PrefixCache, RowShape
+from edgellm_ros.runtime.prefix.prefix_key import FrameGroup, Key, prefix_keys
 from edgellm_ros.runtime.prefix.state_snapshots import StateSnapshots, save_points
 
 
@@ -47,7 +47,8 @@ class PrefixReuse:
         state_bytes = recurrent.nbytes if recurrent is not None else 0
         cache_bytes = cache.nbytes + (head_cache.nbytes if head_cache is not None else 0)
         if capacity_bytes is None:
-            capacity_bytes = cache_bytes + state_bytes
+            rows = config.builder.max_batch_size * config.max_kv_cache_capacity
+            capacity_bytes = cache_bytes + state_bytes if rows >= PAGE else 0  # none for less than a page
         snapshot_bytes = capacity_bytes * state_bytes // (cache_bytes + state_bytes)
         self.states: StateSnapshots | None = None
         if recurrent is not None:
@@ -78,18 +79,9 @@ class PrefixReuse:
             self.states.begin_batch()
         shared = []  # tokens of each prompt that are stored, with or without a state after them
         for sequence in sequences:
-            keys = prefix_keys(
-                sequence.token_ids,
-                sequence.request,
-                sequence.image_tokens,
-                sequence.audio_tokens,
-                self._config.special_tokens,
-                self._frame_groups(sequence),
-                self._config.video_token_id,
-            )
-            sequence.prefix_keys = keys
+            sequence.prefix_keys = self._keys(sequence)
             if reuse:
-                sequence.prefix = self.pages.match(sequence.adapter.key, keys)
+                sequence.prefix = self.pages.match(sequence.adapter.key, sequence.prefix_keys)
             shared.append(sequence.prefix.length)
             self._end_at_a_state(sequence, sequence.prefix.length)
         # Prompts are padded to the longest remainder: each row must have slots for it after the reused ones.
@@ -135,8 +127,25 @@ class PrefixReuse:
             return 0
         return self.pages.stored_length(key, keys)
 
+    def pin(self, sequence: GenerationSequence) -> None:
+        """Protect a prompt from eviction; all of it must be stored.
+
+        A second call has no effect.
+        """
+        key, keys = sequence.adapter.key, sequence.prefix_keys
+        if self.pages.pin(key, keys) and self.states is not None:
+            self.states.pin(key, keys[: self._reusable(len(keys))])
+
+    def unpin(self, sequence: GenerationSequence) -> bool:
+        """Undo `pin`; return False if the prompt is not pinned."""
+        key, keys = sequence.adapter.key, self._keys(sequence)
+        pinned = self.pages.unpin(key, keys)
+        if pinned and self.states is not None:
+            self.states.pin(key, keys[: self._reusable(len(keys))], -1)
+        return pinned
+
     def remove(self, adapter: str) -> None:
-        """Drop what is stored of an adapter."""
+        """Drop the prefixes of an adapter."""
         self.pages.remove(adapter)
         if self.states is not None:
             self.states.remove(adapter)
@@ -146,6 +155,18 @@ class PrefixReuse:
         self.pages.clear()
         if self.states is not None:
             self.states.clear()
+
+    def _keys(self, sequence: GenerationSequence) -> list[Key]:
+        """Return the keys of a prompt's tokens."""
+        return prefix_keys(
+            sequence.token_ids,
+            sequence.request,
+            image_tokens=sequence.image_tokens,
+            audio_tokens=sequence.audio_tokens,
+            special_tokens=self._config.special_tokens,
+            groups=self._frame_groups(sequence),
+            video_token_id=self._config.video_token_id,
+        )
 
     def _reusable(self, tokens: int) -> int:
         """Return how many of a stored prompt's tokens longer prompts reuse.
@@ -192,7 +213,8 @@ class PrefixReuse:
             count, points = len(sequence.token_ids), []
             if shared is not None:
                 ends = self._encoder_ends(sequence)
-                points = save_points(count, sequence.reused_tokens, shared[index], ends, self.states.places)
+                places = self.states.free_places
+                points = save_points(count, sequence.reused_tokens, shared[index], ends, places)
             sequence.state_points = [*points, count]
             if sequence.begins_later_prompts:
                 sequence.state_points[-1] = self._reusable(count)

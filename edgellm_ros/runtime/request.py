@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -14,96 +13,34 @@ import numpy as np
 from edgellm_ros.diffusion.chunking import ChunkCondition
 from edgellm_ros.echo import quoted
 from edgellm_ros.kernels.random import MAX_SEED
+from edgellm_ros.multimodal.device_image import Image, as_image
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.multimodal.video import Video
+from edgellm_ros.number_checks import check_number
 from edgellm_ros.runtime.conversation import Message, check_messages, images_of, sounds_of, videos_of
-from edgellm_ros.runtime.grammar import Grammar, make_grammar, schema_text
-from edgellm_ros.runtime.prompt.tool_calls import ToolCall
+from edgellm_ros.runtime.sampling_params import SamplingParams
 
 MAX_LOGPROBS = 50
 MAX_DENOISE_STEPS = 1000
 MAX_SPEED = 1000.0  # m/s; speeds become float32 positions
-# Kernels compute with float32: outside these bounds values become 0, infinite or denormal on some devices.
-MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
-MIN_TOP_P = 1e-30
-MIN_PENALTY, MAX_PENALTY = 1e-6, 1e6
 # Variables of a chat template that a request sets by fields of its own.
 TEMPLATE_FIELDS = ("messages", "tools", "enable_thinking", "add_generation_prompt", "continue_final_message")
 # Arguments of transformers' processor of Qwen3-Omni, which puts a video's sound between its rows.
 AUDIO_IN_VIDEO = ("use_audio_in_video", "load_audio_from_video")
 
 
-def _check_integer(name: str, value: int, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
-        raise ValueError(f"{name} must be an integer from {low} to {high}, got {quoted(value)}")
-
-
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not low <= value <= high:
-        raise ValueError(f"{name} must be a number from {low:g} to {high:g}, got {quoted(value)}")
-
-
 def check_speed(name: str, speed: float) -> None:
     """Check a speed in m/s: ValueError outside of 0 to MAX_SPEED."""
-    _check_range(name, speed, 0.0, MAX_SPEED)
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """Rules for the sampling of tokens, for the text and for the end of an answer.
-
-    The same seed gives the same tokens. At most one of `json_schema`, `regex` and `choices` is given.
-    ValueError names the parameter, its range and the value.
-    """
-
-    temperature: float = 0.0  # from 1e-6 to 1e6; 0 = always take the most likely token
-    top_k: int = 0  # sample from the k most likely tokens; 0 = off
-    top_p: float = 1.0  # sample from the most likely tokens with this total probability, from 1e-30; 1 = off
-    min_p: float = 0.0  # exclude tokens below this share of the highest probability, from 0 to 1; 0 = off
-    repetition_penalty: float = 1.0  # for tokens of the prompt and the answer, from 1e-6 to 1e6; 1 = off
-    max_tokens: int = 96  # limit of the answer, from 1
-    stop: tuple[str, ...] = ()  # strings that end the answer and are not part of its text
-    seed: int = 0  # of the random numbers, from 0 to 2**64 - 1
-    json_schema: str | Mapping[str, Any] = ""  # the answer is JSON of this schema, kept as text; "" = off
-    regex: str = ""  # the whole answer matches this regular expression; "" = off
-    choices: tuple[str, ...] = ()  # the answer is one of these strings; empty = off
-
-    def __post_init__(self) -> None:
-        _check_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
-        if 0 < self.temperature < MIN_TEMPERATURE:
-            raise ValueError(
-                f"temperature must be 0 or a number from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}, "
-                f"got {self.temperature!r}"
-            )
-        _check_range("top_p", self.top_p, MIN_TOP_P, 1.0)
-        _check_range("min_p", self.min_p, 0.0, 1.0)
-        _check_range("repetition_penalty", self.repetition_penalty, MIN_PENALTY, MAX_PENALTY)
-        _check_integer("top_k", self.top_k, 0, 2**31 - 1)
-        _check_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _check_integer("seed", self.seed, 0, MAX_SEED)
-        if isinstance(self.stop, str) or not all(isinstance(stop, str) and stop for stop in self.stop):
-            raise ValueError(f"stop must be a sequence of non-empty strings, got {quoted(self.stop)}")
-        object.__setattr__(self, "stop", tuple(self.stop))
-        if not isinstance(self.regex, str):
-            raise ValueError(f"regex must be a string, got {quoted(self.regex)}")
-        if isinstance(self.choices, str) or not all(isinstance(text, str) and text for text in self.choices):
-            raise ValueError(f"choices must be a sequence of non-empty strings, got {quoted(self.choices)}")
-        object.__setattr__(self, "choices", tuple(self.choices))
-        if self.json_schema != "":
-            object.__setattr__(self, "json_schema", schema_text(self.json_schema))
-        self.grammar  # noqa: B018 - checks
-
-    @property
-    def grammar(self) -> Grammar | None:
-        """The grammar of the answer; None = any text."""
-        return make_grammar(str(self.json_schema), self.regex, self.choices)
+    check_number(name, speed, 0.0, MAX_SPEED)
 
 
 @dataclass(frozen=True)
 class Progress:
     """Progress of a request."""
 
-    stage: str  # "vision", "audio", "prefill", "decode" or "action"
+    stage: (
+        str  # "grammar" (while a large one is compiled), "vision", "audio", "prefill", "decode" or "action"
+    )
     text: str  # the answer so far: complete characters only, without a possible start of a stop string
     tokens: int  # number of tokens of the answer so far
     step: int  # number of the step within the stage, from 0
@@ -121,10 +58,12 @@ class LLMGenerationRequest:
 
     prompt: str = ""  # the user's text; may be empty
     system_prompt: str = ""  # "" = none
-    images: tuple[np.ndarray, ...] = ()  # uint8 [H, W, 3], RGB
+    # uint8 [H, W, 3], RGB: of NumPy, or of another library with DLPack or an array interface, on the host or
+    # on the runtime's GPU; then they are not copied through the host (multimodal/device_image.py)
+    images: tuple[Image, ...] = ()
     audio: tuple[Sound, ...] = ()  # placed before the text in the prompt
     # past poses (x, y[, heading]) in metres and radians in the robot's current frame, oldest first;
-    # None = the robot stood still
+    # None = the robot drove straight on at `speed`, and without a speed it stood still
     history: np.ndarray | None = None
     speed: float | None = None  # current speed in m/s, from 0 to 1000; None = computed from the history
     lora: str = ""  # name of the adapter; "" = the active adapter, "base" = the base model
@@ -146,12 +85,14 @@ class LLMGenerationRequest:
     # of a policy: the robot's state [D] in physical units; its values in the order of the policy's names
     state: np.ndarray | None = None
     cameras: tuple[str, ...] = ()  # of a policy: the cameras of `images`; empty = all cameras in their order
+    lm_head: str = ""  # name of the LM head; "" = the active one, "base" = that of the engine directory
+    output_hidden_states: bool = False  # report the states of the engine's hidden_state_layers for each token
 
     def __post_init__(self) -> None:
-        for name in ("prompt", "system_prompt", "lora"):
+        for name in ("prompt", "system_prompt", "lora", "lm_head"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} must be a string, got {quoted(getattr(self, name))}")
-        object.__setattr__(self, "images", tuple(self.images))
+        object.__setattr__(self, "images", tuple(map(as_image, self.images)))
         object.__setattr__(self, "videos", tuple(self.videos))
         for index, video in enumerate(self.videos):
             if not isinstance(video, Video):
@@ -163,12 +104,15 @@ class LLMGenerationRequest:
         if not isinstance(self.disable_spec_decode, bool):
             value = quoted(self.disable_spec_decode)
             raise ValueError(f"disable_spec_decode must be True or False, got {value}")
-        _check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        _check_integer("action_samples", self.action_samples, 0, 2**31 - 1)
+        if not isinstance(self.output_hidden_states, bool):
+            value = quoted(self.output_hidden_states)
+            raise ValueError(f"output_hidden_states must be True or False, got {value}")
+        check_number("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        check_number("action_samples", self.action_samples, 0, 2**31 - 1)
         if self.noise_seed is not None:
-            _check_integer("noise_seed", self.noise_seed, 0, MAX_SEED)
+            check_number("noise_seed", self.noise_seed, 0, MAX_SEED)
         if self.denoise_steps is not None:
-            _check_integer("denoise_steps", self.denoise_steps, 1, MAX_DENOISE_STEPS)
+            check_number("denoise_steps", self.denoise_steps, 1, MAX_DENOISE_STEPS)
         if self.speed is not None:
             check_speed("speed", self.speed)
         self._check_cameras()
@@ -188,7 +132,7 @@ class LLMGenerationRequest:
             raise ValueError(f"cameras must be different, got {quoted(self.cameras)}")
 
     @property
-    def prompt_images(self) -> tuple[np.ndarray, ...]:
+    def prompt_images(self) -> tuple[Image, ...]:
         """All images of the prompt in their order."""
         return self.images if self.messages is None else images_of(self.messages)
 
@@ -239,6 +183,14 @@ class LLMGenerationRequest:
             )
 
 
+@dataclass(frozen=True)
+class ToolCall:
+    """A function that the model calls, with its arguments: a JSON object."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
 @dataclass(frozen=True, eq=False)
 class LLMGenerationResponse:
     """The answer to one request."""
@@ -262,7 +214,14 @@ class LLMGenerationResponse:
     # seconds per stage of the whole batch: tokenize_s, vision_s, audio_s, prefill_s, decode_s, action_s,
     # keep_s (storing prompts in the prefix cache), first_token_s, total_s
     metrics: dict[str, float]
+    lm_head: str = ""  # name of the LM head that answered; "" = that of the engine directory
+    # by layer [n,H], for each token the state from which it was sampled: that of the token before it, in
+    # the engine's type; None if not requested, empty without tokens
+    hidden_states: Mapping[int, np.ndarray] | None = None
     reused_tokens: int = 0  # tokens of the prompt whose KV rows came from the prefix cache
+    # decode steps or rounds of drafting that the answer took; the first token is the prefill's. One more step
+    # follows a token that triggers the action head. 0 for a policy
+    steps: int = 0
     # whether `text` is complete by the request's JSON schema, regular expression or choices: false if the
     # limit, a stop string or a cancellation cut it; None if the request has none
     grammar_complete: bool | None = None

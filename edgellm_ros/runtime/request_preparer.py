@@ -6,24 +6,27 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from edgellm_ros.diffusion.action_runner import ActionRunner
 from edgellm_ros.diffusion.trajectory_history import check_history, history_speed, history_tokens
-from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.multimodal.audio_runner import AudioRunner
+from edgellm_ros.engine_directory.parts import ACTION, AUDIO, VISUAL, EngineParts
+from edgellm_ros.interruptible import InterruptedWorkError
+from edgellm_ros.multimodal.audio.runner import AudioRunner
 from edgellm_ros.multimodal.video import Video
 from edgellm_ros.multimodal.vision_runner import VisionRunner
+from edgellm_ros.runtime.adapters.lora import LoraAdapters
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
-from edgellm_ros.runtime.grammar import Grammars
-from edgellm_ros.runtime.lora import LoraAdapters
+from edgellm_ros.runtime.engines.lm_heads import LMHeads
+from edgellm_ros.runtime.grammar.grammar import Grammars
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
 from edgellm_ros.runtime.prompt.rope import get_rope_index, plain_rope_index
-from edgellm_ros.runtime.prompt.text_stream import TextStream
-from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 from edgellm_ros.runtime.prompt.video_layout import VideoLayout, lay_out_video
 from edgellm_ros.runtime.request import LLMGenerationRequest, check_speed
+from edgellm_ros.runtime.text.text_stream import TextStream
+from edgellm_ros.runtime.text.tokenizer import Tokenizer
 
 
 class RequestPreparer:
@@ -31,19 +34,22 @@ class RequestPreparer:
 
     def __init__(
         self,
-        config: EngineConfig,
+        parts: EngineParts,
         tokenizer: Tokenizer,
         prompts: PromptBuilder,
         loras: LoraAdapters,
+        lm_heads: LMHeads,
         vision: VisionRunner | None,
         audio: AudioRunner | None,
         action: ActionRunner | None,
         grammars: Grammars,
     ) -> None:
-        self._config = config
+        self._parts = parts
+        self._config = parts.config
         self._tokenizer = tokenizer
         self._prompts = prompts
         self._loras = loras
+        self._lm_heads = lm_heads
         self._vision = vision
         self._audio = audio
         self._action = action
@@ -65,6 +71,7 @@ class RequestPreparer:
             try:
                 first_row = sequences[-1].end_row if sequences else 0
                 sequences.append(self._prepare(request, first_row, noise_seed))
+                sequences[-1].request_index = index
             except ValueError as error:
                 raise ValueError(f"request {index}: {error}" if len(requests) > 1 else str(error)) from None
         return sequences
@@ -83,9 +90,9 @@ class RequestPreparer:
     def prepare_next_turn(self, answered: GenerationSequence) -> GenerationSequence | None:
         """Make a sequence of the ids that the next turn of a conversation begins with.
 
-        It has the encoder rows of the answered sequence, which must not have been overwritten. None if there
-        can be no next turn: the request has no messages, the prompt would be too long, or the chat template
-        refuses it.
+        The sequence has the encoder rows of the answered sequence, which must not have been overwritten. None
+        if there can be no next turn: the request has no messages, the prompt would be too long, or the chat
+        template refuses it.
         """
         if answered.request.messages is None:
             return None
@@ -99,6 +106,7 @@ class RequestPreparer:
         except ValueError:
             return None
         turn.adapter, turn.encoded_rows = answered.adapter, answered.encoded_rows
+        turn.request_index = answered.request_index
         turn.begins_later_prompts = True
         return turn
 
@@ -107,7 +115,7 @@ class RequestPreparer:
         action = self._config.expert
         speed, history = request.speed or 0.0, []
         if action is not None:
-            points = check_history(request.history, action.trajectory_history)
+            points = check_history(request.history, action.trajectory_history, speed)
             history = history_tokens(points, action.trajectory_history)
             if request.speed is None:
                 with np.errstate(over="ignore"):  # an infinite speed is refused below
@@ -122,7 +130,8 @@ class RequestPreparer:
         sequence = self._make_sequence(request, token_ids, grids, videos, audio_tokens, first_row)
         grammar = request.sampling.grammar
         if grammar is not None:
-            sequence.grammar = self._grammars.start(grammar)
+            with suppress(InterruptedWorkError):  # then the sequence is cancelled
+                sequence.grammar = self._grammars.start(grammar, lambda: not sequence.report("grammar", 0))
         sequence.speed = speed
         sequence.noise_seed = noise_seed if request.noise_seed is None else request.noise_seed
         return sequence
@@ -137,6 +146,7 @@ class RequestPreparer:
         first_row: int,
     ) -> GenerationSequence:
         config, action, tokens = self._config, self._config.expert, self._config.special_tokens
+        sampling = request.sampling.resolved(config.generation)
         if not token_ids:
             raise ValueError("the prompt has 0 tokens: the chat template rendered an empty text")
         if len(token_ids) > config.builder.max_input_len:
@@ -165,18 +175,20 @@ class RequestPreparer:
         before = token_ids[-1:] if request.continue_final_message else ()
         return GenerationSequence(
             request=request,
-            adapter=self._loras.get(request.lora),
+            sampling=sampling,
+            adapter=self._lm_heads.apply(self._loras.get(request.lora), request.lm_head),
             token_ids=token_ids,
             image_grids=grids,
             audio_tokens=audio_tokens,
             first_row=first_row,
             positions=positions,
             rope_delta=delta,
-            max_tokens=min(request.sampling.max_tokens, room),
+            max_tokens=min(sampling.max_tokens, room),
             stop_token_ids=config.stop_token_ids,
             future_start_token_id=action.future_start_token_id if action else None,
-            text=TextStream(self._tokenizer, request.sampling.stop, before),
+            text=TextStream(self._tokenizer, sampling.stop, before),
             videos=videos,
+            state_layers=config.hidden_state_layers,
         )
 
     def _lay_out(self, video: Video) -> VideoLayout:
@@ -187,25 +199,35 @@ class RequestPreparer:
         return lay_out_video(video, grid, vision.videos, config.video, self._tokenizer, tokens)
 
     def _check_against_engine(self, request: LLMGenerationRequest) -> None:
-        if request.prompt_images and self._vision is None:
-            raise ValueError("this engine has no vision encoder, the request has images")
-        if request.prompt_videos and (self._vision is None or self._vision.videos is None):
+        missing = self._parts.missing
+        if request.prompt_images and missing(VISUAL):
+            raise ValueError(f"{missing(VISUAL)}, the request has images")
+        if request.prompt_videos and self._config.video is None:
             raise ValueError("this engine takes no videos, the request has a video")
-        if request.prompt_audio and self._audio is None:
-            raise ValueError("this engine has no audio encoder, the request has audio")
+        if request.prompt_videos and missing(VISUAL):
+            raise ValueError(f"{missing(VISUAL)}, the request has a video")
+        if request.prompt_audio and missing(AUDIO):
+            raise ValueError(f"{missing(AUDIO)}, the request has audio")
         if request.logprobs > self._config.llm.output_vocab_size:
             raise ValueError(
                 f"logprobs {request.logprobs} exceeds the vocabulary of "
                 f"{self._config.llm.output_vocab_size} tokens"
             )
+        if request.output_hidden_states and not self._config.hidden_state_layers:
+            raise ValueError(
+                "this engine has no hidden states, the request has output_hidden_states: "
+                "export it with --hidden-states"
+            )
         if request.state is not None or request.cameras:
             field = "cameras" if request.state is None else "a state"
             raise ValueError(f"this engine is no policy, the request has {field}")
         if self._action is None:
-            if request.action_samples or request.history is not None:
-                raise ValueError("this engine has no action head, the request has action_samples or history")
+            if request.history is not None and self._config.expert is None:
+                raise ValueError(f"{missing(ACTION)}, the request has a history")
+            if request.action_samples:
+                raise ValueError(f"{missing(ACTION)}, the request has action_samples")
             if request.previous_chunk is not None:
-                raise ValueError("this engine has no action head, the request has a previous_chunk")
+                raise ValueError(f"{missing(ACTION)}, the request has a previous_chunk")
             return
         if request.previous_chunk is not None:
             try:

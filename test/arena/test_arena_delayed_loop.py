@@ -8,10 +8,10 @@ from itertools import count
 import numpy as np
 import pytest
 
-from edgellm_ros.arena import expert
-from edgellm_ros.arena.closed_loop import Plan, drive
-from edgellm_ros.arena.delayed_loop import Execution, delay_in_steps, drive_delayed
-from edgellm_ros.arena.episode import Outcome, World, make_episode
+from edgellm_arena.driving import expert
+from edgellm_arena.episodes.closed_loop import Plan, drive
+from edgellm_arena.episodes.delayed_loop import Execution, delay_in_steps, drive_delayed
+from edgellm_arena.episodes.episode import Outcome, World, make_episode
 
 STOPPED = None
 
@@ -75,7 +75,7 @@ def test_a_plan_takes_over_at_the_row_of_its_age():
     assert [call[:2] for call in planner.calls] == [(4, 0), (16, 4), (24, 4)]
 
 
-def test_with_a_delay_longer_than_the_frames_interval_the_next_frame_is_taken_at_the_takeover():
+def test_if_the_delay_exceeds_the_frames_interval_a_takeover_takes_the_next_frame():
     world, planner = drive_for(50, 10, Execution.ASYNC)
     assert driven_rows(world)[10:] == [*rows(0, 20), *rows(1, 10, 20), *rows(2, 10, 20)]
     assert [call[:2] for call in planner.calls] == [(10, 0), (30, 10), (40, 10)]

@@ -9,12 +9,12 @@ from functools import cache
 import numpy as np
 import pytest
 
-from edgellm_ros.arena import expert
-from edgellm_ros.arena.closed_loop import Plan, drive
-from edgellm_ros.arena.episode import Episode, Outcome, World
-from edgellm_ros.arena.episode import make_episode as make_new_episode
-from edgellm_ros.arena.scene import Scene, make_solid, random_look
-from edgellm_ros.arena.unicycle import ACCEL_MAX, ACCEL_MIN, CURVATURE_MAX, V_MAX, State, rollout
+from edgellm_arena.driving import expert
+from edgellm_arena.episodes.closed_loop import Plan, drive
+from edgellm_arena.episodes.episode import Episode, Outcome, World
+from edgellm_arena.episodes.episode import make_episode as make_new_episode
+from edgellm_arena.world.scene import Scene, make_solid, random_look
+from edgellm_arena.world.unicycle import ACCEL_MAX, ACCEL_MIN, CURVATURE_MAX, V_MAX, State, rollout
 
 make_episode = cache(make_new_episode)  # the tests share episodes, which nothing changes
 

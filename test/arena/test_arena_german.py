@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm_ros.arena.expert import BRISK, CAREFUL
-from edgellm_ros.arena.german import is_german, to_english, to_german
-from edgellm_ros.arena.situation import sample_situations
+from edgellm_arena.driving.expert import BRISK, CAREFUL
+from edgellm_arena.episodes.situation import sample_situations
+from edgellm_arena.words.german import is_german, to_english, to_german
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,10 @@ from edgellm_ros.arena.situation import sample_situations
             "i see a blue cone on the left, a grey obstacle on the right and a red box straight ahead.",
             "ich sehe einen blauen kegel links, ein graues hindernis rechts und eine rote kiste geradeaus.",
         ),
-        ("i do not see a yellow cylinder. i stop.", "ich sehe keinen gelben zylinder. ich halte an."),
+        (
+            "i do not see a yellow cylinder. i look around.",
+            "ich sehe keinen gelben zylinder. ich sehe mich um.",
+        ),
         ("i do not see a box.", "ich sehe keine kiste."),
     ],
 )

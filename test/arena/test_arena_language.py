@@ -6,14 +6,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm_ros.arena import answers
-from edgellm_ros.arena.answers import Answer, Mention, parse_answer
-from edgellm_ros.arena.episode import Episode
-from edgellm_ros.arena.language import KINDS, TEMPLATES, Command, sample_command, vocabulary
-from edgellm_ros.arena.scene import Scene, make_solid, random_look
-from edgellm_ros.arena.scoring import check, is_true, names_target
-from edgellm_ros.arena.situation import Situation, sample_situations
-from edgellm_ros.arena.unicycle import State
+from edgellm_arena.episodes.episode import Episode
+from edgellm_arena.episodes.scoring import check, is_true, names_target
+from edgellm_arena.episodes.situation import Situation, sample_situations
+from edgellm_arena.words import answers
+from edgellm_arena.words.answers import Answer, Mention, parse_answer
+from edgellm_arena.words.language import KINDS, TEMPLATES, Command, sample_command, vocabulary
+from edgellm_arena.world.scene import Scene, make_solid, random_look
+from edgellm_arena.world.unicycle import State
 
 
 def two_solids() -> Scene:
@@ -126,7 +126,10 @@ def test_distances_are_said_in_half_metres(metres, said):
             "the blue ball is straight ahead, about half a metre away. i am there and stop.",
             Answer((Mention("blue", "ball", "ahead", 0.5),), way="there", stops=True),
         ),
-        ("i do not see a green cone. i stop.", Answer((Mention("green", "cone"),), seen=False, stops=True)),
+        (
+            "i do not see a green cone. i look around.",
+            Answer((Mention("green", "cone"),), seen=False, looks=True),
+        ),
         ("i do not see a cone.", Answer((Mention(None, "cone"),), seen=False)),
         (
             "i see a red box on the left, a grey obstacle straight ahead and a blue ball on the right.",
@@ -165,7 +168,7 @@ def test_the_right_answer_is_true_in_every_part():
         ("the red ball is ahead on the left, about two metres away. the way is clear.", {"shape"}),
         ("the red box is straight ahead, about two metres away. the way is clear.", {"side"}),
         ("the red box is ahead on the left, about two metres away. an obstacle is in the way.", {"way"}),
-        ("i do not see a red box. i stop.", {"seen", "side", "distance", "way"}),
+        ("i do not see a red box. i look around.", {"seen", "side", "distance", "way"}),
         ("", {"seen", "color", "shape", "side", "distance", "way"}),
     ],
 )
@@ -175,9 +178,10 @@ def test_each_wrong_part_of_an_answer_is_found(text, wrong):
 
 def test_a_thing_that_is_not_there_must_not_be_seen():
     absent = situation("go", None)
-    assert is_true("i do not see a red box. i stop.", absent)
+    assert is_true("i do not see a red box. i look around.", absent)
+    assert not is_true("i do not see a red box. i stop.", absent)
     assert not is_true("the red box is ahead on the left, about two metres away.", absent)
-    assert not is_true("i do not see a blue box. i stop.", absent)
+    assert not is_true("i do not see a blue box. i look around.", absent)
 
 
 def test_descriptions_are_compared_as_sets():
@@ -204,13 +208,13 @@ def test_every_template_of_a_named_thing_has_a_place_for_it():
     "text, understood",
     [
         ("die rote kiste ist geradeaus, etwa zwei meter entfernt. der weg ist frei. ich fahre hin", True),
-        ("ich sehe keine kiste. ich halte an.", True),
+        ("ich sehe keine kiste. ich sehe mich um.", True),
         ("der rote ball ist geradeaus, etwa zwei meter entfernt.", False),
         ("der rote kiste ist geradeaus, etwa zwei meter entfernt.", False),  # wrong German
         ("the red box is straight ahead, about two metres away. the way is clear. i drive there", True),
         ("the red box is on the left, about five metres away.", True),
-        ("i do not see a red box. i stop.", True),
-        ("i do not see a box. i stop.", True),
+        ("i do not see a red box. i look around.", True),
+        ("i do not see a box. i look around.", True),
         ("the blue box is straight ahead, about two metres away.", False),
         ("the red ball is straight ahead, about two metres away.", False),
         ("i see a red box straight ahead and a blue ball on the left.", False),

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm_ros.arena.camera import CAMERA, rays
-from edgellm_ros.arena.unicycle import (
+from edgellm_arena.world.camera import CAMERA, rays
+from edgellm_arena.world.unicycle import (
     ACCEL_MIN,
     CURVATURE_MAX,
     DT,

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm_ros.arena.person import AFTER, BEFORE, person_of
-from edgellm_ros.arena.voice import VARIANTS
+from edgellm_arena.speech.person import AFTER, BEFORE, person_of
+from edgellm_arena.speech.voice import VARIANTS
 
 
 def test_an_episode_sounds_the_same_every_time():

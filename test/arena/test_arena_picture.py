@@ -7,11 +7,11 @@ import cv2
 import numpy as np
 import pytest
 
-from edgellm_ros.arena import expert
-from edgellm_ros.arena.closed_loop import Plan, drive
-from edgellm_ros.arena.episode import Outcome, World, make_episode
-from edgellm_ros.arena.picture import draw_episode, overlay, save_episode
-from edgellm_ros.arena.unicycle import State, rollout
+from edgellm_arena.driving import expert
+from edgellm_arena.episodes.closed_loop import Plan, drive
+from edgellm_arena.episodes.episode import Outcome, World, make_episode
+from edgellm_arena.episodes.picture import draw_episode, overlay, save_episode
+from edgellm_arena.world.unicycle import State, rollout
 
 
 def test_the_path_is_painted_where_it_lies_on_the_floor():
@@ -47,7 +47,7 @@ def test_an_episode_becomes_a_picture(tmp_path, drives):
     def think(frame):
         assert frame.shape == (224, 320, 3)
         if not drives:
-            return Plan("i do not see it. i stop.", None)
+            return Plan("i do not see it. i look around.", None)
         routes = expert.routes(world.scene, world.state, episode.target)
         others = np.stack([r.actions[:40] for r in routes])
         return Plan("i drive. " * 12, expert.choose(routes, rng).actions[:40], others)

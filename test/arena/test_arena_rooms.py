@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgellm_ros.arena.rooms import KINDS, MICROPHONES, NOISES, Room, hear, sample_room
+from edgellm_arena.speech.rooms import KINDS, MICROPHONES, NOISES, Room, hear, sample_room
 from edgellm_ros.multimodal.sound import Sound
 
 QUIET = Room(0.02, 60.0, 8000, "hiss", 120.0, (0, 8000), -6.0, seed=0)

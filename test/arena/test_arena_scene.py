@@ -8,9 +8,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from edgellm_ros.arena.camera import CAMERA
-from edgellm_ros.arena.renderer import identify, render
-from edgellm_ros.arena.scene import (
+from edgellm_arena.world.camera import CAMERA
+from edgellm_arena.world.renderer import identify, render
+from edgellm_arena.world.scene import (
     COLORS,
     OBSTACLE_SHAPES,
     SHAPES,
@@ -21,8 +21,8 @@ from edgellm_ros.arena.scene import (
     make_solid,
     random_look,
 )
-from edgellm_ros.arena.unicycle import State
-from edgellm_ros.arena.visibility import Sight, sights
+from edgellm_arena.world.unicycle import State
+from edgellm_arena.world.visibility import Sight, sights
 
 
 def scene_of(*solids: Solid, seed: int = 0) -> Scene:

@@ -8,12 +8,13 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from edgellm_ros.arena.episode import SUCCESS_DISTANCE, TIMEOUT, Outcome, World, make_episode
-from edgellm_ros.arena.expert import CAREFUL, blocking
-from edgellm_ros.arena.scoring import is_true
-from edgellm_ros.arena.situation import FAMILIES, KINDS, sample_situation, sample_situations, situations
-from edgellm_ros.arena.unicycle import HISTORY, HORIZON, State, rollout
-from edgellm_ros.arena.visibility import Sight, sights
+from edgellm_arena.driving.expert import CAREFUL, blocking
+from edgellm_arena.driving.search import LEFT, RIGHT
+from edgellm_arena.episodes.episode import SUCCESS_DISTANCE, TIMEOUT, Outcome, World, make_episode
+from edgellm_arena.episodes.scoring import is_true
+from edgellm_arena.episodes.situation import FAMILIES, KINDS, sample_situation, sample_situations, situations
+from edgellm_arena.world.unicycle import HISTORY, HORIZON, State, rollout
+from edgellm_arena.world.visibility import Sight, sights
 
 
 def same(a, b) -> bool:
@@ -46,13 +47,13 @@ def test_actions_come_with_drives_and_only_with_them():
 
 
 @pytest.mark.slow
-def test_targets_are_in_view_and_unseen_things_are_denied():
+def test_targets_are_in_view_and_unseen_things_are_searched():
     for moment in sample_situations(np.random.default_rng(1), 60, kind="go"):
         if moment.target is None:
             assert "do not see" in moment.answer
-            np.testing.assert_array_equal(moment.actions[:, 1], 0)
+            assert moment.side in (LEFT, RIGHT)
         else:
-            assert sights(moment.scene, moment.state)[moment.target] is Sight.SEEN
+            assert sights(moment.scene, moment.state)[moment.target] is not Sight.UNSEEN
 
 
 @pytest.mark.slow
@@ -105,6 +106,13 @@ def test_episodes_follow_from_the_seed_and_can_be_done():
         assert 1.5 <= distance <= 3.5
         families.add(episode.family)
     assert families == {"random", "dead_ahead"}
+
+
+@pytest.mark.slow
+def test_out_of_sight_episodes_begin_with_the_target_out_of_view():
+    starts = [make_episode(seed, "out_of_sight") for seed in range(12)]
+    assert all(sights(e.scene, e.start)[e.target] is Sight.UNSEEN for e in starts)
+    assert len({e.start.heading for e in starts}) == 12
 
 
 def test_dead_ahead_episodes_have_something_in_the_way():

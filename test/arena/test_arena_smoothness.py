@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm_ros.arena.smoothness import excess_jumps, jumps
+from edgellm_arena.driving.smoothness import excess_jumps, jumps
 
 
 def track(speeds, headings) -> np.ndarray:

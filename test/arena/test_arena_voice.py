@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.memory import read_memory
-from edgellm_ros.arena.voice import ACCENTS, ESPEAK_RATE, VARIANTS, Voice, sample_voice, speak
+from edgellm_arena.speech.voice import ACCENTS, ESPEAK_RATE, VARIANTS, Voice, sample_voice, speak
 
 SENTENCE = "Robot, go to the red box, please."
 

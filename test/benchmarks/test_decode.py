@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 from benchmarks import decode, random_checkpoint
+from benchmarks.decode_paths import GENERATE, IN_PROCESS, LOOP, NO_GRAPHS
 from benchmarks.decode_runs import bytes_per_step, make_requests, observe_steps
 from benchmarks.decode_runs import decode as decode_requests
 from benchmarks.model_shapes import SHAPES, parse_shape
 from benchmarks.published_models import MODELS
 from benchmarks.random_checkpoint import write_checkpoint
 from edgellm_ros.builder import export
-from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT
+from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine.device import CpuDevice, HostCopy
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
@@ -45,6 +47,30 @@ def test_the_last_line_is_the_result_as_json(capsys):
     returned = decode.main(options("--no-transformers"))
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last == {"benchmark": "decode", **returned}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("real", [False, True])
+def test_the_paths_that_users_take_are_compared_with_the_loop(real, capsys, device_arguments):
+    """The command line answers in its own process; without graphs only a GPU differs."""
+    arguments = ["--checkpoint", str(ARENA_CHECKPOINT)] if real else []
+    found = decode.main([*options("--paths", *device_arguments), *arguments])
+    ours = [IN_PROCESS, GENERATE] + ([NO_GRAPHS] if found["device"] != "cpu" else [])
+    assert list(found["paths"]) == [LOOP, *ours]
+    assert found["same_tokens"] is True
+    loop_ms = found["paths"][LOOP]["token_ms"]
+    for name in ours:
+        path = found["paths"][name]
+        assert path["times_loop"] == pytest.approx(path["token_ms"] / loop_ms)
+        assert 0.05 < path["times_loop"] < 20  # other work on the machine, but the same unit and tokens
+        assert path["first_ms"] > 0
+    differences = [abs(found["paths"][name]["times_loop"] - 1) for name in (IN_PROCESS, GENERATE)]
+    assert found["largest_difference"] == max(differences)
+    changes = found["changed_from_defaults"]
+    assert (changes["prefix_cache_bytes"], changes["max_batch_size"]) == (0, 1)
+    told = capsys.readouterr().err
+    assert "changed from the defaults: prefix_cache_bytes=0, max_batch_size=1" in told
+    assert f"{GENERATE:<52}" in told
 
 
 @pytest.mark.slow
@@ -158,7 +184,14 @@ def test_a_checkpoint_is_made_again_only_for_other_weights(tmp_path):
 
 def test_prompts_have_as_many_tokens_as_asked_for_and_answers_never_stop(tmp_path):
     write_checkpoint(tmp_path / "checkpoint", parse_shape(SMALL), "fp32")
-    export(tmp_path / "checkpoint", tmp_path / "engine", "fp32", 2, CONTEXT, CONTEXT + 100)
+    export(
+        tmp_path / "checkpoint",
+        tmp_path / "engine",
+        precision="fp32",
+        max_batch_size=2,
+        max_input_len=CONTEXT,
+        max_kv_cache_capacity=CONTEXT + 100,
+    )
     with LLMInferenceRuntime(tmp_path / "engine", prefix_cache_bytes=0) as runtime:
         responses = decode_requests(runtime, make_requests(2, CONTEXT, 100))
     assert [response.prompt_tokens for response in responses] == [CONTEXT, CONTEXT]
@@ -168,7 +201,14 @@ def test_prompts_have_as_many_tokens_as_asked_for_and_answers_never_stop(tmp_pat
 
 def test_an_answer_that_ends_early_is_an_error(tmp_path):
     write_checkpoint(tmp_path / "checkpoint", parse_shape(SMALL), "fp32")
-    export(tmp_path / "checkpoint", tmp_path / "engine", "fp32", 1, CONTEXT, CONTEXT + 5)
+    export(
+        tmp_path / "checkpoint",
+        tmp_path / "engine",
+        precision="fp32",
+        max_batch_size=1,
+        max_input_len=CONTEXT,
+        max_kv_cache_capacity=CONTEXT + 5,
+    )
     with (
         LLMInferenceRuntime(tmp_path / "engine", prefix_cache_bytes=0) as runtime,
         pytest.raises(RuntimeError, match="ended after 5 of 9 tokens"),
@@ -193,7 +233,14 @@ class SlowDevice(CpuDevice):
 
 def test_waiting_for_tokens_is_no_time_of_the_host(tmp_path):
     write_checkpoint(tmp_path / "checkpoint", parse_shape(SMALL), "fp32")
-    export(tmp_path / "checkpoint", tmp_path / "engine", "fp32", 2, CONTEXT, CONTEXT + TOKENS)
+    export(
+        tmp_path / "checkpoint",
+        tmp_path / "engine",
+        precision="fp32",
+        max_batch_size=2,
+        max_input_len=CONTEXT,
+        max_kv_cache_capacity=CONTEXT + TOKENS,
+    )
     device = SlowDevice()
     with LLMInferenceRuntime(tmp_path / "engine", device=device, prefix_cache_bytes=0) as runtime:
         times = observe_steps(runtime, device, make_requests(2, CONTEXT, TOKENS))
@@ -210,6 +257,7 @@ def test_waiting_for_tokens_is_no_time_of_the_host(tmp_path):
         (["--shape", "qwen3-4b,layers=2"], "'layers=2'"),
         (["--batch", "1,0"], "at least 1"),
         (["--profile"], "--device cuda"),
+        (["--checkpoint", "somewhere"], "--checkpoint needs --paths"),
         (["--frame", "64x48"], "a shape with a vision tower"),
         (["--shape", "qwen3-vl-2b,layers=2"], "'layers=2'"),
     ],

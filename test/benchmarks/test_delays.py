@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.analytic_driver import play_driver
 from benchmarks.delays import Case, main, result_of, table
-from edgellm_ros.ros.arena.demo import JUMPS
+from edgellm_arena.ros.demo import JUMPS
 
 OUTCOME = {
     "number": 0, "seed": 90_000, "outcome": "success", "time": 5.0, "plans": 2, "plan_seconds": [0.1],

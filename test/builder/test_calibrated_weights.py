@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scales of layers' inputs are folded without a trace.
 
-They are chosen so that rounding costs less.
+Scales are chosen so that rounding costs less.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from edgellm_ros.builder import export
-from edgellm_ros.builder.calibration import find_scales, plan_calibration
-from edgellm_ros.builder.export_plan import ExportOptions
-from edgellm_ros.builder.quantization.folding import InputGroup
-from edgellm_ros.builder.quantization.rounding import RoundedLayout
-from edgellm_ros.builder.quantization.search import GroupScales
+from edgellm_ros.builder.calibration.folding import InputGroup
+from edgellm_ros.builder.calibration.rounding import RoundedLayout
+from edgellm_ros.builder.calibration.search import GroupScales
+from edgellm_ros.builder.exporter.calibration import find_scales, plan_calibration
+from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.cli import calibration
 from edgellm_ros.cli.calibration import layer_inputs
 from edgellm_ros.cli.quantization_cost import logits
@@ -80,7 +80,7 @@ def test_scales_of_inputs_leave_the_logits_of_weights_that_are_not_rounded(tmp_p
 
 
 @pytest.mark.slow
-def test_every_rounded_layer_is_in_one_group_and_those_behind_mixed_channels_are_not_scaled(tmp_path):
+def test_each_rounded_layer_is_in_one_group_unscaled_behind_mixed_channels(tmp_path):
     for name, family in FAMILIES.items():
         plan = plan_calibration(family(tmp_path / name), ExportOptions(**OPTIONS))
         layers = [layer for group in plan.groups for layer in group.layers]
@@ -118,7 +118,7 @@ def runs_over(engine: Path, rng: np.random.Generator, count: int) -> list[TokenR
 def test_few_of_many_tokens_are_kept_and_magnitudes_are_those_of_all(tmp_path, rng, monkeypatch):
     checkpoint = write_outlier_checkpoint(tmp_path / "checkpoint")
     plan = plan_calibration(checkpoint, ExportOptions(**OPTIONS))
-    export(checkpoint, tmp_path / "plain", **plan.arguments)
+    export(checkpoint, tmp_path / "plain", plan.options)
     runs = runs_over(tmp_path / "plain", rng, 3)
     every = layer_inputs(tmp_path / "plain", runs, plan)
     monkeypatch.setattr(calibration, "MAX_ROWS", 13)
@@ -140,7 +140,7 @@ def test_outlier_channels_cost_less_than_half_of_plain_roundings_error_in_new_lo
     checkpoint = write_outlier_checkpoint(tmp_path / "checkpoint")
     options = {**OPTIONS, "quantize": kind}
     plan = plan_calibration(checkpoint, ExportOptions(**options))
-    export(checkpoint, tmp_path / "plain", **plan.arguments)
+    export(checkpoint, tmp_path / "plain", plan.options)
     inputs = layer_inputs(tmp_path / "plain", runs_over(tmp_path / "plain", rng, 8), plan)
     scales = find_scales(plan, inputs)
     assert len(scales) == len(plan.groups) == 3 * 4

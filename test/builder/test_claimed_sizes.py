@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes of a configuration that no tensor of the checkpoint has are refused.
 
-They are refused before they are computed with.
+The refusal comes before any computation with them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from edgellm_ros.builder.export_plan import ExportOptions, plan_export
+from edgellm_ros.builder.exporter.options import ExportOptions
+from edgellm_ros.builder.exporter.plan import plan_export
 from fixtures.changed_json import change
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint

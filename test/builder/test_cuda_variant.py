@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The LLM graph for CUDA computes what the graph with a mask computes.
 
-It is for ONNX Runtime's CUDA provider.
+The graph is for ONNX Runtime's CUDA provider.
 """
 
 from __future__ import annotations

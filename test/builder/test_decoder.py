@@ -14,13 +14,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import export
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.checkpoint_config import read_section
-from edgellm_ros.builder.decoder import DecoderArchitecture, build_decoder
-from edgellm_ros.builder.decoder_cuda import build_cuda_decoder
+from edgellm_ros.builder.checkpoint.checkpoint_config import read_section
 from edgellm_ros.builder.families import llama
-from edgellm_ros.builder.lm_head import LMHead
-from edgellm_ros.builder.model import LLMOptions
+from edgellm_ros.builder.graph.lm_head import LMHead
+from edgellm_ros.builder.lowering.onnxruntime_cuda.decoder import build_cuda_llm
+from edgellm_ros.builder.lowering.options import LLMOptions
+from edgellm_ros.builder.lowering.standard.decoder import build_llm
+from edgellm_ros.builder.model.decoder import Decoder
+from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.rope_config import RopeConfig
@@ -85,15 +86,15 @@ def checkpoint(tmp_path) -> Path:
     return write_decoder_checkpoint(tmp_path / "checkpoint", "llama", num_key_value_heads=4)
 
 
-def decoder_with(checkpoint: Path, frequencies: list[float]) -> DecoderArchitecture:
+def decoder_with(checkpoint: Path, frequencies: list[float]) -> Decoder:
     """Read a decoder, and replace the frequencies of its RoPE."""
     decoder = llama.read_decoder(read_section(checkpoint / "config.json"))
-    rope = dataclasses.replace(decoder.runner.rope, frequencies=tuple(frequencies))
-    return dataclasses.replace(decoder, runner=dataclasses.replace(decoder.runner, rope=rope))
+    rope = dataclasses.replace(decoder.config.rope, frequencies=tuple(frequencies))
+    return dataclasses.replace(decoder, config=dataclasses.replace(decoder.config, rope=rope))
 
 
-def options_of(decoder: DecoderArchitecture, weights: Weights) -> LLMOptions:
-    sizes = decoder.runner.vocab_size, decoder.runner.hidden_size
+def options_of(decoder: Decoder, weights: Weights) -> LLMOptions:
+    sizes = decoder.config.vocab_size, decoder.config.hidden_size
     return LLMOptions("fp32", CAPACITY, LMHead(weights, decoder.embedding, *sizes, is_embedding=True))
 
 
@@ -128,18 +129,18 @@ def test_a_head_may_be_rotated_in_part(checkpoint, tmp_path):
         ("whole", whole, permuted(checkpoint, order)),
     ):
         decoder, weights = decoder_with(checkpoint, frequencies), Weights(source)
-        graph = build_decoder(decoder, weights, options_of(decoder, weights))
+        graph = build_llm(decoder, weights, options_of(decoder, weights))
         path, _ = graph.save(tmp_path / name / "model.onnx")
-        logits.append(run(path, decoder.runner.rope, embeds, np.tri(20, dtype=bool), np.arange(20)))
+        logits.append(run(path, decoder.config.rope, embeds, np.tri(20, dtype=bool), np.arange(20)))
     np.testing.assert_allclose(logits[0], logits[1], atol=1e-4)
-    still = dataclasses.replace(decoder.runner.rope, frequencies=(0.0,) * 8)
+    still = dataclasses.replace(decoder.config.rope, frequencies=(0.0,) * 8)
     assert np.abs(logits[0] - run(path, still, embeds, np.tri(20, dtype=bool), np.arange(20))).max() > 0.1
 
 
 def test_both_graphs_rotate_the_same_part_of_a_head(checkpoint):
     decoder, weights = decoder_with(checkpoint, [1.0, 0.3, 0.05]), Weights(checkpoint)
     options = options_of(decoder, weights)
-    for build in (build_decoder, build_cuda_decoder):
+    for build in (build_llm, build_cuda_llm):
         nodes = [node for node in build(decoder, weights, options).graph if node.op_type == "RotaryEmbedding"]
         assert len(nodes) == 6
         assert {node.attributes["rotary_embedding_dim"].as_int() for node in nodes} == {6}
@@ -159,9 +160,9 @@ def test_a_decoder_of_a_larger_model_computes_the_same_and_takes_the_same_adapte
     for name, source in (("model", checkpoint), (prefix, copy)):
         decoder, weights = llama.read_decoder(section, name), Weights(source)
         options = options_of(decoder, weights)
-        path, _ = build_decoder(decoder, weights, options).save(tmp_path / name / "model.onnx")
-        logits.append(run(path, decoder.runner.rope, embeds, np.tri(9, dtype=bool), np.arange(9)))
-        with_lora = build_decoder(decoder, weights, dataclasses.replace(options, lora=True))
+        path, _ = build_llm(decoder, weights, options).save(tmp_path / name / "model.onnx")
+        logits.append(run(path, decoder.config.rope, embeds, np.tri(9, dtype=bool), np.arange(9)))
+        with_lora = build_llm(decoder, weights, dataclasses.replace(options, lora=True))
         inputs.append([value.name for value in with_lora.graph.inputs])
     np.testing.assert_array_equal(logits[0], logits[1])
     assert inputs[0] == inputs[1]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The graphs for CUDA of a draft head and of its base.
 
-They compute what the graphs with a mask compute.
+Both compute what the graphs with a mask compute.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def engine(request, tmp_path_factory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("draft")
     checkpoint = write_decoder_checkpoint(folder / "checkpoint", family)
     write_random_head(checkpoint / "draft", base_config(checkpoint), **head)
-    export(checkpoint, folder / "engine", precision)
+    export(checkpoint, folder / "engine", precision=precision)
     return request.param, folder / "engine"
 
 

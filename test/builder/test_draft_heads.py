@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import ExportOptions, check, export, inspect, render, render_check
-from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.draft.base_states import read_base_state_layers
 from edgellm_ros.engine_directory.config import EngineConfig
 from fixtures.changed_json import change
@@ -369,8 +369,8 @@ def test_the_weights_of_the_base_are_stored_once(engine, tmp_path):
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_the_check_tells_files_and_memory_of_the_export(engine, tmp_path, precision):
     checkpoint = engine.parent / "checkpoint"
-    report = check(checkpoint, ExportOptions(precision))
-    export(checkpoint, tmp_path, precision)
+    report = check(checkpoint, ExportOptions(precision=precision))
+    export(checkpoint, tmp_path, precision=precision)
     files = {path.relative_to(tmp_path).as_posix(): path for path in tmp_path.rglob("*") if path.is_file()}
     del files["config.json"]
     assert report.files == {name: path.stat().st_size for name, path in sorted(files.items())}
@@ -407,7 +407,7 @@ def test_a_graph_with_weights_of_its_own_names_all_its_files_of_weights(engine):
 
 
 def test_only_the_head_s_map_is_read_before_the_files_are_written(base, head, monkeypatch):
-    from edgellm_ros.builder.safetensors_file import StoredTensor
+    from edgellm_ros.builder.checkpoint.safetensors_file import StoredTensor
 
     read, original = [], StoredTensor.read
 
@@ -446,11 +446,11 @@ def test_the_fusion_of_large_states_stays_finite_in_half_precision(base, tmp_pat
 
     NaN there would be NaN everywhere.
     """
-    from edgellm_ros.engine.onnxruntime_session import open_session
+    from edgellm_ros.engine.onnxruntime.session import open_session
     from fixtures.exported_graphs import CAPACITY
 
     head = write_head(base, tmp_path, tensors={"fc.weight": np.full((HIDDEN, 3 * HIDDEN), 8, np.float16)})
-    export(base, tmp_path / "engine", "fp16", draft=head)
+    export(base, tmp_path / "engine", precision="fp16", draft=head)
     session = open_session(tmp_path / "engine" / "llm" / "verify.onnx")
     inputs = {
         node.name: np.zeros(

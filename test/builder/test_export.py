@@ -12,9 +12,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import export
+from edgellm_ros.builder.checkpoint.safetensors_file import StoredTensor
 from edgellm_ros.builder.families.qwen3_vl import config as qwen3_vl_config
-from edgellm_ros.builder.safetensors_file import StoredTensor
-from edgellm_ros.engine.onnxruntime_session import open_session
+from edgellm_ros.engine.onnxruntime.session import open_session
 from edgellm_ros.engine_directory.config import EngineConfig
 from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint
 
@@ -250,3 +250,8 @@ def test_an_interrupted_export_leaves_no_loadable_engine(tiny_checkpoint, tmp_pa
         export(tiny_checkpoint, engine, **LIMITS)
     with pytest.raises(FileNotFoundError, match="not an engine directory"):
         EngineConfig.load(engine)
+
+
+def test_layers_of_hidden_states_may_be_any_sequence(tiny_checkpoint, tmp_path):
+    export(tiny_checkpoint, tmp_path, hidden_state_layers=range(1, 3))
+    assert EngineConfig.load(tmp_path).hidden_state_layers == (1, 2)

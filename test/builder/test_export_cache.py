@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from edgellm_ros.builder.export_cache import export_if_needed
-from edgellm_ros.runtime.lora import find_adapters
+from edgellm_ros.runtime.adapters.lora import find_adapters
 from fixtures.tiny_adapter import write_adapter
 
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from edgellm_ros.builder import ExportOptions, check, export, inspect, render_check, text_model
-from edgellm_ros.builder.decoder_cuda import build_cuda_decoder
-from edgellm_ros.builder.safetensors_file import StoredTensor
+from edgellm_ros.builder import ExportOptions, check, export, inspect, render_check
+from edgellm_ros.builder.checkpoint.safetensors_file import StoredTensor
+from edgellm_ros.builder.exporter import artefacts
+from edgellm_ros.builder.lowering.onnxruntime_cuda.decoder import build_cuda_llm
 from fixtures.sparse_checkpoint import write_sparse_checkpoint
 from fixtures.tiny_adapter import write_adapter
 from fixtures.tiny_checkpoint import write_json
@@ -30,8 +31,8 @@ def sizes(engine):
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_files_and_memory_are_those_of_the_export(tiny_checkpoint, tmp_path, precision):
-    report = check(tiny_checkpoint, ExportOptions(precision, **LIMITS))
-    config = export(tiny_checkpoint, tmp_path / "engine", precision, **LIMITS)
+    report = check(tiny_checkpoint, ExportOptions(precision=precision, **LIMITS))
+    config = export(tiny_checkpoint, tmp_path / "engine", precision=precision, **LIMITS)
     assert report.files == sizes(tmp_path / "engine")
     assert report.bytes == sum(entry.size for entry in config.files)
     assert report.config == dataclasses.replace(config, files=())
@@ -114,11 +115,11 @@ def test_a_variant_needs_the_weights_of_its_graph(tiny_checkpoint, monkeypatch):
     """The check of the variant comes before anything is written."""
 
     def with_one_more(*arguments):
-        graph = build_cuda_decoder(*arguments)
+        graph = build_cuda_llm(*arguments)
         graph.weight("model.more.weight", (2,), lambda: np.zeros(2))
         return graph
 
-    monkeypatch.setattr(text_model, "build_cuda_decoder", with_one_more)
+    monkeypatch.setattr(artefacts, "build_cuda_llm", with_one_more)
     with pytest.raises(ValueError, match=r"llm has no weight 'model\.more\.weight'"):
         check(tiny_checkpoint)
 
@@ -148,6 +149,9 @@ def test_a_model_of_the_size_of_the_largest_takes_no_weights(tmp_path):
     }
     write_json(tmp_path / "config.json", config)
     write_sparse_checkpoint(tmp_path, config["text_config"])
-    report = check(tmp_path, ExportOptions("fp16", 1, 4000, 8192))
+    report = check(
+        tmp_path,
+        ExportOptions(precision="fp16", max_batch_size=1, max_input_len=4000, max_kv_cache_capacity=8192),
+    )
     assert report.parameters == 8_190_735_360  # as its model card tells
     assert report.memory.kv_cache_per_token == 147456

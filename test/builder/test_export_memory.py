@@ -35,7 +35,7 @@ def memory(key):
     return int(re.search(rf"{key}:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
 
 before = memory("VmRSS")
-export(sys.argv[1], sys.argv[2], sys.argv[3], lm_head_input=len(sys.argv) > 4)
+export(sys.argv[1], sys.argv[2], precision=sys.argv[3], lm_head_input=len(sys.argv) > 4)
 print(memory("VmHWM") - before)
 """
 

@@ -13,13 +13,13 @@ import onnxruntime
 import pytest
 
 from edgellm_ros.builder import export
-from edgellm_ros.builder.export_check import check
-from edgellm_ros.builder.export_plan import ExportOptions
-from edgellm_ros.builder.graph import FLOAT, INT64
-from edgellm_ros.builder.layers import ModelBuilder
-from edgellm_ros.builder.tensorrt_plan import build_plans
+from edgellm_ros.builder.exporter.check import check
+from edgellm_ros.builder.exporter.options import ExportOptions
+from edgellm_ros.builder.graph.graph import FLOAT, INT64
+from edgellm_ros.builder.graph.layers import ModelBuilder
+from edgellm_ros.builder.tensorrt.plan import build_plans
 from edgellm_ros.cli import main
-from edgellm_ros.engine.onnxruntime_session import open_session
+from edgellm_ros.engine.onnxruntime.session import open_session
 from edgellm_ros.engine_directory.config import EngineConfig
 from fixtures.random_head import base_config, write_random_head
 
@@ -39,7 +39,7 @@ def engine(tiny_checkpoint, tmp_path_factory):
 def write_rows(tmp_path_factory):
     """A function that writes rows [1,1,S,SIZE] to an empty cache of 4, from slot 1 on.
 
-    It returns rows and cache.
+    The function returns rows and cache.
     """
     graph = ModelBuilder("cache", None, "fp32", kv_cache="fp8")
     (cache, _), new = graph.caches([0], 1, 4, SIZE)[0], graph.input("new", FLOAT, [1, 1, "S", SIZE])
@@ -77,7 +77,9 @@ def test_new_rows_are_rounded_to_nearest_and_kept_within_the_range(write_rows):
 
 
 def test_an_fp8_cache_takes_half_the_bytes_of_an_fp16_one(tiny_checkpoint):
-    half, eight = (check(tiny_checkpoint, ExportOptions("fp16", kv_cache=kind)) for kind in (None, "fp8"))
+    half, eight = (
+        check(tiny_checkpoint, ExportOptions(precision="fp16", kv_cache=kind)) for kind in (None, "fp8")
+    )
     assert half.memory.kv_cache_per_sequence == 2 * eight.memory.kv_cache_per_sequence > 0
 
 

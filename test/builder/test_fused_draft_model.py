@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from edgellm_ros.builder import export
-from edgellm_ros.engine_directory.fused_draft import FUSED_DRAFT_FILE, FusedDraftModel
+from edgellm_ros.fused.description.draft import FUSED_DRAFT_FILE, FusedDraftModel
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.random_head import base_config, write_random_head
 
@@ -23,7 +23,7 @@ QKV = [f"self_attn.{name}_proj" for name in "qkv"]
 def exported(tmp_path_factory):
     """A function that exports a head of these options in fp16.
 
-    It returns the head's tensors, its description and the engine.
+    The function returns the head's tensors, its description and the engine.
     """
     checkpoint = write_decoder_checkpoint(tmp_path_factory.mktemp("base") / "checkpoint", "llama")
     found = {}
@@ -33,7 +33,7 @@ def exported(tmp_path_factory):
         if key not in found:
             root = tmp_path_factory.mktemp("draft")
             head = write_random_head(root / "head", base_config(checkpoint), **options)
-            export(checkpoint, root / "engine", "fp16", draft=head, **LIMITS)
+            export(checkpoint, root / "engine", precision="fp16", draft=head, **LIMITS)
             tensors = load_file(head / "model.safetensors")
             model = FusedDraftModel.load(root / "engine" / FUSED_DRAFT_FILE)
             found[key] = tensors, model, root / "engine"
@@ -103,7 +103,7 @@ def test_a_head_without_an_lm_head_has_a_place_for_the_bases(exported):
 def test_an_export_in_fp32_removes_the_description_of_an_earlier_one(tmp_path):
     checkpoint = write_decoder_checkpoint(tmp_path / "checkpoint", "llama")
     head = write_random_head(tmp_path / "head", base_config(checkpoint))
-    export(checkpoint, tmp_path / "engine", "fp16", draft=head, **LIMITS)
+    export(checkpoint, tmp_path / "engine", precision="fp16", draft=head, **LIMITS)
     assert (tmp_path / "engine" / FUSED_DRAFT_FILE).exists()
     export(checkpoint, tmp_path / "engine", draft=head, **LIMITS)
     assert not (tmp_path / "engine" / FUSED_DRAFT_FILE).exists()

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import export
-from edgellm_ros.engine_directory.fused_model import FUSED_FILE, FusedModel
+from edgellm_ros.fused.description.decoder import FUSED_FILE, FusedModel
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint
 
@@ -35,7 +35,7 @@ HEAD_NORMS = {"q_norm": "self_attn.q_norm.weight", "k_norm": "self_attn.k_norm.w
 def exported(tmp_path_factory):
     """A function that exports a model and returns its tensors and the engine.
 
-    Its arguments are the model type, options of the export, and changes of the checkpoint.
+    Arguments are the model type, options of the export, and changes of the checkpoint.
     """
     found = {}
 
@@ -93,9 +93,7 @@ def test_an_lm_head_of_its_own_has_a_place(exported):
     tensors, engine = exported("llama", tie_word_embeddings=False)
     model = FusedModel.load(engine / FUSED_FILE)
     assert not model.tied
-    np.testing.assert_array_equal(
-        read(engine, model.lm_head), tensors["lm_head.weight"].T.astype(np.float16)
-    )
+    np.testing.assert_array_equal(read(engine, model.lm_head), tensors["lm_head.weight"].T.astype(np.float16))
 
 
 def test_an_lm_head_that_is_an_input_has_no_place(exported):

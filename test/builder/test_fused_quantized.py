@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantised weights for the fused kernels.
 
-They are in `llm/model.cuda.onnx` and `llm/fused.json`.
+The weights are in `llm/model.cuda.onnx` and `llm/fused.json`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import pytest
 
 from doubles.quantized_weights import unpacked
 from edgellm_ros.builder import export
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.checkpoint_config import read_section
-from edgellm_ros.builder.graph import GraphBuilder
+from edgellm_ros.builder.checkpoint.checkpoint_config import read_section
+from edgellm_ros.builder.graph.graph import GraphBuilder
+from edgellm_ros.builder.graph.product import quantized_product
 from edgellm_ros.builder.quantization.layouts import find_layout
 from edgellm_ros.builder.quantization.matrix import FLOAT8, QuantizedMatrix
-from edgellm_ros.builder.quantization.product import quantized_product
-from edgellm_ros.engine_directory.fused_model import FUSED_FILE, FusedModel
+from edgellm_ros.builder.weights.weights import Weights
+from edgellm_ros.fused.description.decoder import FUSED_FILE, FusedModel
 from fixtures import quantized_checkpoint
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.quantized_checkpoint import write_quantized_checkpoint
@@ -119,7 +119,15 @@ def test_onnxruntimes_product_with_fp8_is_that_with_the_weights(tmp_path, groups
     values = random.standard_normal((96, 40)).astype(ml_dtypes.float8_e4m3fn)
     scales = random.uniform(0.5, 1.5, (groups, 40)).astype(np.float32)
     order = random.permutation(96)
-    matrix = QuantizedMatrix(96, 40, FLOAT8, 96 // groups, lambda: values, lambda: scales, order=order)
+    matrix = QuantizedMatrix(
+        fan_in=96,
+        fan_out=40,
+        dtype=FLOAT8,
+        group=96 // groups,
+        values=lambda: values,
+        scales=lambda: scales,
+        order=order,
+    )
     graph = GraphBuilder("product", "fp32")
     x = random.standard_normal((5, 96)).astype(np.float32)
     y = quantized_product(graph, "w", graph.input("x", graph.dtype, [5, 96]), matrix, zero_points=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs keep the contract.
 
-They use only what ONNX Runtime and TensorRT's parser accept.
+Graphs use only what ONNX Runtime and TensorRT's parser accept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from edgellm_ros.engine.onnxruntime_session import open_session
+from edgellm_ros.engine.onnxruntime.session import open_session
 from fixtures.exported_graphs import CAPACITY, HEAD_DIM, KV_HEADS, LAYERS, OPERATORS, llm_inputs
 
 PARTS = ("llm", "visual", "audio", "action")

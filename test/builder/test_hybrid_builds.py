@@ -10,11 +10,11 @@ import onnx
 import pytest
 
 from edgellm_ros.builder import export
-from edgellm_ros.builder.profiles import make_profiles
-from edgellm_ros.builder.tensorrt_plan import PlanOptions, serialize_plan
+from edgellm_ros.builder.tensorrt.plan import PlanOptions, serialize_plan
+from edgellm_ros.builder.tensorrt.profiles import make_profiles
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.plan_file import RTX
-from edgellm_ros.engine.tensorrt_library import Library, load_library
+from edgellm_ros.engine.tensorrt.library import Library, load_library
+from edgellm_ros.engine.tensorrt.plan_file import RTX
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.files import VERIFY, graph_path
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
@@ -33,7 +33,7 @@ def library() -> Library:
 
 
 @pytest.mark.parametrize("family", WRITERS)
-def test_a_hybrid_has_caches_for_its_attention_layers_and_states_for_its_recurrent_ones(tmp_path, family):
+def test_a_hybrid_has_caches_for_attention_layers_and_states_for_recurrent_ones(tmp_path, family):
     config = export(WRITERS[family](tmp_path / "checkpoint"), tmp_path / "engine")
     graph = onnx.load(tmp_path / "engine/llm/model.onnx", load_external_data=False).graph
     inputs = Counter(value.name.rstrip("0123456789") for value in graph.input)
@@ -50,7 +50,7 @@ def test_a_hybrid_has_caches_for_its_attention_layers_and_states_for_its_recurre
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("family", WRITERS)
 def test_state_decays_and_their_sums_are_fp32_in_half_precision(tmp_path, family, precision):
-    export(WRITERS[family](tmp_path / "checkpoint"), tmp_path / "engine", precision)
+    export(WRITERS[family](tmp_path / "checkpoint"), tmp_path / "engine", precision=precision)
     model = onnx.load(tmp_path / "engine/llm/model.onnx", load_external_data=False)
     graph = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
     types = {value.name: value.type.tensor_type.elem_type for value in graph.value_info}
@@ -93,7 +93,7 @@ def test_a_mixture_of_experts_is_refused_with_its_size(tmp_path, family, change,
 @pytest.mark.parametrize("family", WRITERS)
 def test_the_builder_makes_plans_of_all_graphs_with_lora_inputs(tmp_path, library, family, precision):
     write = write_whole_qwen3_5_checkpoint if family == "qwen3_5" else WRITERS[family]
-    config = export(write(tmp_path / "checkpoint"), tmp_path / "engine", precision, max_lora_rank=4)
+    config = export(write(tmp_path / "checkpoint"), tmp_path / "engine", precision=precision, max_lora_rank=4)
     profiles = make_profiles(config)
     assert profiles.keys() == {"llm", VERIFY} | ({"visual"} if family == "qwen3_5" else set())
     profiles.pop("llm" if precision == "fp16" else VERIFY)  # which have the same layers

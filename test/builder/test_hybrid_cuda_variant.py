@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The graphs of hybrids for CUDA compute what the standard graphs compute.
 
-They are for ONNX Runtime's CUDA provider.
+The graphs are for ONNX Runtime's CUDA provider.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from edgellm_ros.builder import export
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.executor import EngineExecutor
-from edgellm_ros.engine_directory.lora_inputs import rank_sizes
+from edgellm_ros.engine_directory.adapters.lora_inputs import rank_sizes
 from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
 from fixtures.exported_graphs import knows_lengths
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
@@ -42,7 +42,7 @@ RUNS = [  # sequences, tokens of each, valid tokens, rows in the cache before
 def exports(tmp_path_factory):
     """A function of family, seed and options of `export`.
 
-    It returns an engine directory, which is made once.
+    The function returns an engine directory, which is made once.
     """
     made: dict[str, Path] = {}
 

@@ -40,10 +40,22 @@ def test_memory_follows_from_the_config(tiny_engine):
     assert data <= memory.weights < 1.1 * data
 
 
+def test_memory_does_not_count_parts_that_are_left_out(tiny_engine):
+    whole, text_only = inspect(tiny_engine), inspect(tiny_engine, without=["action", "visual", "audio"])
+    weights = {part.name: part.weight_bytes for part in whole.parts}
+    assert text_only.memory.weights == weights["llm"]
+    assert whole.memory.total - text_only.memory.total == sum(weights.values()) - weights["llm"]
+    memory = render(text_only).partition("\n\nmemory")[2].partition("\n\n")[0]
+    assert memory.startswith(" without visual, audio, action\n")
+    assert "weights of llm" in memory
+    assert "weights of visual" not in memory
+    assert [part.name for part in text_only.parts] == [part.name for part in whole.parts]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_the_states_of_a_hybrid_take_as_much_memory_as_the_runtime_allocates(tmp_path, precision):
     checkpoint = write_nemotron_h_checkpoint(tmp_path / "checkpoint")
-    export(checkpoint, tmp_path / "engine", precision, max_batch_size=3)
+    export(checkpoint, tmp_path / "engine", precision=precision, max_batch_size=3)
     report = inspect(tmp_path / "engine")
     memory = report.memory
     with LLMInferenceRuntime(tmp_path / "engine") as runtime:

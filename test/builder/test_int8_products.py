@@ -13,8 +13,8 @@ import onnxruntime
 import pytest
 
 from edgellm_ros.builder import export
-from edgellm_ros.builder.graph import FLOAT, GraphBuilder
-from edgellm_ros.builder.int8_products import multiply_in_int8
+from edgellm_ros.builder.graph.graph import FLOAT, GraphBuilder
+from edgellm_ros.builder.passes.int8_products import multiply_in_int8
 from edgellm_ros.cli import main
 from edgellm_ros.cli.quantization_cost import logits
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
@@ -53,9 +53,7 @@ def session(folder: Path, weight: np.ndarray, threads: int = 1) -> onnxruntime.I
     graph.save(folder / "model.onnx")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    return onnxruntime.InferenceSession(
-        folder / "model.onnx", options, providers=["CPUExecutionProvider"]
-    )
+    return onnxruntime.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
 
 
 def product(folder: Path, weight: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -8,10 +8,10 @@ import onnxruntime
 import pytest
 from safetensors.numpy import save_file
 
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.graph import FLOAT
-from edgellm_ros.builder.layers import ModelBuilder
-from edgellm_ros.builder.lm_head import LMHead
+from edgellm_ros.builder.graph.graph import FLOAT
+from edgellm_ros.builder.graph.layers import ModelBuilder
+from edgellm_ros.builder.graph.lm_head import LMHead
+from edgellm_ros.builder.weights.weights import Weights
 
 BATCHES = [(1, 1), (2, 1), (3, 1), (4, 1), (1, 5), (3, 7), (8, 8)]
 

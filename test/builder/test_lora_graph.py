@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import export, inspect, render
-from edgellm_ros.engine.onnxruntime_session import open_session
+from edgellm_ros.engine.onnxruntime.session import open_session
 from fixtures.exported_graphs import HIDDEN, LAYERS, OPERATORS, llm_inputs
 
 INNER, QUERY, KEY = 80, 64, 32
@@ -43,7 +43,7 @@ JOINED = {
 def matrices(rank, seed=0):
     """Return random A [K, rank] and B [rank, N] for every module.
 
-    Their product has the magnitude of the module's weights.
+    The product has the magnitude of the module's weights.
     """
     rng = np.random.default_rng(seed)
     weights = {}

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of operators agrees with NVIDIA's own ONNX parser and builder.
+"""The rules about operators agree with NVIDIA's own ONNX parser and builder.
 
-To add an operator: a line in SUPPORTED, and one in NODES of test/fixtures/operator_nodes.py.
+To add an operator: a line in SUPPORTED of test/fixtures/tensorrt_rules/operators.py, and one in NODES of
+test/fixtures/operator_nodes.py.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from edgellm_ros.builder.tensorrt_operators import CONSTANT_INPUTS, SUPPORTED, unsupported
 from fixtures.accepted_graphs import ACCEPTED
 from fixtures.graphs import helper
 from fixtures.operator_nodes import NODES, STORED, TYPES, make_graph
 from fixtures.real_tensorrt import Refusal, TensorRT
 from fixtures.refused_graphs import REFUSED, REFUSED_BY_THE_DOCUMENTATION
+from fixtures.tensorrt_rules.operators import CONSTANT_INPUTS, SUPPORTED, unsupported
 
 trt = pytest.importorskip(
     "tensorrt_rtx", reason="TensorRT for RTX has no wheel for this Python or machine (requirements-test.txt)"
@@ -182,7 +183,7 @@ def update_twice(model: onnx.ModelProto) -> None:
     model.graph.output[-1].type.CopyFrom(result.type)
 
 
-# What is done to the graph of the language model, the words of `export`, who else refuses it, and its words.
+# What is done to the graph of the language model, the words of the rules, who else refuses it, and its words.
 MISTAKES = {
     "a mask of integers": (
         lambda model: set_mask_type(model, Type.INT32),
@@ -247,7 +248,7 @@ print(TensorRT(tensorrt_rtx).refusal(make_model([node], {"x": (FLOAT, [1, 2, 16,
 
 @pytest.mark.slow
 def test_an_attention_of_a_tensor_to_itself_crashes_the_builder():
-    """So the check refuses it. When the builder takes it, the rule can go."""
+    """So a rule refuses it. When the builder takes it, the rule can go."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "test")))}
     command = [sys.executable, "-c", ATTEND_TO_ITSELF]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)

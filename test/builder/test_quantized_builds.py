@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from edgellm_ros.builder import export
-from edgellm_ros.builder.graph import GraphBuilder
-from edgellm_ros.builder.profiles import make_profiles
+from edgellm_ros.builder.graph.graph import GraphBuilder
+from edgellm_ros.builder.graph.product import quantized_product
 from edgellm_ros.builder.quantization.matrix import FLOAT8, INT4, INT8, QuantizedMatrix
-from edgellm_ros.builder.quantization.product import quantized_product
-from edgellm_ros.builder.tensorrt_plan import PlanOptions, serialize_plan
+from edgellm_ros.builder.tensorrt.plan import PlanOptions, serialize_plan
+from edgellm_ros.builder.tensorrt.profiles import make_profiles
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.optimization_profile import Profile, Range
-from edgellm_ros.engine.plan_file import RTX
-from edgellm_ros.engine.tensorrt_library import Library, load_library
+from edgellm_ros.engine.tensorrt.library import Library, load_library
+from edgellm_ros.engine.tensorrt.plan_file import RTX
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.quantized_checkpoint import METHODS, write_quantized_checkpoint
 
@@ -73,7 +73,16 @@ def test_a_plan_keeps_the_weights_in_their_bits(tmp_path, library, kind, parts):
     zeros = rng.integers(-8, 8, (SIZE // 128, SIZE)).astype(np.int8) if parts == "zeros" else None
     order = rng.permutation(SIZE) if parts == "order" else None
     scales = np.full((SIZE // 128, SIZE), 0.01, np.float32)
-    matrix = QuantizedMatrix(SIZE, SIZE, kind, 128, lambda: values, lambda: scales, zeros, order)
+    matrix = QuantizedMatrix(
+        fan_in=SIZE,
+        fan_out=SIZE,
+        dtype=kind,
+        group=128,
+        values=lambda: values,
+        scales=lambda: scales,
+        zeros=zeros,
+        order=order,
+    )
     graph = GraphBuilder("product", "fp16")
     x = graph.input("x", graph.dtype, ["S", SIZE])
     graph.output(quantized_product(graph, "layer", x, matrix), "y", graph.dtype, ["S", SIZE])

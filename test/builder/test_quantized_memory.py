@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ONNX Runtime on a CPU keeps quantised weights in their bits.
 
-It dequantises one layer at a time.
+The library dequantises one layer at a time.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from edgellm_ros.builder.graph import GraphBuilder
+from edgellm_ros.builder.graph.graph import GraphBuilder
+from edgellm_ros.builder.graph.product import quantized_product
 from edgellm_ros.builder.quantization.matrix import QuantizedMatrix
-from edgellm_ros.builder.quantization.product import quantized_product
 
 SIZE, LAYERS = 2048, 6
 AS_FLOATS = 4 * LAYERS * SIZE**2  # bytes of all weights in fp32
@@ -25,7 +25,7 @@ RUN = """
 import re, sys
 from pathlib import Path
 import numpy as np
-from edgellm_ros.engine.onnxruntime_session import open_session
+from edgellm_ros.engine.onnxruntime.session import open_session
 import onnxruntime
 
 def memory(key):
@@ -52,7 +52,14 @@ def test_a_session_takes_less_memory_than_the_weights_as_floats(tmp_path: Path, 
     values = np.ones((SIZE, SIZE), np.int8)
     scales = np.full((SIZE // 128, SIZE), 0.01, np.float32)
     for layer in range(LAYERS):
-        matrix = QuantizedMatrix(SIZE, SIZE, ir.DataType[kind], 128, lambda: values, lambda: scales)
+        matrix = QuantizedMatrix(
+            fan_in=SIZE,
+            fan_out=SIZE,
+            dtype=ir.DataType[kind],
+            group=128,
+            values=lambda: values,
+            scales=lambda: scales,
+        )
         x = quantized_product(graph, f"layers.{layer}", x, matrix)
     graph.output(x, "y", graph.dtype, ["S", SIZE])
     graph.save(tmp_path / "model.onnx")

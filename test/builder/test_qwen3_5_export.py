@@ -113,3 +113,9 @@ def test_a_whole_without_a_vision_config_is_exported_as_its_text_alone(tmp_path)
     assert whole.llm.rope.mrope_section == ()  # positions are 0, 1, 2, ...
     data = [(tmp_path / engine / "llm/model.onnx.data").read_bytes() for engine in ("alone", "whole")]
     assert data[0] == data[1]
+
+
+def test_a_kind_of_layer_that_is_no_text_is_refused(checkpoint, tmp_path):
+    change(checkpoint / "config.json", ["text_config", "layer_types"], [["full_attention"]] * 4)
+    with pytest.raises(ValueError, match=r"config\.json: text_config: layer_types .*: expected \d+ of"):
+        export(checkpoint, tmp_path / "engine")

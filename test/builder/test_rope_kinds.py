@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from edgellm_ros.builder.checkpoint_config import ConfigSection
-from edgellm_ros.builder.rope import is_plain, read_position_limit, read_rope
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
+from edgellm_ros.builder.config.rope import is_plain, read_position_limit, read_rope
 
 KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 SEEDS = range(12)

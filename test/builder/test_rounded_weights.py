@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`edgellm export --quantize` rounds the layers of the language model.
 
-It reports what that costs.
+The command reports what that costs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from onnx import TensorProto, numpy_helper
 from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import export
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.quantization.rounding import RoundedLayout, decoder_layers
+from edgellm_ros.builder.calibration.rounding import RoundedLayout, decoder_layers
+from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.cli import main
 from edgellm_ros.cli.quantization_cost import logits
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime

@@ -12,8 +12,8 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save, save_file
 
-from edgellm_ros.builder.safetensors_file import TensorFile, read_header
-from edgellm_ros.builder.strips import strips
+from edgellm_ros.builder.checkpoint.safetensors_file import TensorFile, read_header
+from edgellm_ros.builder.checkpoint.strips import strips
 
 TYPES = [np.float16, np.float32, ml_dtypes.bfloat16]
 
@@ -108,7 +108,7 @@ def test_a_file_cut_after_its_header_was_read_is_an_error(tmp_path):
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_strips_are_the_rows_of_the_array(monkeypatch, dtype, transposed):
-    monkeypatch.setattr("edgellm_ros.builder.strips.STRIP_BYTES", 0)
+    monkeypatch.setattr("edgellm_ros.builder.checkpoint.strips.STRIP_BYTES", 0)
     array = make(np.float32, (150, 200))
     array = array.T if transposed else array
     parts = list(strips(array, np.dtype(dtype)))

@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm_ros.builder.graph import FLOAT
-from edgellm_ros.builder.layers import ModelBuilder
-from edgellm_ros.builder.recurrent import cut_columns, join_columns
-from edgellm_ros.engine.onnxruntime_session import open_session
+from edgellm_ros.builder.graph.graph import FLOAT
+from edgellm_ros.builder.graph.layers import ModelBuilder
+from edgellm_ros.builder.lowering.standard.recurrent import cut_columns, join_columns
+from edgellm_ros.engine.onnxruntime.session import open_session
 from edgellm_ros.engine_directory.recurrent_config import RecurrentConfig
 from fixtures.layer_graph import DictWeights
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVIDIA's parser and builder take every graph.
 
-They keep the layers that TensorRT has kernels for.
+The plans keep the layers that TensorRT has kernels for.
 
 The library is TensorRT for RTX, which builds without a GPU. All graphs of the demo's checkpoint are parsed
 and built in every precision, and the first layers of its language model with every combination of export
@@ -27,14 +27,15 @@ import onnx
 import pytest
 from safetensors.numpy import save_file
 
-from edgellm_ros.builder import export, tensorrt_plan
+from edgellm_ros.builder import export
 from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT
 from edgellm_ros.builder.families import families, registered
-from edgellm_ros.builder.profiles import make_profiles
-from edgellm_ros.builder.tensorrt_plan import PlanOptions, parse, serialize_plan
+from edgellm_ros.builder.tensorrt import plan as tensorrt_plan
+from edgellm_ros.builder.tensorrt.plan import PlanOptions, parse, serialize_plan
+from edgellm_ros.builder.tensorrt.profiles import make_profiles
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.plan_file import RTX
-from edgellm_ros.engine.tensorrt_library import Library, load_library, start
+from edgellm_ros.engine.tensorrt.library import Library, load_library, start
+from edgellm_ros.engine.tensorrt.plan_file import RTX
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import PRECISIONS, EngineConfig
 from edgellm_ros.engine_directory.files import DRAFT, VERIFY, graph_path
@@ -163,7 +164,7 @@ def exported(case: Case) -> Iterator[tuple[Path, EngineConfig]]:
         if "vocab_map" in case.options:
             options["vocab_map"] = folder / "map.safetensors"
             save_file({"vocab_map": np.arange(text["vocab_size"] // 2)}, options["vocab_map"])
-        config = export(checkpoint, folder / "engine", case.precision, with_draft=False, **options)
+        config = export(checkpoint, folder / "engine", precision=case.precision, with_draft=False, **options)
         yield folder / "engine" / case.part / "model.onnx", config
 
 
@@ -193,7 +194,7 @@ def test_the_builder_makes_plans_of_a_draft_head_and_of_its_base(tmp_path, libra
     """The base verifies and fuses its states; the head's cache is the longer one."""
     checkpoint = write_decoder_checkpoint(tmp_path / "checkpoint", "llama")
     head = write_random_head(tmp_path / "head", base_config(checkpoint), fc_norm=True, layers=2)
-    config = export(checkpoint, tmp_path / "engine", precision, draft=head)
+    config = export(checkpoint, tmp_path / "engine", precision=precision, draft=head)
     for part, layers in ((VERIFY, config.llm.num_hidden_layers), (DRAFT, 2)):
         model = tmp_path / "engine" / graph_path(part)
         network, parser = parse(model, library, start(library, library.Builder))
@@ -256,7 +257,7 @@ def test_the_parser_makes_the_native_layers_that_the_config_calls_for(graph):
 def test_the_parser_keeps_layer_norms_and_writes_out_rms_norms(graph, library):
     """An RMSNormalization becomes a mean, a square root and elementwise layers.
 
-    It becomes no NORMALIZATION.
+    The operator becomes no NORMALIZATION.
     """
     nodes = graph.nodes()
     means = graph.layers("REDUCE", library.IReduceLayer)
@@ -303,7 +304,7 @@ def test_the_builder_refuses_fp32_and_bf16_for_turing(case, library):
 def test_attention_has_a_dedicated_kernel_unless_it_is_fp32(case, library, monkeypatch):
     """The builder refuses an attention without a dedicated kernel.
 
-    It takes such an attention if it may use several kernels for it.
+    The builder takes such an attention if it may use several kernels for it.
     """
     monkeypatch.setattr(tensorrt_plan, "_let_attention_decompose", lambda library, network: None)
     with exported(case) as (model, config):

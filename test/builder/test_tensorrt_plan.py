@@ -11,13 +11,13 @@ import pytest
 from doubles import tensorrt_double, tensorrt_rtx_double
 from doubles.deferred_device import DeferredDevice
 from edgellm_ros.builder import export, inspect, render
-from edgellm_ros.builder.profiles import input_shapes, make_profiles, windows
-from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plans
+from edgellm_ros.builder.tensorrt.plan import PlanOptions, build_plans
+from edgellm_ros.builder.tensorrt.profiles import input_shapes, make_profiles, windows
 from edgellm_ros.cli import main
 from edgellm_ros.engine import device as devices
 from edgellm_ros.engine.errors import DeviceMemoryError, EngineError
 from edgellm_ros.engine.optimization_profile import Profile, Range
-from edgellm_ros.engine.plan_choice import choose_plan
+from edgellm_ros.engine.tensorrt.plan_choice import choose_plan
 from edgellm_ros.engine_directory.config import EngineConfig
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.random_head import base_config, write_random_head
@@ -70,7 +70,7 @@ def test_the_language_model_has_a_profile_for_prefill_decode_and_verification(en
     assert plan["profiles"][1][joined] == [[48, 3], [48, 24], [48, 24]]
 
 
-def test_an_engine_with_a_draft_head_gets_plans_of_its_own_for_verification_and_drafting(tmp_path):
+def test_an_engine_with_a_draft_head_gets_own_plans_for_verification_and_drafting(tmp_path):
     checkpoint = write_decoder_checkpoint(tmp_path / "checkpoint", "llama")
     head = write_random_head(tmp_path / "head", base_config(checkpoint))
     engine = tmp_path / "engine"
@@ -333,6 +333,12 @@ def test_a_dimension_without_a_range_is_named():
 def test_more_drafted_tokens_than_the_cache_holds_are_refused(tiny_engine):
     with pytest.raises(ValueError, match="verification of 449 tokens: expected 1 to the KV cache's 448"):
         make_profiles(EngineConfig.load(tiny_engine), 449)
+
+
+def test_an_engine_with_a_small_cache_verifies_as_many_tokens_as_the_cache_holds(tiny_checkpoint, tmp_path):
+    export(tiny_checkpoint, tmp_path, max_input_len=28, max_kv_cache_capacity=30)
+    verification = make_profiles(EngineConfig.load(tmp_path))["llm"][2]
+    assert verification.ranges["S"] == Range(1, 30, 30)
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 40, 320])

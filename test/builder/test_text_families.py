@@ -12,8 +12,9 @@ import onnx
 import pytest
 
 from edgellm_ros.builder import export
-from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.families import llama, qwen2, qwen3
+from edgellm_ros.builder.model.decoder import Attention, Decoder
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 from fixtures.decoder_checkpoint import CONFIGS, SIZES, write_decoder_checkpoint
@@ -31,6 +32,11 @@ def section(model_type: str, **changes) -> ConfigSection:
 
 def operators(path) -> list[str]:
     return [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
+
+
+def windows_of(decoder: Decoder) -> tuple[int | None, ...]:
+    """Return the sliding window of each attention block."""
+    return tuple(block.window for block in decoder.blocks if isinstance(block, Attention))
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "llama", "mistral"])
@@ -60,16 +66,16 @@ def test_a_checkpoint_is_exported_and_answers(tmp_path, model_type):
 @pytest.mark.parametrize("family", [qwen2, qwen3], ids=["qwen2", "qwen3"])
 def test_sliding_windows_of_qwen_are_those_of_the_model_code(family, changes, windows):
     model_type = family.FAMILY.name
-    assert family.read_decoder(section(model_type, **changes)).sliding_windows == windows
+    assert windows_of(family.read_decoder(section(model_type, **changes))) == windows
 
 
 @pytest.mark.parametrize(("value", "window"), [(32, 32), (None, None), (..., 4096)])
 def test_mistral_has_one_window_in_all_layers(value, window):
-    assert llama.read_decoder(section("mistral", sliding_window=value)).sliding_windows == (window,) * 3
+    assert windows_of(llama.read_decoder(section("mistral", sliding_window=value))) == (window,) * 3
 
 
 def test_llama_ignores_sliding_windows_as_the_model_code_does():
-    assert llama.read_decoder(section("llama", sliding_window=32)).sliding_windows == (None,) * 3
+    assert windows_of(llama.read_decoder(section("llama", sliding_window=32))) == (None,) * 3
 
 
 @pytest.mark.parametrize(
@@ -79,8 +85,8 @@ def test_llama_ignores_sliding_windows_as_the_model_code_does():
 def test_keys_that_are_left_out_have_the_model_code_s_defaults(family, model_type, kv_heads, head_dim):
     left_out = dict.fromkeys(("num_key_value_heads", "head_dim", "rms_norm_eps", "rope_parameters"), ...)
     decoder = family.read_decoder(section(model_type, num_attention_heads=32, **left_out))
-    assert (decoder.runner.num_key_value_heads, decoder.runner.head_dim) == (kv_heads, head_dim)
-    assert (decoder.epsilon, decoder.runner.rope.theta) == (1e-6, 10000)
+    assert (decoder.config.num_key_value_heads, decoder.config.head_dim) == (kv_heads, head_dim)
+    assert (decoder.norm.epsilon, decoder.config.rope.theta) == (1e-6, 10000)
 
 
 @pytest.mark.parametrize(
@@ -169,3 +175,15 @@ def test_a_token_that_the_post_processor_would_add_is_not_added(tmp_path):
     with LLMInferenceRuntime(tmp_path / "engine") as runtime:
         runtime.handle_request(LLMGenerationRequest("hi", sampling=SamplingParams(max_tokens=1)))
         assert runtime.base_model_input_token_ids[0].count(bos) == 1
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "llama", "mistral"])
+@pytest.mark.parametrize("heads", [10**6, 2**31 - 1])
+def test_a_huge_number_of_heads_is_not_blamed_on_the_head_size(tmp_path, model_type, heads):
+    changes = {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": None}
+    checkpoint = write_decoder_checkpoint(tmp_path / "checkpoint", model_type)
+    config = json.loads((checkpoint / "config.json").read_text()) | changes
+    write_json(checkpoint / "config.json", config)
+    expected = rf"config\.json: num_attention_heads {heads}: expected at most hidden_size \d+ without"
+    with pytest.raises(ValueError, match=expected):
+        export(checkpoint, tmp_path / "engine", **LIMITS)

@@ -5,9 +5,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from edgellm_ros.builder.tensorrt_operators import SUPPORTED
-from edgellm_ros.builder.value_types import Values
 from fixtures.operator_nodes import NODES, make_graph
+from fixtures.tensorrt_rules.operators import SUPPORTED
+from fixtures.tensorrt_rules.value_types import Values
 
 pytestmark = pytest.mark.only_on("cpu", reason="nothing here runs on a device")
 NOT_INFERRED = {"GroupNormalization"}  # by ONNX

@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.checkpoint_config import ConfigSection, read_section
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_section
+from edgellm_ros.builder.config.video_processing import CLASSES, QWEN2_VL, QWEN3_VL, read_video
 from edgellm_ros.builder.families import families
-from edgellm_ros.builder.model import Model
-from edgellm_ros.builder.video_processing import CLASSES, QWEN2_VL, QWEN3_VL, read_video
+from edgellm_ros.builder.families.model import Model
+from edgellm_ros.builder.weights.weights import Weights
 from fixtures.changed_json import change
 from fixtures.qwen3_vl_checkpoint import write_whole_omni_checkpoint
 from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint
@@ -137,7 +137,7 @@ def test_without_a_token_for_videos_the_tower_takes_images_only(tmp_path, family
     assert vision.patch_dim == 3 * 8 * 8
 
 
-def test_frames_of_an_omni_thinker_have_the_limits_of_its_processor_whatever_the_checkpoint_says(tmp_path):
+def test_frames_of_an_omni_thinker_have_its_processors_limits_not_the_checkpoints(tmp_path):
     checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", action_expert=False, videos=True)
     path = checkpoint / "preprocessor_config.json"
     processor = json.loads(path.read_text())

@@ -9,8 +9,8 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from edgellm_ros.builder import visible_rows
-from edgellm_ros.builder.visible_rows import attend_to_visible_rows
+from edgellm_ros.builder.passes import visible_rows
+from edgellm_ros.builder.passes.visible_rows import attend_to_visible_rows
 from fixtures.graphs import BOOL, FLOAT, INT64, helper, save_model
 
 HEADS, KV_HEADS, SIZE, CAPACITY = 4, 2, 64, 448

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vision graph for CUDA computes what the standard graph computes.
 
-It is for ONNX Runtime's CUDA provider.
+The graph is for ONNX Runtime's CUDA provider.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def test_the_cuda_variant_equals_the_standard_graph(device, tmp_path, kind, prec
     if precision != "fp32" and device.memory == "cpu":
         pytest.skip("ONNX Runtime's MultiHeadAttention takes half precision on CUDA only: --device cuda")
     checkpoint = write_internvl_checkpoint(tmp_path / "checkpoint", vision=VISION[kind])
-    export(checkpoint, tmp_path / "standard", "fp32")
-    export(checkpoint, tmp_path / "engine", precision)
+    export(checkpoint, tmp_path / "standard", precision="fp32")
+    export(checkpoint, tmp_path / "engine", precision=precision)
     folder = tmp_path / "engine" / "visual"
     variant = onnx.load(folder / "model.cuda.onnx", load_external_data=False)
     assert "MultiHeadAttention" in {node.op_type for node in variant.graph.node}

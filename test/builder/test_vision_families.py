@@ -192,7 +192,7 @@ def test_an_image_and_its_hidden_states_in_fp16_are_close_to_fp32(checkpoint, tm
     request = LLMGenerationRequest("go", images=(make_image(66, 130),), sampling=SamplingParams(max_tokens=1))
     states = {}
     for precision in ("fp32", "fp16"):
-        export(checkpoint, tmp_path / precision, precision, hidden_state_layers=(layers,))
+        export(checkpoint, tmp_path / precision, precision=precision, hidden_state_layers=(layers,))
         with LLMInferenceRuntime(tmp_path / precision) as runtime:
             runtime.handle_request(request, output_thinker_embeddings=True)
             states[precision] = [runtime.base_model_hidden_states(i).array.copy() for i in (0, layers)]

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm_ros.builder.export_plan import ExportOptions, plan_export
+from edgellm_ros.builder.exporter.options import ExportOptions
+from edgellm_ros.builder.exporter.plan import plan_export
 from edgellm_ros.cli import main
-from edgellm_ros.cli.bag_requests import read_bag
-from edgellm_ros.cli.calibration_requests import GREEDY
+from edgellm_ros.cli.requests.bag_requests import read_bag
+from edgellm_ros.cli.requests.calibration_requests import GREEDY
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.replay.bag import BagError
 from edgellm_ros.runtime.request import LLMGenerationRequest

@@ -11,6 +11,7 @@ import json
 import shutil
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -90,8 +91,10 @@ def test_engine_directory_with_a_config_that_is_no_json(edgellm, broken_engine):
         ("--temperature", "nan"),
         ("--top-k", "-1"),
         ("--top-p", "1.5"),
+        ("--top-p", "0"),
         ("--min-p", "-0.1"),
         ("--repetition-penalty", "-2"),
+        ("--repetition-penalty", "0"),
         ("--seed", "-1"),
         ("--seed", str(2**64)),
         ("--max-tokens", "0"),
@@ -111,8 +114,7 @@ def test_number_out_of_range(edgellm, tiny_engine, option, value):
 @pytest.mark.parametrize(
     "option, value, word",
     [
-        ("--top-p", "0", "top_p"),
-        ("--repetition-penalty", "0", "repetition_penalty"),
+        ("--temperature", "1e-9", "temperature"),
         ("--action-samples", "1000", "max_action_samples"),
         ("--logprobs", "1000", "logprobs"),
         ("--stop", "", "stop"),
@@ -143,6 +145,16 @@ def test_truncated_image(edgellm, tiny_engine, image, tmp_path):
     assert_refused(
         edgellm("generate", tiny_engine, "--prompt", "go", "--image", path), str(path), "not an image"
     )
+
+
+def test_jpeg_file_that_is_damaged_inside(edgellm, tiny_engine, tmp_path):
+    """Half of it zeros, with a valid end, which OpenCV would show as grey."""
+    picture = np.random.default_rng(0).integers(0, 256, (96, 128, 3), np.uint8)
+    data = cv2.imencode(".jpg", picture)[1].tobytes()
+    path = tmp_path / "frame.jpg"
+    path.write_bytes(data[: len(data) // 2] + bytes(len(data) // 2) + b"\xff\xd9")
+    run = edgellm("generate", tiny_engine, "--prompt", "go", "--image", path)
+    assert_refused(run, str(path), "the JPEG file cannot be decoded", "Corrupt JPEG data")
 
 
 def test_image_that_is_a_directory(edgellm, tiny_engine, tmp_path):

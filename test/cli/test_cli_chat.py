@@ -14,8 +14,8 @@ import pytest
 import soundfile
 
 from edgellm_ros.cli import chat
-from edgellm_ros.cli.inputs import read_image
-from edgellm_ros.cli.sound_file import read_sound
+from edgellm_ros.io.image_file import read_image
+from edgellm_ros.io.sound_file import read_sound
 from edgellm_ros.runtime.conversation import AudioPart, ImagePart, Message, TextPart
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
@@ -67,7 +67,13 @@ def test_images_and_sounds_go_before_the_next_line(talk, runtime, image, tmp_pat
     first = answer(runtime, user(*parts, TextPart("what?")))
     second = answer(runtime, user(*parts, TextPart("what?")), said(first), user("why?"))
     told = talk(f"/image {image}", f"/audio {tmp_path / 'a b.wav'}", "what?", "why?")
-    assert (told.out, told.err) == (f"{first}\n{second}\n", "")
+    assert told.out == f"{first}\n{second}\n"
+
+
+def test_images_and_sounds_are_acknowledged_with_name_and_size(talk, image, tmp_path):
+    soundfile.write(tmp_path / "a b.wav", make_sound(1.0, 16000), 16000, subtype="FLOAT")
+    told = talk(f"/image {image}", f"/audio {tmp_path / 'a b.wav'}")
+    assert (told.out, told.err) == ("", "image: frame.png, 128x96\nsound: a b.wav, 1.0 s\n")
 
 
 def test_a_sound_alone_is_a_message_after_an_empty_line(talk, runtime, tmp_path):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import shutil
@@ -38,10 +39,11 @@ def test_generate_prints_the_text_on_standard_output_and_the_rest_elsewhere(edge
 def test_generate_json_has_the_whole_answer(edgellm, tiny_engine, image):
     answer = edgellm("generate", tiny_engine, "--image", image, *REQUEST, "--json").json
     assert set(answer) == {
-        "text", "token_ids", "finish_reason", "prompt_tokens", "actions", "paths", "noise_seed", "lora",
-        "metrics",
+        "text", "token_ids", "finish_reason", "prompt_tokens", "steps", "actions", "paths", "noise_seed",
+        "lora", "metrics",
     }  # fmt: skip
     assert len(answer["token_ids"]) == 8
+    assert answer["steps"] == 7
     assert answer["finish_reason"] == "length"
     assert {"vision_s", "prefill_s", "decode_s", "action_s", "total_s", "first_token_s"} <= set(
         answer["metrics"]
@@ -148,7 +150,7 @@ def test_history_changes_what_the_model_is_told(edgellm, tiny_engine, tmp_path, 
 
 @pytest.mark.slow
 def test_a_command_to_the_arena_model_gives_words_and_trajectories(edgellm, arena_engine, tmp_path):
-    from edgellm_ros.arena.episode import World, make_episode
+    from edgellm_arena.episodes.episode import World, make_episode
 
     world = World(make_episode(11))
     path = tmp_path / "frame.npy.png"
@@ -156,6 +158,7 @@ def test_a_command_to_the_arena_model_gives_words_and_trajectories(edgellm, aren
 
     cv2.imwrite(str(path), world.camera()[:, :, ::-1])
     arguments = ["generate", arena_engine, "--image", path, "--prompt", world.episode.command.text, "--json"]
+    arguments += ["--drafting", "off"]  # drafting pauses by the clock, so two runs may take different steps
     one = edgellm(*arguments).json
     assert one["finish_reason"] == "stop"
     assert np.shape(one["actions"]) == (1, 40, 2)
@@ -237,16 +240,21 @@ def test_bench_ends_with_its_figures_as_json(edgellm, tiny_engine):
 
 
 @pytest.mark.slow
-def test_decode_steps_are_recorded_where_they_are_timed_and_not_for_one_answer(
-    edgellm, tiny_engine, monkeypatch
-):
+@pytest.mark.parametrize(
+    "command",
+    [("generate", *REQUEST), ("chat",), ("bench", "--runs", 1, "--warmup", 0, "--max-tokens", 2)],
+    ids=lambda command: command[0],
+)
+def test_decode_steps_are_recorded_unless_an_option_says_no(edgellm, tiny_engine, monkeypatch, command):
     recorded = []
     monkeypatch.setattr(
         LLMInferenceRuntime, "capture_decoding_cuda_graph", lambda runtime: recorded.append("yes")
     )
-    assert edgellm("generate", tiny_engine, *REQUEST).code == 0
-    assert not recorded
-    assert edgellm("bench", tiny_engine, "--runs", 1, "--warmup", 0, "--max-tokens", 2).code == 0
+    name, *options = command
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert edgellm(name, tiny_engine, *options).code == 0
+    assert len(recorded) == 1
+    assert edgellm(name, tiny_engine, *options, "--no-cuda-graphs").code == 0
     assert len(recorded) == 1
 
 

@@ -5,7 +5,11 @@ import json
 
 import pytest
 
+from edgellm_ros.cli.bench import round_seconds
+from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.refusal import assert_refused
+from fixtures.requests_for_tests import request
 
 PROMPT = ("--prompt", "abc abc abc", "--max-tokens", 20)
 
@@ -19,10 +23,14 @@ def test_drafting_gives_the_same_answer_and_says_what_it_saved(edgellm, tiny_eng
     assert "tokens_per_verification" not in plain
 
 
-def test_people_are_told_the_tokens_per_verification(edgellm, tiny_engine):
-    told = edgellm("generate", tiny_engine, *PROMPT, "--drafting", "lookup")
-    assert "[lookup: " in told.err
-    assert "verifications of" in told.err
+def test_people_who_ask_are_told_what_drafting_saved(edgellm, tiny_engine):
+    drafted = *PROMPT, "--drafting", "lookup"
+    assert "drafted" not in edgellm("generate", tiny_engine, *drafted).err
+    told = edgellm("generate", tiny_engine, *drafted, "--verbose")
+    assert "[drafted by lookup: " in told.err
+    assert "runs of the model verified drafts and gave" in told.err
+    plain = edgellm("generate", tiny_engine, *PROMPT, "--drafting", "off", "--verbose")
+    assert "[not drafted: one token per run of the model]" in plain.err
 
 
 def test_files_of_requests_are_answered_with_drafting(edgellm, tiny_engine, tmp_path):
@@ -42,6 +50,15 @@ def test_bench_reports_the_tokens_per_verification(edgellm, tiny_engine):
     told = edgellm("bench", tiny_engine, *options)
     assert told.json["drafting"] == "lookup"
     assert told.json["tokens_per_verification"] >= 1
+
+
+def test_bench_measures_the_parts_of_rounds(tiny_engine):
+    drafting = SpecDecodeDraftingConfig(1, 7, 8, "lookup", falls_back=False)
+    with LLMInferenceRuntime(tiny_engine, drafting=drafting) as runtime:
+        parts = round_seconds(runtime, request("abc abc abc", max_tokens=20))
+    assert parts is not None
+    assert set(parts) == {"draft", "verify", "accept"}
+    assert parts["verify"] > parts["accept"] > 0
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -103,6 +104,21 @@ def test_a_finished_evaluation_is_reported_without_playing(edgellm, arena_engine
 
 
 @pytest.mark.slow
+def test_without_matplotlib_everything_but_the_picture_is_written(
+    edgellm, arena_engine, reference, tmp_path, monkeypatch
+):
+    out = tmp_path / "out"
+    shutil.copytree(reference, out)
+    (out / "summary.json").unlink()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    run = edgellm("evaluate", "arena", *EPISODES, "--engine", arena_engine, "--out", out)
+    assert run.code == 0
+    assert "summary.png needs Matplotlib, which is not installed: pip install 'edgellm[charts]'" in run.err
+    assert "at the target   3 of 3" in run.out
+    assert sorted(path.name for path in out.iterdir()) == ["results.jsonl", "summary.json"]
+
+
+@pytest.mark.slow
 def test_the_summary_counts_the_lines_of_the_file(reference):
     lines = [json.loads(line) for line in (reference / "results.jsonl").read_text().splitlines()[1:]]
     summary = json.loads((reference / "summary.json").read_text())
@@ -162,6 +178,16 @@ def test_without_ray_the_error_says_what_to_install(edgellm, arena_engine, tmp_p
     monkeypatch.setitem(sys.modules, "ray", None)
     run = edgellm("evaluate", "arena", "--engine", arena_engine, "--ray", "--out", tmp_path / "out")
     assert_refused(run, "--ray needs Ray, which is not installed: pip install 'edgellm[ray]'")
+
+
+@pytest.mark.parametrize("command", [("demo",), ("evaluate", "arena")], ids=" ".join)
+def test_without_the_arena_the_error_says_what_to_install(edgellm, tmp_path, monkeypatch, command):
+    monkeypatch.setitem(sys.modules, "edgellm_arena", None)
+    run = edgellm(*command, "--out", tmp_path / "out")
+    assert_refused(
+        run, "no Python package edgellm_arena: ", "needs the distribution edgellm-arena: pip install"
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_bags_without_expected_outputs(edgellm, tmp_path):

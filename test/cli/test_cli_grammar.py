@@ -28,6 +28,12 @@ def test_a_json_schema_is_a_file_or_text(generate, tmp_path, as_file):
     assert answer["grammar_complete"] is True
 
 
+def test_true_is_the_schema_of_any_json(generate):
+    answer = generate("--json-schema", "true", "--temperature", 1, "--json").json
+    assert answer["grammar_complete"] in (True, False)
+    assert not answer["text"][:1].isspace()
+
+
 def test_an_answer_matches_the_regular_expression_or_says_that_it_was_cut(generate):
     assert re.fullmatch("[a-f]{4}\n", generate("--regex", "[a-f]{4}").out)
     cut = generate("--regex", "[a-f]{400}")
@@ -44,6 +50,8 @@ def test_an_answer_is_one_of_the_choices(generate):
     [
         (["--regex", "("], ["regex '('", "unclosed group"]),
         (["--json-schema", '{"type": "text"}'], ["json_schema", "Invalid type: text"]),
+        (["--json-schema", "[]"], ["json_schema must be an object or true, got '[]'"]),
+        (["--json-schema", "false"], ["json_schema is false"]),
         (["--json-schema", "no/such.json"], ["no/such.json"]),
         (["--choices", "a,,b"], ["choices must be"]),
         (["--choices", "a,b", "--regex", "a"], ["not allowed with"]),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from edgellm_ros.cli.request_files import read_conversation
+from edgellm_ros.cli.requests.request_files import read_conversation
 from fixtures.reference_inputs import make_sound
 from fixtures.refusal import assert_refused
 from fixtures.tiny_adapter import write_adapter
@@ -125,7 +125,7 @@ def test_an_answer_continues_the_last_message(edgellm, tiny_engine, write):
         ([{"role": "user", "content": ["x"]}], ["messages[0].content[0]: expected an object, got 'x'"]),
         (
             [{"role": "user", "content": [{"type": "smell", "smell": "x"}]}],
-            ["messages[0].content[0].type: expected one of text, image, video, audio, got 'smell'"],
+            ["messages[0].content[0].type: expected one of text, image, image_url, video, ", "got 'smell'"],
         ),
         (
             [{"role": "user", "content": [{"type": "image"}]}],
@@ -218,7 +218,7 @@ def test_a_failed_request_keeps_its_place_with_its_error(answers):
     for error, words in zip(
         errors[1:-1],
         (
-            "talk.json[1].images[0]: ", "at most 320", "talk.json[3]: temperature must be a number",
+            "talk.json[1].images[0]: ", "at most 320", "talk.json[3]: temperature must be 0 or a number",
             "talk.json[4]: unknown key 'colour'", "talk.json[5].history: expected poses",
             "unknown LoRA adapter 'polite'", "talk.json[7]: nothing to answer",
             "talk.json[8]: a request has messages or prompt, not both",

@@ -11,7 +11,7 @@ import pytest
 
 from edgellm_ros import cli
 from edgellm_ros.engine.device import CpuDevice
-from edgellm_ros.runtime import pipeline
+from edgellm_ros.runtime import opening
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,11 +39,11 @@ def requests(tmp_path):
 def test_the_option_allows_the_code_of_plans(command, given, tiny_engine, requests, tmp_path, monkeypatch):
     allowed = []
 
-    def open_device(name, allow_plan_code=False):
+    def open_device(name, allow_plan_code, stream):
         allowed.append(allow_plan_code)
         return CpuDevice()
 
-    monkeypatch.setattr(pipeline, "open_device", open_device)
+    monkeypatch.setattr(opening, "open_device", open_device)
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     files = {"ENGINE": str(tiny_engine), "REQUESTS": str(requests), "OUT": str(tmp_path / "out.json")}
     assert cli.main([*(files.get(word, word) for word in command.split()), *given]) == 0

@@ -11,7 +11,7 @@ import pytest
 
 from edgellm_ros.builder import export
 from edgellm_ros.cli import main
-from edgellm_ros.cli.inputs import read_state
+from edgellm_ros.io.number_files import read_state
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from fixtures.smolvla_checkpoint import ACTIONS, CAMERAS, HORIZON, write_smolvla

@@ -87,7 +87,9 @@ def test_an_engine_that_is_not_there(assert_refused, tmp_path):
     assert_refused("not an engine directory", ARENA, "--engine", tmp_path / "e")
 
 
-@pytest.mark.parametrize("command, option", [
+@pytest.mark.parametrize(
+    "command, option",
+    [
         (("replay", ARENA), "--engine"),
         (("demo",), "--checkpoint"),
         (("evaluate", "arena"), "--engine"),

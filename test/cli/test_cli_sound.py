@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from edgellm_ros.cli.sound_file import read_sound
+from edgellm_ros.io.sound_file import read_sound
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams

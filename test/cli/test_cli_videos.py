@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from edgellm_ros.builder import export
-from edgellm_ros.cli.video_file import read_video
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.io.video_file import read_video
 from edgellm_ros.multimodal.video import Video
 from edgellm_ros.runtime.conversation import Message, TextPart, VideoPart
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime

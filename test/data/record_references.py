@@ -64,7 +64,7 @@ HEARD = [0.4, 3.14]  # seconds of the sounds for the tiny checkpoint
 def extract(samples: np.ndarray) -> np.ndarray:
     """Return log-mel features [128, frames] of 16 kHz samples.
 
-    They are those of Qwen3-Omni's extractor.
+    The features are those of Qwen3-Omni's extractor.
     """
     extractor = transformers.WhisperFeatureExtractor(feature_size=128)
     return extractor(samples, sampling_rate=16000, padding=True, truncation=False)["input_features"][0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,10 +13,11 @@ import time
 from pathlib import Path
 
 import cv2
+import numpy as np
 import pytest
 
-from edgellm_ros.arena.closed_loop import Plan, drive
-from edgellm_ros.arena.episode import World, make_episode
+from edgellm_arena.episodes.closed_loop import Plan, drive
+from edgellm_arena.episodes.episode import World, make_episode
 
 pytest.importorskip("rclpy")
 pytest.importorskip("edgellm_ros.msg")
@@ -119,6 +121,44 @@ def test_it_is_driven_over_topics_exactly_as_in_process(episode, arena_engine):
     ]
     for plan in driven.plans:
         assert plan.text in episode["stderr"]
+
+
+@pytest.fixture(scope="module")
+def play(arena_engine, tmp_path_factory):
+    """`play(arguments...)`: the drives, the picture of the last one, and the text."""
+
+    def play(*arguments: str) -> tuple[list[dict], bytes, str]:
+        process = demo(arena_engine, tmp_path_factory.mktemp("demo"), *arguments, "--json")
+        stdout, stderr = process.communicate(timeout=240)
+        assert process.returncode == 0, stderr
+        summary = json.loads(stdout.splitlines()[-1])
+        return summary["drives"], Path(summary["pictures"][-1]).read_bytes(), stderr
+
+    return play
+
+
+@pytest.mark.slow
+def test_the_seed_that_an_episode_prints_plays_this_episode_again(play):
+    """Up to rounding, as drafting pauses by the clock."""
+    drives, picture, text = play("--seed", "3", "--episodes", "2", "--spoken")
+    printed = re.findall(r"episode seed (\d+)", text)
+    assert printed == [str(drive["seed"]) for drive in drives]
+    again, its_picture, _ = play("--episode-seed", printed[1], "--spoken")
+    (repeated,) = again
+    for name, value in drives[1].items():
+        exact = not isinstance(value, float)
+        assert repeated[name] == (value if exact else pytest.approx(value, rel=1e-5)), name
+    pixels, its_pixels = (
+        cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR) for file in (picture, its_picture)
+    )
+    assert np.abs(pixels.astype(int) - its_pixels).mean() < 0.5
+
+
+def test_an_episode_seed_does_not_go_with_other_episodes(arena_engine, tmp_path):
+    process = demo(arena_engine, tmp_path, "--episode-seed", "5", "--episodes", "2")
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "--episode-seed names one episode of any seed: expected no others, got --episodes 2" in stderr
 
 
 def test_ctrl_c_ends_everything(arena_engine, tmp_path):

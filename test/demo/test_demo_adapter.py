@@ -21,11 +21,11 @@ from fixtures.tiny_adapter import write_adapter
 pytest.importorskip("rclpy")
 pytest.importorskip("edgellm_ros.msg")
 
-from edgellm_ros.arena.episode import World, make_episode
-from edgellm_ros.arena.person import person_of
-from edgellm_ros.multimodal.sound_stream import utterances_in
-from edgellm_ros.multimodal.utterance import UtteranceSettings
-from edgellm_ros.multimodal.voice_activity import VoiceActivity
+from edgellm_arena.episodes.episode import World, make_episode
+from edgellm_arena.speech.person import person_of
+from edgellm_ros.multimodal.audio.sound_stream import utterances_in
+from edgellm_ros.multimodal.audio.utterance import UtteranceSettings
+from edgellm_ros.multimodal.audio.voice_activity import VoiceActivity
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
@@ -68,7 +68,7 @@ def typed(demo) -> tuple[dict, str]:
 def first_answers(engine: Path, **told: object) -> dict[str, str]:
     """Return the first answers of the base model and the adapter by their names.
 
-    They answer the command and the first frame in this process. The name of the base model is empty.
+    Both answer the command and the first frame in this process. The name of the base model is empty.
     """
     frame = World(EPISODE).camera()
     with LLMInferenceRuntime(engine) as runtime:

@@ -18,10 +18,10 @@ pytest.importorskip("edgellm_ros.msg")
 
 from edgellm_ros.msg import ActionChunk
 
-from edgellm_ros.cli.demo import CHUNKING, EXECUTIONS
-from edgellm_ros.ros.arena.arena_link import LinkError, to_actions, to_image
-from edgellm_ros.ros.arena.arena_node import EXECUTIONS as NODE_EXECUTIONS
-from edgellm_ros.ros.arena.demo import (
+from edgellm_arena.episodes.episode import EPISODE_FAMILIES, EPISODE_SEEDS
+from edgellm_arena.ros.arena_link import LinkError, to_actions, to_image
+from edgellm_arena.ros.arena_node import EXECUTIONS as NODE_EXECUTIONS
+from edgellm_arena.ros.demo import (
     ARENA_MODULE,
     NODE_MODULE,
     DemoOptions,
@@ -29,8 +29,10 @@ from edgellm_ros.ros.arena.demo import (
     node_arguments,
     resolved,
 )
+from edgellm_ros.cli.arena_options import FAMILIES
+from edgellm_ros.cli.demo import CHUNKING, EPISODES_PER_SEED, EXECUTIONS
 from edgellm_ros.ros.messaging import to_nanoseconds, to_time
-from edgellm_ros.ros.node.parameters import SPECS
+from edgellm_ros.ros.node.settings.parameters import SPECS
 from edgellm_ros.ros.processes import Child, own_domain, ros_environment
 
 
@@ -178,9 +180,11 @@ class TestArguments:
         options = DemoOptions(1, 1, *folders, "cpu", 1, chunking="guided")
         assert resolved(options, SimpleNamespace(action=None)) is options
 
-    def test_the_command_has_the_forms_and_executions_that_the_nodes_have(self):
+    def test_the_command_has_the_forms_executions_and_seeds_that_the_nodes_have(self):
         assert SPECS["chunking"].choices == CHUNKING
         assert EXECUTIONS == NODE_EXECUTIONS
+        assert FAMILIES == EPISODE_FAMILIES
+        assert EPISODES_PER_SEED == EPISODE_SEEDS
 
 
 class TestMessages:

@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm_ros.arena import expert
-from edgellm_ros.arena.closed_loop import Plan, drive
-from edgellm_ros.arena.episode import Outcome, World, dead_ahead_episode, make_episode
-from edgellm_ros.arena.expert import BRISK, CAREFUL, Manner
+from edgellm_arena.driving import expert
+from edgellm_arena.driving.expert import BRISK, CAREFUL, Manner
+from edgellm_arena.episodes.closed_loop import Plan, drive
+from edgellm_arena.episodes.episode import Outcome, World, dead_ahead_episode, make_episode
 
 
 def expert_driver(world: World, manner: Manner = BRISK):

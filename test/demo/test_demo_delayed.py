@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
-from edgellm_ros.arena.closed_loop import Plan
-from edgellm_ros.arena.delayed_loop import drive_delayed
-from edgellm_ros.arena.episode import World, make_episode
-from edgellm_ros.arena.smoothness import jumps
+from edgellm_arena.driving.smoothness import jumps
+from edgellm_arena.episodes.closed_loop import Plan
+from edgellm_arena.episodes.delayed_loop import drive_delayed
+from edgellm_arena.episodes.episode import World, make_episode
 from edgellm_ros.ros.processes import NODE_MODULE, Child, own_domain, ros_arguments, ros_environment
 
 pytest.importorskip("rclpy")
@@ -84,7 +84,7 @@ def test_the_node_sees_the_delay_as_the_age_of_its_frames(arena_engine, tmp_path
         }  # fmt: skip
         node = Child("node", ["-m", NODE_MODULE, *ros_arguments(parameters)], tmp_path / "node", environment)
         parameters = {"inference_delay": 0.3, "attempts": 1, "resend_after": 1.0}
-        arguments = ["-m", "edgellm_ros.ros.arena.arena_node", *ros_arguments(parameters)]
+        arguments = ["-m", "edgellm_arena.ros.main", *ros_arguments(parameters)]
         arena = Child("arena", arguments, tmp_path / "arena", environment)
         try:
             assert arena.process.wait(60) == 1

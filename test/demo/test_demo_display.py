@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 
-from edgellm_ros.ros.arena.display import Display
+from edgellm_arena.ros.display import Display
 
 COMMAND = {"event": "command", "number": 0, "seed": 5, "family": "random", "command": "go to it",
     "person": "Annie (en), rain 20 dB below",
@@ -15,7 +15,7 @@ PLAN = {
     "first_words_s": 0.1, "plan_s": 0.3,
 }  # fmt: skip
 OUTCOME = {
-    "event": "outcome", "number": 0, "outcome": "success", "time": 5.6, "plans": 7,
+    "event": "outcome", "number": 0, "seed": 5, "outcome": "success", "time": 5.6, "plans": 7,
     "plan_seconds": [0.3, 0.5], "command": "go to it", "understood": True, "picture": "out/episode_000.png",
 }  # fmt: skip
 
@@ -42,6 +42,12 @@ def test_a_single_episode_is_shown_as_a_conversation_with_latencies():
     assert "100 ms" in text
     assert "success" in text
     assert "out/episode_000.png" in text
+
+
+def test_the_line_of_an_outcome_has_the_seed_that_plays_the_episode_again():
+    for episodes in (1, 50):
+        (line, *_) = [line for line in shown(io.StringIO(), episodes).splitlines() if "success" in line]
+        assert "(episode seed 5)" in line
 
 
 def test_many_episodes_get_one_line_each():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the demo's own model can do, in process.
 
-It hears people that training never heard, and its adapters change its language and its driving. The scenes
-are few; `python -m benchmarks.closed_loop` has many.
+The model hears people that training never heard, and its adapters change its language and its driving. The
+scenes are few; `python -m benchmarks.closed_loop` has many.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm_ros.arena.episode import Episode, Outcome, World, make_episode
-from edgellm_ros.arena.german import is_german
-from edgellm_ros.arena.scoring import names_target
-from edgellm_ros.evaluation.episodes import heard, play
+from edgellm_arena.episodes.episode import Episode, Outcome, World, make_episode
+from edgellm_arena.episodes.scoring import names_target
+from edgellm_arena.evaluation.play import heard, play
+from edgellm_arena.words.german import is_german
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 

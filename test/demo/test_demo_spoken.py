@@ -19,15 +19,15 @@ import pytest
 pytest.importorskip("rclpy")
 pytest.importorskip("edgellm_ros.msg")
 
-from edgellm_ros.arena.closed_loop import Plan, drive
-from edgellm_ros.arena.episode import World, make_episode
-from edgellm_ros.arena.person import person_of
+from edgellm_arena.episodes.closed_loop import Plan, drive
+from edgellm_arena.episodes.episode import World, make_episode
+from edgellm_arena.ros.demo import summarise
+from edgellm_arena.ros.microphone import save_wav
+from edgellm_arena.speech.person import person_of
+from edgellm_ros.multimodal.audio.sound_stream import utterances_in
+from edgellm_ros.multimodal.audio.utterance import UtteranceSettings
+from edgellm_ros.multimodal.audio.voice_activity import VoiceActivity
 from edgellm_ros.multimodal.sound import Sound
-from edgellm_ros.multimodal.sound_stream import utterances_in
-from edgellm_ros.multimodal.utterance import UtteranceSettings
-from edgellm_ros.multimodal.voice_activity import VoiceActivity
-from edgellm_ros.ros.arena.demo import summarise
-from edgellm_ros.ros.arena.microphone import save_wav
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
@@ -141,7 +141,7 @@ def test_a_command_that_is_never_heard_leaves_the_robot_where_it_is(tiny_checkpo
         children = [
             Child("node", ["-m", NODE_MODULE, *ros_arguments(node)], tmp_path / "node.log", environment)
         ]
-        arguments = ["-m", "edgellm_ros.ros.arena.arena_node", *ros_arguments(arena)]
+        arguments = ["-m", "edgellm_arena.ros.main", *ros_arguments(arena)]
         children.append(Child("arena", arguments, tmp_path / "arena.log", environment, pipe=True))
         try:
             events = [json.loads(line) for line in children[1].stdout]

@@ -199,7 +199,9 @@ class TestReversedTime:
 
     @pytest.mark.parametrize("form", ["guided", "frozen"])
     def test_a_chunk_is_continued_as_with_the_time_that_rises(self, reversed_runner, cache, config, form):
-        chunk = ChunkCondition(TestChunks.CHUNK, executed=1, delay=2, form=form, max_guidance_weight=3.0)
+        chunk = ChunkCondition(
+            actions=TestChunks.CHUNK, executed=1, delay=2, form=form, max_guidance_weight=3.0
+        )
         found = reversed_runner.execute(cache.sequence(0), 3, 5, 11, always, chunk)
         space = config.action.action_space
         previous = (TestChunks.CHUNK.astype(np.float64) - space.mean) / space.std
@@ -250,7 +252,7 @@ class TestChunks:
         return np.concatenate([values[executed:], np.zeros((executed, 2))])
 
     def sample(self, runner, cache, steps: int, **condition) -> np.ndarray:
-        chunk = ChunkCondition(self.CHUNK, **condition)
+        chunk = ChunkCondition(actions=self.CHUNK, **condition)
         return runner.execute(cache.sequence(0), 3, steps, 11, always, chunk)
 
     @property
@@ -302,7 +304,7 @@ class TestChunks:
         def sample(condition=None):
             return runner.execute(cache.sequence(1), 2, 5, 3, always, condition)
 
-        first, chunk = sample(), ChunkCondition(self.CHUNK, executed=1, delay=2, form="frozen")
+        first, chunk = sample(), ChunkCondition(actions=self.CHUNK, executed=1, delay=2, form="frozen")
         conditioned = sample(chunk)
         assert np.abs(conditioned - first).max() > 0.01
         np.testing.assert_array_equal(sample(), first)
@@ -313,7 +315,7 @@ class TestChunks:
             raise AssertionError("a run that continues nothing used the kernel")
 
         monkeypatch.setattr(runner._kernels, "conditioned_step", refused, raising=False)
-        condition = ChunkCondition(self.CHUNK, executed=1, delay=2)
+        condition = ChunkCondition(actions=self.CHUNK, executed=1, delay=2)
         with pytest.raises(AssertionError, match="continues nothing"):
             runner.execute(cache.sequence(1), 2, 5, 3, always, condition)
         assert runner.execute(cache.sequence(1), 2, 5, 3, always) is not None

@@ -59,28 +59,32 @@ def test_guidance_is_limited_where_it_would_be_infinite():
 
 
 def test_the_previous_chunk_is_shifted_by_the_executed_actions_and_padded():
-    run = conditioned_run(ChunkCondition(CHUNK, executed=2, delay=1), CHUNK, 4)
+    run = conditioned_run(ChunkCondition(actions=CHUNK, executed=2, delay=1), CHUNK, 4)
     np.testing.assert_array_equal(run.previous, [*CHUNK[2:], [0, 0], [0, 0]])
 
 
 def test_the_limit_of_the_guidance_is_the_number_of_steps_by_default():
-    run = conditioned_run(ChunkCondition(CHUNK, executed=0, delay=2), CHUNK, 7)
+    run = conditioned_run(ChunkCondition(actions=CHUNK, executed=0, delay=2), CHUNK, 7)
     np.testing.assert_array_equal(run.pull[0, :2], [7, 7])
-    limited = conditioned_run(ChunkCondition(CHUNK, 0, 2, max_guidance_weight=3.0), CHUNK, 7)
+    limited = conditioned_run(
+        ChunkCondition(actions=CHUNK, executed=0, delay=2, max_guidance_weight=3.0), CHUNK, 7
+    )
     np.testing.assert_array_equal(limited.pull[0, :2], [3, 3])
 
 
 def test_trained_actions_have_no_influence_behind_them_unless_a_horizon_asks_for_it():
-    run = conditioned_run(ChunkCondition(CHUNK, executed=0, delay=2, form="trained"), CHUNK, 5)
+    run = conditioned_run(ChunkCondition(actions=CHUNK, executed=0, delay=2, form="trained"), CHUNK, 5)
     assert not run.pull.any()
-    faded = conditioned_run(ChunkCondition(CHUNK, 0, 2, "trained", horizon=4), CHUNK, 5)
+    faded = conditioned_run(
+        ChunkCondition(actions=CHUNK, executed=0, delay=2, form="trained", horizon=4), CHUNK, 5
+    )
     np.testing.assert_allclose(faded.pull[0], [0, 0, 5 * 2 / 3, 5 / 3, 0, 0], rtol=1e-6)
     assert (run.kept, run.clean) == (faded.kept, faded.clean) == (2, 2)
 
 
 def test_actions_are_copied(action):
     chunk = CHUNK.copy()
-    condition = ChunkCondition(chunk, executed=1, delay=1)
+    condition = ChunkCondition(actions=chunk, executed=1, delay=1)
     chunk[:] = np.nan
     condition.check(action)
     np.testing.assert_array_equal(condition.actions, CHUNK)
@@ -128,9 +132,9 @@ def test_conditions_that_do_not_fit_the_action_head_are_refused(action, changes,
 
 def test_a_longer_delay_than_the_checkpoint_was_trained_for_is_refused(action):
     trained = dataclasses.replace(action, rtc_max_delay=2)
-    ChunkCondition(CHUNK, executed=1, delay=2, form="trained").check(trained)
+    ChunkCondition(actions=CHUNK, executed=1, delay=2, form="trained").check(trained)
     with pytest.raises(ValueError, match=r"delay must be at most 2, for which the checkpoint was trained"):
-        ChunkCondition(CHUNK, executed=1, delay=3, form="trained").check(trained)
+        ChunkCondition(actions=CHUNK, executed=1, delay=3, form="trained").check(trained)
 
 
 def test_more_trained_actions_than_a_chunk_has_are_refused(action):

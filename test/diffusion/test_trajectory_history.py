@@ -29,6 +29,12 @@ def test_standing_still_is_the_middle_bin_with_halves_rounded_to_even():
     assert history_tokens(check_history(None, CONFIG), CONFIG) == [5500] * 8  # 499.5 -> 500
 
 
+def test_without_a_history_the_robot_drove_straight_on_at_its_speed():
+    points = check_history(None, CONFIG, speed=0.6)
+    np.testing.assert_allclose(points, [[-0.18, 0], [-0.12, 0], [-0.06, 0], [0, 0]])
+    assert history_speed(points, CONFIG) == pytest.approx(0.6)
+
+
 def test_values_out_of_range_take_the_outermost_bin():
     points = np.array([[-9.0, 9.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
     assert history_tokens(points, CONFIG)[:4] == [5000, 5999, 5999, 5000]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from doubles.host_compiler import BLOCKS, FOLDER, build_library
+from doubles.host_compiler import BLOCKS, FOLDERS, build_library
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.cuda.kernels import CudaKernels
@@ -84,15 +84,13 @@ class DoubleProgram:
         assert status == 0, f"{name} with {len(arguments)} arguments: {status}"
 
 
-def build(folder: Path) -> DoubleProgram:
-    """Compile the kernels in `folder`."""
+def build() -> DoubleProgram:
+    """Return all kernels, compiled."""
     from edgellm_ros.kernels.cuda.compiler import KERNELS, TREE_KERNELS, macros, source
 
-    (folder / "kernels.inc").write_text(source(tuple(dict.fromkeys(KERNELS + TREE_KERNELS))))
-    library = folder / "kernels.so"
+    kernels = source(tuple(dict.fromkeys(KERNELS + TREE_KERNELS)))
     options = ["-O2", "-ffp-contract=off", *(f"-D{name}={value}" for name, value in macros())]
-    build_library(library, FOLDER / "launch.cpp", (BLOCKS,), options)
-    return DoubleProgram(library)
+    return DoubleProgram(build_library(FOLDERS[0] / "launch.cpp", kernels, (BLOCKS,), options))
 
 
 def double_side(program: DoubleProgram, multiprocessors: int) -> Side:

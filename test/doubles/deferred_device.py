@@ -57,6 +57,7 @@ class DeferredDevice:
     description = "Test double (host)"
     max_queued_steps = 1
     allow_plan_code = False
+    has_graphs = True
     capturing = False
 
     def __init__(self, name: str) -> None:

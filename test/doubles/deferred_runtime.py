@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from doubles.deferred_device import DeferredDevice, DeferredGraph, DeferredHostCopy, QueuedKernels
-from edgellm_ros.engine.onnxruntime_backend import OnnxRuntimeBackend
+from edgellm_ros.engine.onnxruntime.backend import OnnxRuntimeBackend
 from edgellm_ros.engine.tensor import Shape, Tensor
 from edgellm_ros.kernels import host, tree_host
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime

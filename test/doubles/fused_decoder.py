@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fused kernels in NumPy: a decode step in float64.
+"""The fused kernels in NumPy: a decode step in float64, for tests.
 
-It is the reference of the kernels' tests. `decode_step` computes on arrays. `HostFusedDecoder` has the
+`decode_step` computes on arrays. `HostFusedDecoder` has the
 interface of `FusedDecoder` and computes on host memory by address, so that the whole runtime can run on it.
 """
 
@@ -18,11 +18,11 @@ import numpy as np
 from doubles.deferred_device import DeferredDevice
 from doubles.quantized_weights import QuantizedMatrix
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels.cuda.fused.decoder import StateFusion
-from edgellm_ros.kernels.cuda.fused.fusion import FusionShape
-from edgellm_ros.kernels.cuda.fused.quantized import ALIGNMENT
-from edgellm_ros.kernels.cuda.fused.shape import FusedShape
-from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
+from edgellm_ros.fused.fusion import StateFusion
+from edgellm_ros.fused.plan.fusion import FusionShape
+from edgellm_ros.fused.plan.quantized import ALIGNMENT
+from edgellm_ros.fused.plan.shape import FusedShape
+from edgellm_ros.fused.weights import FusedLayerWeights, FusedWeights
 
 JOINED = {"qkv": 3, "o": 1, "gate_up": 2, "down": 1}  # linear layers of a product
 TYPES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
@@ -178,10 +178,8 @@ def seen_rows(step: Step, sequence: int, token: int, window: int | None) -> np.n
 def rotate(shape: FusedShape, heads: np.ndarray, step: Step) -> np.ndarray:
     """Rotate the first values of heads [...,n,D] by each token's position."""
     half = shape.rotary_dim // 2
-    cos, sin = (
-        table[step.position_ids].astype(np.float64)[..., None, :] for table in (step.cos, step.sin)
-    )
-    places = np.arange(shape.rotary_dim).reshape(half, 2).T if shape.interleaved else None
+    cos, sin = (table[step.position_ids].astype(np.float64)[..., None, :] for table in (step.cos, step.sin))
+    places = np.arange(shape.rotary_dim).reshape(half, 2).T if shape.rope_interleaved else None
     first, second = places if places is not None else (np.arange(half), half + np.arange(half))
     out = heads.copy()
     out[..., first] = heads[..., first] * cos - heads[..., second] * sin
@@ -222,9 +220,7 @@ def fuse(
     """
     values = [state.astype(np.float64) for state in states]
     if shape.state_norms:
-        values = [
-            rms_norm(value, norm, shape.epsilon) for value, norm in zip(values, norms, strict=True)
-        ]
+        values = [rms_norm(value, norm, shape.epsilon) for value, norm in zip(values, norms, strict=True)]
     joined = np.concatenate(values, axis=-1)
     if shape.joined_norm:
         joined = rms_norm(joined, norms[0], shape.epsilon)

@@ -27,9 +27,9 @@ from doubles.fused_decoder import (
     token_inputs,
 )
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.fused.plan.shape import FusedDraftShape
+from edgellm_ros.fused.weights import FusedLayerWeights, FusedWeights
 from edgellm_ros.kernels.chain_protocol import ChainDraft
-from edgellm_ros.kernels.cuda.fused.draft import FusedDraftShape
-from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 
 
 @dataclass(kw_only=True)

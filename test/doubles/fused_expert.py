@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The action expert's kernels in NumPy: an Euler step in float64.
+"""The action expert's kernels in NumPy: an Euler step in float64, for tests.
 
-It is the reference of the kernels' tests. `velocity` computes on arrays. `HostFusedExpert` has the interface
+`velocity` computes on arrays. `HostFusedExpert` has the interface
 of `FusedExpert` and computes on host memory by address, so that the whole runtime can run on it.
 """
 
@@ -16,9 +16,9 @@ import numpy as np
 from doubles.deferred_device import DeferredDevice
 from doubles.fused_decoder import TYPES, array_at, rms_norm
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.fused.expert_weights import ExpertWeights
+from edgellm_ros.fused.plan.expert_shape import ExpertShape
 from edgellm_ros.kernels import ConditionedStep
-from edgellm_ros.kernels.cuda.fused.expert_shape import ExpertShape
-from edgellm_ros.kernels.cuda.fused.expert_weights import ExpertWeights
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -4,37 +4,62 @@
 from __future__ import annotations
 
 import functools
+import platform
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "cuda_on_cpu"
-BLOCKS = FOLDER / "blocks.cpp"
-OPTIONS = ["-std=c++17", "-fPIC", "-pthread", f"-I{FOLDER}"]
+from doubles.compiled_files import cached
+
+EMULATION = Path(__file__).parent
+FOLDERS = (EMULATION / "cuda_on_cpu", EMULATION / "fused_on_cpu")
+BLOCKS = FOLDERS[0] / "blocks.cpp"
+OPTIONS = ["-std=c++17", "-fPIC", "-pthread"]
 OPTIONS += ["-U_FORTIFY_SOURCE"]  # for jumps between stacks
 LINKED = ["-shared"]
 LINKED += ["-Wl,-Bsymbolic", "-fno-gnu-unique"]  # for several libraries in a process, and for names of libc
 
 
-def build_library(library: Path, source: Path, runtime: Sequence[Path], options: Sequence[str]) -> None:
-    """Compile kernels and link them with files of the emulation.
+def build_library(source: Path, kernels: str, runtime: Sequence[Path], options: Sequence[str]) -> Path:
+    """Return a library of kernels and files of the emulation, compiled or cached.
 
-    The kernels use nothing of C++'s library.
+    `source` includes the kernels as `kernels.inc`. They use nothing of C++'s library.
     """
-    kernels = ["-nostdinc++", *options, f"-I{library.parent}", str(source)]
     objects = [str(_object(part)) for part in runtime]
-    subprocess.run(["g++", *OPTIONS, *LINKED, *kernels, *objects, "-o", str(library)], check=True)
+    chosen = [*OPTIONS, *LINKED, "-nostdinc++", *options]
+
+    def compile(library: Path) -> None:
+        with tempfile.TemporaryDirectory(prefix="edgellm_emulation_") as folder:
+            (Path(folder) / "kernels.inc").write_text(kernels)
+            _run_compiler([*chosen, f"-I{folder}", str(source), *objects, "-o", str(library)])
+
+    return cached(
+        [*_environment(), *chosen, source.name, *(part.name for part in runtime), kernels], ".so", compile
+    )
 
 
-@functools.cache
 def _object(source: Path) -> Path:
-    """Compile a file of the emulation, once in this process."""
-    compiled = Path(_objects().name) / f"{source.stem}.o"
-    subprocess.run(["g++", *OPTIONS, "-O1", "-c", str(source), "-o", str(compiled)], check=True)
-    return compiled
+    """Return a file of the emulation, compiled or from the cache folder."""
+    chosen = [*OPTIONS, "-O1", "-c"]
+
+    def compile(file: Path) -> None:
+        _run_compiler([*chosen, str(source), "-o", str(file)])
+
+    return cached([*_environment(), *chosen, source.name], ".o", compile)
+
+
+def _run_compiler(arguments: Sequence[str]) -> None:
+    subprocess.run(["g++", *(f"-I{folder}" for folder in FOLDERS), *arguments], check=True)
 
 
 @functools.cache
-def _objects() -> tempfile.TemporaryDirectory:
-    return tempfile.TemporaryDirectory(prefix="edgellm_emulation_")
+def _environment() -> tuple[str, ...]:
+    """Return what all files depend on: compiler, C library, emulation."""
+    compiler = subprocess.run(["g++", "-v"], capture_output=True, text=True, check=True).stderr
+    files = [file for folder in FOLDERS for file in sorted(folder.glob("*.[ch]*"))]
+    return (
+        compiler,
+        *platform.libc_ver(),
+        *(f"{file.parent.name}/{file.name}\0{file.read_text()}" for file in files),
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from edgellm_ros.kernels.cuda.fused.quantized import ALIGNMENT, Quantized
+from edgellm_ros.fused.plan.quantized import ALIGNMENT, Quantized
 
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 

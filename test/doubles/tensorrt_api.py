@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of NVIDIA's Python bindings.
+"""The interface of NVIDIA's Python bindings, read from the stubs in `typings`.
 
-It is read from the generated stubs (`typings`).
+`make lint` generates the stubs.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ import onnx_ir as ir
 
 from doubles import deferred_device
 from edgellm_ros.engine.device import CpuDevice
-from edgellm_ros.engine.onnxruntime_backend import OnnxRuntimeBackend
+from edgellm_ros.engine.onnxruntime.backend import OnnxRuntimeBackend
 from edgellm_ros.engine.tensor import Tensor
 
 __name__ = "tensorrt"  # as our code knows it
@@ -101,17 +101,19 @@ FITS: dict[Any, Callable[[Any], bool]] = {
 def typed(method: Callable[..., Any]) -> Callable[..., Any]:
     """Refuse arguments that are not of the annotated types."""
 
+    @functools.cache  # at the first call: types may be annotated that are defined below
+    def types() -> dict[str, Callable[[Any], bool]]:
+        hints = typing.get_type_hints(method)
+        return {name: FITS.get(kind, functools.partial(_is_instance, kind)) for name, kind in hints.items()}
+
+    signature = inspect.signature(method)
+
     @functools.wraps(method)
     def checked(*arguments: Any, **keywords: Any) -> Any:
-        hints = typing.get_type_hints(method)
-        given = inspect.signature(method).bind(*arguments, **keywords).arguments
+        given = signature.bind(*arguments, **keywords).arguments
         for name, value in given.items():
-            if name != "self" and name in hints:
-                fits = FITS.get(hints[name], functools.partial(_is_instance, hints[name]))
-                if not fits(value):
-                    raise TypeError(
-                        f"{method.__qualname__}(): incompatible function arguments: {name}={value!r}"
-                    )
+            if name != "self" and name in types() and not types()[name](value):
+                raise TypeError(f"{method.__qualname__}(): incompatible function arguments: {name}={value!r}")
         return method(*arguments, **keywords)
 
     return checked

@@ -46,6 +46,26 @@ def test_a_row_times_a_weight_does_not_depend_on_other_rows(tmp_path, threads, f
         np.testing.assert_array_equal(part.reshape(count, fan_out), whole[:count])
 
 
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("width", [1, 3, 4, 48])
+@pytest.mark.parametrize("operator", ["Exp", "Sigmoid", "Atanh"])
+def test_functions_of_recurrent_layers_do_not_depend_on_other_rows(tmp_path, threads, width, operator):
+    """Softplus and Log fail this test: `softplus` (decoders/recurrent.py) has neither."""
+    path = save_model(
+        tmp_path / "function.onnx",
+        [helper.make_node(operator, ["x"], ["y"])],
+        {"x": (FLOAT, ["B", width])},
+        {"y": (FLOAT, ["B", width])},
+    )
+    executor = EngineExecutor.open(path, DEVICE, threads)
+    rows = np.random.default_rng(0).uniform(-4, 1 / 3, (8193, width)).astype(np.float32)
+    rows = np.abs(rows) / 12 if operator == "Atanh" else rows
+    whole = run(executor, {"B": 8193}, {"x": rows}, "y", rows.shape)
+    for count in (1, 2, 3, 5, 64, 129, 1000, 4099):
+        part = run(executor, {"B": count}, {"x": rows[:count]}, "y", (count, width))
+        np.testing.assert_array_equal(part, whole[:count])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("rank", [1, 8, 24, 64, 200])
@@ -53,7 +73,7 @@ def test_a_row_times_a_weight_does_not_depend_on_other_rows(tmp_path, threads, f
 def test_gemm_with_trans_a_of_activations_does_not_depend_on_other_rows(
     tmp_path, threads, rank, fan_in, fan_out
 ):
-    """Adapters are applied in this way (builder/lora.py); MatMul fails this test."""
+    """Adapters are applied so (builder/graph/lora.py); MatMul fails this test."""
     rng = np.random.default_rng(0)
     path = save_model(
         tmp_path / "adapter.onnx",

@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from edgellm_ros.builder import export
-from edgellm_ros.engine import onnxruntime_session
+from edgellm_ros.engine.onnxruntime import session as onnxruntime_session
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 

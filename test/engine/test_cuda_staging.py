@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs requirements-cuda.txt")
 
-from edgellm_ros.engine import cuda_staging
-from edgellm_ros.engine.cuda_staging import PIECE_BYTES, RING_BYTES, UploadRing
+from edgellm_ros.engine.cuda import staging as cuda_staging
+from edgellm_ros.engine.cuda.staging import PIECE_BYTES, RING_BYTES, UploadRing
 
 pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own driver")
 

@@ -202,7 +202,41 @@ def test_alternating_bindings_are_kept_and_the_oldest_is_dropped(device):
     assert backend.calls == ["run (2,)", "bind", "run (1,)"]
 
 
-def test_a_graph_is_dropped_with_its_binding(device):
+def test_a_captured_graph_lives_as_long_as_the_executor(device):
+    backend = RecordingBackend()
+    executor = EngineExecutor(backend, "recording")
+    buffer = device.empty((100,), np.float32)
+    for size in range(1, KEPT_BINDINGS + 5):
+        executor.prepare(0, {"B": size}, {"x": buffer.view(size)})
+        assert executor.capture_graph() is True
+    for size in range(50, 50 + 2 * KEPT_BINDINGS):
+        executor.prepare(0, {"B": size}, {"x": buffer.view(size)})
+    backend.calls.clear()
+    for size in range(1, KEPT_BINDINGS + 5):
+        executor.prepare(0, {"B": size}, {"x": buffer.view(size)})
+        executor.execute()
+    assert backend.calls == ["launch"] * (KEPT_BINDINGS + 4)
+
+
+@pytest.mark.only_on("cpu", reason="TensorRT has both")
+def test_onnx_runtime_has_neither_profiles_nor_context_memory(executor, device):
+    assert executor.required_context_memory_size == 0
+    with pytest.raises(EngineError, match="takes no context memory: its library allocates"):
+        executor.set_context_memory(device.empty((1000,), np.uint8))
+    with pytest.raises(EngineError, match="has no optimization profiles: only TensorRT's plans"):
+        executor.get_profile_shape("x", 0, "max")
+
+
+def test_a_profile_shape_needs_an_input_and_a_selector(executor):
+    with pytest.raises(EngineError, match="no input 'nothing', only x"):
+        executor.get_profile_shape("nothing", 0, "min")
+    with pytest.raises(EngineError, match="no input 'y', only x"):
+        executor.get_profile_shape("y", 0, "min")
+    with pytest.raises(ValueError, match="selector must be one of min, opt, max, got 'kMAX'"):
+        executor.get_profile_shape("x", 0, "kMAX")
+
+
+def test_a_recorded_graph_is_dropped_with_its_binding(device):
     backend = RecordingBackend()
     executor = EngineExecutor(backend, "recording")
     buffer = device.empty((100,), np.float32)

@@ -10,7 +10,7 @@ from onnx import TensorProto
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
-from edgellm_ros.engine.onnxruntime_session import available_cores, open_session
+from edgellm_ros.engine.onnxruntime.session import available_cores, open_session
 from fixtures.graphs import helper, save_model
 
 ONNX_RUNTIME = pytest.mark.only_on("cpu", "cuda", reason="TensorRT loads plans")

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 
-from edgellm_ros.engine.opset23 import lower_to_opset23
+from edgellm_ros.engine.onnxruntime.opset23 import lower_to_opset23
 from fixtures.graphs import linear_with_cache
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from edgellm_ros.builder.graph import GraphBuilder
+from edgellm_ros.builder.graph.graph import GraphBuilder
+from edgellm_ros.builder.graph.product import quantized_product
 from edgellm_ros.builder.quantization.matrix import QuantizedMatrix
-from edgellm_ros.builder.quantization.product import quantized_product
 from edgellm_ros.engine.executor import EngineExecutor
-from edgellm_ros.engine.shared_initializers import values_over
+from edgellm_ros.engine.onnxruntime.shared_initializers import values_over
 from fixtures.graphs import FLOAT, helper, save_model
 from fixtures.on_device import put
 
@@ -89,7 +89,9 @@ def test_quantised_weights_are_used_in_place(device, tmp_path, kind, precision):
     graph = GraphBuilder("product", precision)
     dtype = graph.dtype.numpy()
     values, scales = np.ones((64, 32), np.int8), np.ones((2, 32), np.float32)
-    matrix = QuantizedMatrix(64, 32, ir.DataType[kind], 32, lambda: values, lambda: scales)
+    matrix = QuantizedMatrix(
+        fan_in=64, fan_out=32, dtype=ir.DataType[kind], group=32, values=lambda: values, scales=lambda: scales
+    )
     y = quantized_product(graph, "w", graph.input("x", graph.dtype, [1, 64]), matrix, zero_points=True)
     graph.output(y, "y", graph.dtype, [1, 32])
     graph.save(tmp_path / "model.onnx")

@@ -14,16 +14,17 @@ import pytest
 
 from doubles import tensorrt_double
 from doubles.deferred_device import DeferredDevice
-from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plan
-from edgellm_ros.engine import context_memory, tensorrt_library
-from edgellm_ros.engine.context_memory import ContextMemory
+from edgellm_ros.builder.tensorrt.plan import PlanOptions, build_plan
 from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.optimization_profile import Profile, Range
-from edgellm_ros.engine.plan_choice import choose_plan
-from edgellm_ros.engine.plan_file import TENSORRT, PlanFile, plan_path, read_plans, write_plan
-from edgellm_ros.engine.tensorrt_backend import KEPT_CONTEXTS, TensorRTBackend
-from edgellm_ros.engine.tensorrt_errors import engine_error, plan_error
+from edgellm_ros.engine.tensorrt import context_memory
+from edgellm_ros.engine.tensorrt import library as tensorrt_library
+from edgellm_ros.engine.tensorrt.backend import KEPT_CONTEXTS, TensorRTBackend
+from edgellm_ros.engine.tensorrt.context_memory import ContextMemory
+from edgellm_ros.engine.tensorrt.errors import engine_error, plan_error
+from edgellm_ros.engine.tensorrt.plan_choice import choose_plan
+from edgellm_ros.engine.tensorrt.plan_file import TENSORRT, PlanFile, plan_path, read_plans, write_plan
 from fixtures.graphs import FLOAT, helper, linear_with_cache, save_model
 from fixtures.on_device import linear_tensors, put
 
@@ -198,6 +199,70 @@ class TestBindingErrors:
             TensorRTBackend(path, host).bind(0, {"x": x, "y": x}, None)
 
 
+class TestProfileShapes:
+    def test_smallest_tuned_and_largest_shape_of_each_profile(self, backend):
+        executor = EngineExecutor(backend, "llm")
+        found = [
+            [executor.get_profile_shape("x", profile, selector) for selector in ("min", "opt", "max")]
+            for profile in (0, 1)
+        ]
+        assert found[0] == [(1, 2, 4), (1, 4, 4), (4, 8, 4)]
+        assert found[1] == [(1, 1, 4), (1, 1, 4), (4, 1, 4)]
+        assert executor.get_profile_shape("cache", 0, "max") == (4, 1, 8, 4)
+
+    def test_an_unknown_profile_is_named(self, backend):
+        with pytest.raises(EngineError, match=r"no optimization profile 2, the plan has 2"):
+            EngineExecutor(backend, "llm").get_profile_shape("x", 2, "opt")
+
+
+class TestGivenContextMemory:
+    def test_the_required_size_is_the_engine_s(self, backend):
+        engine = backend._engine
+        executor = EngineExecutor(backend, "llm")
+        assert executor.required_context_memory_size == engine.device_memory_size_v2 > 0
+
+    def test_runs_use_the_given_memory_and_no_other(self, model, host, tensors):
+        executor = EngineExecutor(TensorRTBackend(model, host), "llm")
+        memory = host.zeros((executor.required_context_memory_size,), np.uint8)
+        executor.set_context_memory(memory)
+        executor.prepare(0, {"B": 2, "S": 3}, tensors())
+        executor.execute()
+        assert host.download(memory).all()  # the double fills it with junk
+        assert not ContextMemory.of(host)._buffers
+
+    def test_a_binding_made_before_runs_in_memory_given_later(self, host, backend, tensors):
+        executor = EngineExecutor(backend, "llm")
+        given = tensors()
+        executor.prepare(0, {"B": 2, "S": 3}, given)
+        executor.execute()
+        expected = host.download(given["y"])
+        memory = host.zeros((executor.required_context_memory_size,), np.uint8)
+        executor.set_context_memory(memory)
+        host.fill_zero(given["y"])
+        executor.execute()
+        np.testing.assert_array_equal(host.download(given["y"]), expected)
+        assert host.download(memory).all()
+
+    def test_a_captured_graph_keeps_its_memory(self, host, backend, tensors):
+        executor = EngineExecutor(backend, "llm")
+        given = tensors(1, 1)
+        executor.prepare(1, {"B": 1, "S": 1}, given)
+        executor.capture_graph()
+        memory = host.zeros((executor.required_context_memory_size,), np.uint8)
+        executor.set_context_memory(memory)
+        executor.execute()
+        assert host.download(given["y"]).all()
+        assert not host.download(memory).any()
+
+    def test_memory_that_does_not_fit_is_refused(self, host, backend):
+        executor = EngineExecutor(backend, "llm")
+        size = executor.required_context_memory_size
+        with pytest.raises(EngineError, match=rf"must have {size} bytes, got {size - 1}"):
+            executor.set_context_memory(host.empty((size - 1,), np.uint8))
+        with pytest.raises(EngineError, match=r"must be at a multiple of 256 bytes"):
+            executor.set_context_memory(host.empty((size + 8,), np.uint8).rows(8, size + 8))
+
+
 class TestContextMemory:
     def test_engines_of_a_device_share_one_buffer_of_the_largest_size(self, model, host, tensors):
         first, second = TensorRTBackend(model, host), TensorRTBackend(model, host)
@@ -304,7 +369,16 @@ class TestPlans:
         ):
             TensorRTBackend(model, host)
 
-    PLAN = PlanFile(Path("engine/llm/a.plan"), TENSORRT, "11.4.0.106", ("sm_87", "sm_110"), False, 9, "", ())
+    PLAN = PlanFile(
+        path=Path("engine/llm/a.plan"),
+        library=TENSORRT,
+        version="11.4.0.106",
+        gpus=("sm_87", "sm_110"),
+        version_compatible=False,
+        bytes=9,
+        graph_sha256="",
+        profiles=(),
+    )
 
     # Texts of libnvinfer_lean.so 11.4.0.106, in its forms "%s: Error Code %d: %s (%s)" and
     # "[%s::%s::%d] Error Code %d: %s (%s)".

@@ -25,7 +25,13 @@ import pytest
 from doubles import tensorrt_double, tensorrt_rtx_double
 from doubles.tensorrt_api import STUBS, read_api
 
-pytestmark = pytest.mark.only_on("cpu", reason="nothing here runs on a device")
+pytestmark = [
+    pytest.mark.only_on("cpu", reason="nothing here runs on a device"),
+    pytest.mark.skipif(
+        not all(path.is_file() for path in STUBS.values()),
+        reason="the stubs are missing: `make lint` generates them, where NVIDIA has wheels for the computer",
+    ),
+]
 needs_bindings = pytest.mark.skipif(
     find_spec("tensorrt_bindings") is None,
     reason="tensorrt-cu13-bindings has no wheel for this Python or machine (requirements-test.txt)",
@@ -38,7 +44,7 @@ ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / "tools"
 IMPORT = re.compile(r"^ *import (tensorrt(?:_rtx)?) as ", re.MULTILINE)
 SOURCES = {
-    path.name: path.read_text()
+    "_".join(path.relative_to(ROOT / "edgellm_ros").parts): path.read_text()
     for path in sorted((ROOT / "edgellm_ros").rglob("*.py"))
     if IMPORT.search(path.read_text())
 }
@@ -151,7 +157,11 @@ def of_files(found: dict[str, list[str]], prefix: str) -> list[list[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("library", STUBS)
 def test_our_code_uses_nothing_that_the_bindings_do_not_have(complaints, library):
-    assert set(SOURCES) >= {"tensorrt_backend.py", "tensorrt_library.py", "tensorrt_plan.py"}
+    assert set(SOURCES) >= {
+        "engine_tensorrt_backend.py",
+        "engine_tensorrt_library.py",
+        "builder_tensorrt_plan.py",
+    }
     assert [line for lines in of_files(complaints[library], "right_") for line in lines] == []
 
 
@@ -254,8 +264,8 @@ def test_the_doubles_have_only_what_our_code_uses():
 PROGRAM = """
 import sys, {module} as trt
 sys.modules["tensorrt"] = trt
-from edgellm_ros.engine.tensorrt_library import library_log, load_library, start
-from edgellm_ros.engine.tensorrt_backend import _numpy_type
+from edgellm_ros.engine.tensorrt.library import library_log, load_library, start
+from edgellm_ros.engine.tensorrt.backend import _numpy_type
 from edgellm_ros.engine.errors import EngineError
 
 log = library_log(trt)

@@ -12,10 +12,10 @@ import pytest
 
 from doubles import tensorrt_double as trt
 from doubles.deferred_device import DeferredDevice
-from edgellm_ros.builder.tensorrt_plan import PlanOptions, serialize_plan
+from edgellm_ros.builder.tensorrt.plan import PlanOptions, serialize_plan
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.optimization_profile import Profile, Range
-from edgellm_ros.engine.tensorrt_library import library_log
+from edgellm_ros.engine.tensorrt.library import library_log
 from fixtures.graphs import linear_with_cache
 from fixtures.on_device import put
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorRT's doubles and the real TensorRT for RTX give the same outcome.
 
-It is the outcome of parsing, building and damaged plans. Every test runs the same calls on both doubles and
+The outcome is that of parsing, building and damaged plans. Every test runs the same calls on both doubles and
 on the real library. TensorRT itself is not installed; TensorRT for RTX has the same interface, and its
 builder is that of TensorRT 11.4. Only what needs no GPU can be compared: not what a plan that was loaded does
 (ICudaEngine, IRuntimeConfig, IExecutionContext, IRuntimeCache).
@@ -22,11 +22,11 @@ import onnx
 import pytest
 
 from doubles import tensorrt_double, tensorrt_rtx_double
-from edgellm_ros.engine import tensorrt_rtx
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.onnx_bindings import read_bindings
-from edgellm_ros.engine.tensorrt_backend import _numpy_type
-from edgellm_ros.engine.tensorrt_library import library_log
+from edgellm_ros.engine.tensorrt import rtx as tensorrt_rtx
+from edgellm_ros.engine.tensorrt.backend import _numpy_type
+from edgellm_ros.engine.tensorrt.library import library_log
 from fixtures.graphs import BOOL, FLOAT, INT64, helper, linear_with_cache, make_model, save_model
 
 pytestmark = [

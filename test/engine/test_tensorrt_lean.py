@@ -19,8 +19,8 @@ import pytest
 
 from edgellm_ros.engine.device import open_device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.plan_file import TENSORRT, PlanFile, graph_sha256, plan_path, write_plan
-from edgellm_ros.engine.tensorrt_errors import BAD_PLAN, GPU_REASON
+from edgellm_ros.engine.tensorrt.errors import BAD_PLAN, GPU_REASON
+from edgellm_ros.engine.tensorrt.plan_file import TENSORRT, PlanFile, graph_sha256, plan_path, write_plan
 from fixtures.graphs import linear_with_cache
 
 BINDINGS = "tensorrt_lean_bindings"
@@ -47,7 +47,7 @@ import sys, tensorrt_lean_bindings
 sys.modules["tensorrt_lean"] = tensorrt_lean_bindings
 tensorrt_lean_bindings.__name__ = "tensorrt_lean"
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.tensorrt_library import load_library, start
+from edgellm_ros.engine.tensorrt.library import load_library, start
 for _ in range(2):
     try:
         start(load_library("tensorrt_lean"), tensorrt_lean_bindings.Runtime)
@@ -128,7 +128,16 @@ def opened(tmp_path):
         if contents is not None:
             version = ".".join(map(str, VERSION))
             path, sha256 = plan_path(model, [gpu()], TENSORRT, version, True), graph_sha256(model)
-            plan = PlanFile(path, TENSORRT, version, (gpu(),), True, len(contents), sha256, ())
+            plan = PlanFile(
+                path=path,
+                library=TENSORRT,
+                version=version,
+                gpus=(gpu(),),
+                version_compatible=True,
+                bytes=len(contents),
+                graph_sha256=sha256,
+                profiles=(),
+            )
             write_plan(plan, memoryview(contents))
         environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
         done = subprocess.run(

@@ -13,15 +13,15 @@ import numpy as np
 import onnx
 import pytest
 
-from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plan
+from edgellm_ros.builder.tensorrt.plan import PlanOptions, build_plan
 from edgellm_ros.engine.device import CpuDevice, Device, open_device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.optimization_profile import Profile, Range
-from edgellm_ros.engine.plan_file import plan_path, read_plans, write_plan
-from edgellm_ros.engine.tensorrt_backend import TensorRTBackend
-from edgellm_ros.engine.tensorrt_library import load_library
-from edgellm_ros.engine.tensorrt_rtx import supported_gpus
+from edgellm_ros.engine.tensorrt.backend import TensorRTBackend
+from edgellm_ros.engine.tensorrt.library import load_library
+from edgellm_ros.engine.tensorrt.plan_file import plan_path, read_plans, write_plan
+from edgellm_ros.engine.tensorrt.rtx import supported_gpus
 from fixtures.graphs import linear_with_cache
 from fixtures.on_device import put
 

@@ -11,12 +11,12 @@ import pytest
 
 from doubles import tensorrt_double, tensorrt_rtx_double
 from doubles.deferred_device import DeferredDevice
-from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plan
+from edgellm_ros.builder.tensorrt.plan import PlanOptions, build_plan
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.optimization_profile import Profile, Range
-from edgellm_ros.engine.plan_choice import choose_plan
-from edgellm_ros.engine.plan_file import read_plans
-from edgellm_ros.engine.tensorrt_backend import TensorRTBackend
+from edgellm_ros.engine.tensorrt.backend import TensorRTBackend
+from edgellm_ros.engine.tensorrt.plan_choice import choose_plan
+from edgellm_ros.engine.tensorrt.plan_file import read_plans
 from fixtures.graphs import linear_with_cache
 from fixtures.on_device import linear_tensors
 
@@ -143,7 +143,7 @@ def test_a_folder_that_cannot_be_written_is_only_a_warning(model, host, tensors,
     def refuse(path, contents):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("edgellm_ros.engine.tensorrt_rtx.write_atomically", refuse)
+    monkeypatch.setattr("edgellm_ros.engine.tensorrt.rtx.write_atomically", refuse)
     backend = TensorRTBackend(model, host)
     assert backend.capture(backend.bind(1, tensors(1, 1), None), None) is not None
     assert f"{KERNELS}: compiled kernels are not kept: [Errno 13] Permission denied" in caplog.text

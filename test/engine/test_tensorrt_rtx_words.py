@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
-from edgellm_ros.engine.plan_file import RTX, PlanFile
-from edgellm_ros.engine.tensorrt_errors import engine_error, plan_error
-from edgellm_ros.engine.tensorrt_library import library_log
+from edgellm_ros.engine.tensorrt.errors import engine_error, plan_error
+from edgellm_ros.engine.tensorrt.library import library_log
+from edgellm_ros.engine.tensorrt.plan_file import RTX, PlanFile
 from fixtures.graphs import FLOAT, helper, save_model
 
 pytestmark = [
@@ -31,7 +31,16 @@ pytestmark = [
     ),
 ]
 ROOT = Path(__file__).parents[2]
-PLAN = PlanFile(Path("engine/llm/a.plan"), RTX, "1.7.1.116", ("sm_86", "sm_89"), False, 9, "", ())
+PLAN = PlanFile(
+    path=Path("engine/llm/a.plan"),
+    library=RTX,
+    version="1.7.1.116",
+    gpus=("sm_86", "sm_89"),
+    version_compatible=False,
+    bytes=9,
+    graph_sha256="",
+    profiles=(),
+)
 GPU = "made for another GPU or platform: the plan is for sm_86 and sm_89; "
 VERSION = "another TensorRT made the plan: "
 NO_PLAN = "the file is no plan of this library, or damaged: "
@@ -155,12 +164,21 @@ LOAD = """
 import sys
 from pathlib import Path
 import tensorrt_rtx
-from edgellm_ros.engine.plan_file import PlanFile
-from edgellm_ros.engine.tensorrt_errors import plan_error
-from edgellm_ros.engine.tensorrt_library import library_log, start
+from edgellm_ros.engine.tensorrt.plan_file import PlanFile
+from edgellm_ros.engine.tensorrt.errors import plan_error
+from edgellm_ros.engine.tensorrt.library import library_log, start
 log, path = library_log(tensorrt_rtx), Path(sys.argv[1])
 assert start(tensorrt_rtx, tensorrt_rtx.Runtime).deserialize_cuda_engine(path.read_bytes()) is None
-plan = PlanFile(path, "tensorrt_rtx", "1.7.1.116", ("sm_89",), False, 9, "", ())
+plan = PlanFile(
+    path=path,
+    library="tensorrt_rtx",
+    version="1.7.1.116",
+    gpus=("sm_89",),
+    version_compatible=False,
+    bytes=9,
+    graph_sha256="",
+    profiles=(),
+)
 print(plan_error(plan, "TensorRT for RTX", "a GPU", log.take()))
 """
 

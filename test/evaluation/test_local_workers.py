@@ -9,13 +9,14 @@ import struct
 import subprocess
 import sys
 import time
+from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from edgellm_ros.evaluation.local_workers import LocalWorkers, _Worker
+from edgellm_ros.evaluation.local_workers import LocalWorker
 from edgellm_ros.evaluation.spreading import Ended, spread
 from edgellm_ros.evaluation.task import WorkerError
 from fixtures.evaluation_tasks import Squares, begun
@@ -31,8 +32,7 @@ def run(task: Squares, processes: int, items=ITEMS) -> dict[str, object]:
         assert item not in done
         done[item] = outcome.get("result", outcome)
 
-    with LocalWorkers(task) as workers:
-        spread(items, workers, processes, keep)
+    spread(items, partial(LocalWorker, task), processes, keep)
     return done
 
 
@@ -64,13 +64,15 @@ def test_an_item_that_fails_or_kills_does_not_end_the_evaluation(tmp_path):
     }
 
 
-def test_a_worker_that_was_killed_in_the_middle_of_a_message_has_ended(tmp_path):
+def test_a_worker_that_was_killed_in_the_middle_of_a_message_has_ended():
     ours, theirs = Pipe()
     os.write(theirs.fileno(), struct.pack("!i", 1000) + b"the beginning")
     theirs.close()
-    workers = LocalWorkers(Squares(tmp_path))
-    workers._workers[0] = _Worker(SimpleNamespace(join=lambda: None, exitcode=-signal.SIGKILL), ours)
-    assert workers.wait() == [Ended(0, "killed by SIGKILL")]
+    worker = object.__new__(LocalWorker)
+    worker._process = SimpleNamespace(join=lambda: None, exitcode=-signal.SIGKILL)
+    worker._connection = ours
+    with pytest.raises(Ended, match=r"^killed by SIGKILL$"):
+        worker.open()
 
 
 def test_a_task_that_cannot_be_opened_is_bad_input(tmp_path):
@@ -85,14 +87,14 @@ def test_a_bug_ends_the_evaluation_with_its_traceback(tmp_path):
 
 def test_workers_end_with_a_parent_that_was_killed(tmp_path):
     code = (
-        "import sys; from pathlib import Path\n"
+        "import sys; from functools import partial; from pathlib import Path\n"
         "sys.path.insert(0, 'test')\n"
-        "from edgellm_ros.evaluation.local_workers import LocalWorkers\n"
+        "from edgellm_ros.evaluation.local_workers import LocalWorker\n"
         "from edgellm_ros.evaluation.spreading import spread\n"
         "from fixtures.evaluation_tasks import Squares\n"
         "if __name__ == '__main__':\n"
-        f"    with LocalWorkers(Squares(Path({str(tmp_path)!r}), seconds=60)) as workers:\n"
-        "        spread(['1', '2'], workers, 1, print)\n"
+        f"    task = Squares(Path({str(tmp_path)!r}), seconds=60)\n"
+        "    spread(['1', '2'], partial(LocalWorker, task), 1, print)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code])
     while not (tmp_path / "begun").exists():

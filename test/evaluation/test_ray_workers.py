@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 
 import pytest
 
 from edgellm_ros.evaluation.ray_workers import RayCluster
 from edgellm_ros.evaluation.spreading import spread
+from edgellm_ros.evaluation.task import WorkerError
 from fixtures.evaluation_tasks import Squares, begun
 
 pytest.importorskip("ray")
@@ -32,8 +34,7 @@ def run(cluster: RayCluster, task: Squares, count: int) -> dict[str, object]:
         assert item not in done
         done[item] = outcome.get("result", outcome)
 
-    with cluster.workers(task) as workers:
-        spread([str(number) for number in range(6)], workers, count, keep)
+    spread([str(number) for number in range(6)], partial(cluster.start, task), count, keep)
     return done
 
 
@@ -50,6 +51,11 @@ def test_killed_actors_change_no_result(cluster, tmp_path):
 def test_a_task_that_cannot_be_opened_is_bad_input(cluster, tmp_path):
     with pytest.raises(ValueError, match="no such engine"):
         run(cluster, Squares(tmp_path, unusable=True), 1)
+
+
+def test_a_bug_ends_the_evaluation_with_its_traceback(cluster, tmp_path):
+    with pytest.raises(WorkerError, match=r'(?s)Traceback.*raise KeyError\("missing"\)'):
+        run(cluster, Squares(tmp_path, broken="1"), 1)
 
 
 def test_sigterm_keeps_its_handler(cluster):

@@ -13,16 +13,16 @@ def side(device, kernels) -> Side:
 
 
 @pytest.fixture(scope="session")
-def double(tmp_path_factory):
+def double():
     pytest.importorskip("cuda.core", reason="the CUDA wheels are not installed (requirements-test.txt)")
     from doubles.cuda_double import build
 
-    return build(tmp_path_factory.mktemp("cuda_double"))
+    return build()
 
 
 @pytest.fixture(scope="session")
 def cuda_side(request, device, kernels) -> Side:
-    """The device under test; on the host the CUDA kernels, with five multiprocessors."""
+    """The device under test; on the host the CUDA kernels, with five SMs."""
     if device.memory == "cuda":
         return Side(device, kernels, load_tree_kernels(device))
     from doubles.cuda_double import double_side

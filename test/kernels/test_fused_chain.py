@@ -7,8 +7,6 @@ Without a GPU they are compiled for the host.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import io
 import re
 
 import numpy as np
@@ -16,22 +14,25 @@ import pytest
 
 pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installed (requirements-test.txt)")
 
-from cuda.core import Program
 
 from doubles import fused_on_cpu
 from doubles.fused_decoder import TYPES, LayerArrays
 from doubles.fused_draft import HeadRun, head_layer_shapes, run_head
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.fused.chain import FusedChain
+from edgellm_ros.fused.cuda import compiler
+from edgellm_ros.fused.plan.chain import CLUSTERS, ChainPlan
+from edgellm_ros.fused.plan.prompt import PromptPlan
+from edgellm_ros.fused.plan.shape import FusedDraftShape
+from edgellm_ros.fused.prompt import FusedPrompt
+from edgellm_ros.fused.sources import expand
+from edgellm_ros.fused.variants import compiler_for
+from edgellm_ros.fused.weights import FusedLayerWeights, FusedWeights
 from edgellm_ros.kernels.chain_protocol import ChainDraft
-from edgellm_ros.kernels.cuda.fused import compiler
-from edgellm_ros.kernels.cuda.fused.chain import CLUSTERS, ChainPlan, FusedChain
-from edgellm_ros.kernels.cuda.fused.decoder import compiler_for
-from edgellm_ros.kernels.cuda.fused.draft import FusedDraftShape
-from edgellm_ros.kernels.cuda.fused.prompt import FusedPrompt, PromptPlan
-from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 from edgellm_ros.kernels.protocol import RopeTable
 from edgellm_ros.kernels.tree_protocol import DraftTable, DraftTree
 from fixtures.on_device import put
+from fixtures.ptxas_report import ptxas_report
 from fixtures.random_weights import RandomWeights
 
 SMALL = FusedDraftShape(
@@ -92,11 +93,23 @@ class Draft(RandomWeights):
         lengths, newest = place(self.lengths), device.zeros((batch, 1), np.int64)
         kept = [place(each) for each in (self.embedding, self.token_of_logit, self.states)]
         chain = FusedChain(device, self.shape, layers, ROWS, LEVELS, compile, cluster)
-        chain.run(ChainDraft(
-            place(self.tokens), place(self.counts), kept[2], newest, lengths, place(self.deltas),
-            RopeTable(*map(place, rope)), dict(zip(("key_cache_0", "value_cache_0"), caches, strict=True)),
-            kept[0], kept[1], table, place(self.last_tokens), tree,
-        ))  # fmt: skip
+        chain.run(
+            ChainDraft(
+                tokens=place(self.tokens),
+                counts=place(self.counts),
+                states=kept[2],
+                newest=newest,
+                lengths=lengths,
+                deltas=place(self.deltas),
+                rope=RopeTable(*map(place, rope)),
+                caches=dict(zip(("key_cache_0", "value_cache_0"), caches, strict=True)),
+                embedding=kept[0],
+                token_of_logit=kept[1],
+                table=table,
+                last_tokens=place(self.last_tokens),
+                tree=tree,
+            )
+        )
         device.synchronize()
         found = {name: device.download(tensor) for name, tensor in (vars(table) | {"newest": newest}).items()}
         found |= {f"tree_{name}": device.download(tensor) for name, tensor in vars(tree).items()}
@@ -152,15 +165,13 @@ def close(found: np.ndarray, expected: np.ndarray, dtype: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def host(device, tmp_path_factory):
-    """The device that the kernel runs on, what compiles it, and blocks of a cluster."""
+def host(device):
+    """The device, the function that compiles the kernel, and the CTAs per cluster."""
     if device.memory == "cuda":
         if compiler_arch(device) < CLUSTERS:
             pytest.skip("the GPU has no clusters")
         return device, compiler_for(device), CLUSTER
-    folder = tmp_path_factory.mktemp("fused_chain")
-    compile = functools.partial(fused_on_cpu.FusedDoubleProgram, folder)
-    return fused_on_cpu.FusedDoubleDevice(5), compile, CLUSTER
+    return fused_on_cpu.FusedDoubleDevice(5), fused_on_cpu.FusedDoubleProgram, CLUSTER
 
 
 def compiler_arch(device) -> int:
@@ -268,10 +279,8 @@ def test_the_kernels_keep_their_variables_in_registers(arch):
     if arch != "sm_87":
         plans["draft_chain"] = ChainPlan(ARENA, 8, 7, 227 << 10)
     for name, plan in plans.items():
-        log = io.StringIO()
-        options = dataclasses.replace(compiler.options(arch, plan), ptxas_options="-v")
-        Program(compiler.source((compiler.HARDWARE, *plan.files)), "c++", options).compile("cubin", logs=log)
-        frames = re.findall(rf"Function properties for {name}\n\D*(\d+) bytes stack frame", log.getvalue())
+        report = ptxas_report(expand(plan.source), compiler.options(arch, plan))
+        frames = re.findall(rf"Function properties for {name}\n\D*(\d+) bytes stack frame", report)
         assert frames == ["0"]
 
 

@@ -7,8 +7,6 @@ Without a GPU they are compiled for the host.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import io
 import re
 
 import numpy as np
@@ -16,28 +14,30 @@ import pytest
 
 pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installed (requirements-test.txt)")
 
-from cuda.core import Program
 
 from doubles import fused_on_cpu
 from doubles.fused_decoder import TYPES, LayerArrays, fuse
 from doubles.fused_draft import HeadRun, head_layer_shapes, run_head
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.kernels.cuda.fused import compiler
-from edgellm_ros.kernels.cuda.fused.decoder import compiler_for
-from edgellm_ros.kernels.cuda.fused.draft import FusedDraft, FusedDraftShape
-from edgellm_ros.kernels.cuda.fused.fusion import FusedFusion, FusionPlan, FusionShape, FusionWeights
-from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning
-from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
+from edgellm_ros.fused.cuda import compiler
+from edgellm_ros.fused.draft import FusedDraft
+from edgellm_ros.fused.fusion import FusedFusion
+from edgellm_ros.fused.plan.decoder import FusedPlan
+from edgellm_ros.fused.plan.fusion import FusionPlan, FusionShape
+from edgellm_ros.fused.plan.shape import FusedDraftShape
+from edgellm_ros.fused.sources import expand
+from edgellm_ros.fused.variants import compiler_for
+from edgellm_ros.fused.weights import FusedLayerWeights, FusedWeights, FusionWeights
 from fixtures.on_device import put
+from fixtures.ptxas_report import ptxas_report
 from fixtures.random_weights import RandomWeights
+from fixtures.small_tuning import H200, small_tuning
 
 SMALL = FusedDraftShape(
     "fp16", layers=1, hidden=128, heads=4, kv_heads=2, head_dim=64, inner=192, vocab=200, rotary_dim=64,
     capacity=150, epsilon=1e-5,
 )  # fmt: skip
-CPU_TUNING = FusedTuning(
-    threads=64, tile=64, narrow_tile=64, stages=3, mma_threads=64, mma_stages=2, split_rows=16
-)  # fmt: skip
+CPU_TUNING = dataclasses.replace(small_tuning(narrow_tile=64), fusion_threads=64)
 TOLERANCE = {"fp16": 4e-3, "bf16": 3e-2}  # relative to the largest value
 
 
@@ -128,16 +128,14 @@ class Head(RandomWeights):
 
 
 @pytest.fixture(scope="session")
-def host(device, tmp_path_factory):
+def host(device):
     """The device that kernels run on, what compiles them, and their tuning.
 
     Without a GPU the device is the host; on a GPU the tuning is None.
     """
     if device.memory == "cuda":
         return device, compiler_for(device), None
-    folder = tmp_path_factory.mktemp("fused_draft")
-    compile = functools.partial(fused_on_cpu.FusedDoubleProgram, folder)
-    return fused_on_cpu.FusedDoubleDevice(5), compile, CPU_TUNING
+    return fused_on_cpu.FusedDoubleDevice(5), fused_on_cpu.FusedDoubleProgram, CPU_TUNING
 
 
 def check(host, head: Head) -> None:
@@ -250,11 +248,11 @@ def run_fusion(host, shape, states, fc, bias, scales) -> np.ndarray:
     weights = FusionWeights(kept[0].pointer, offset.pointer if offset else 0, norms)
     rows = states.shape[1]
     out = device.empty((rows, shape.fused_size), np.uint16)
-    threads = tuning.threads if tuning else 256
+    threads = tuning.fusion_threads if tuning else 256
     fusion = FusedFusion(device, shape, weights, compile, threads)
     pointers = [tensor.pointer for tensor in kept[1:]]
-    for program, launch, arguments in fusion.launches(pointers, out.pointer, rows, early=False):
-        program.launch(launch, *arguments)
+    for program, launch, params in fusion.launches(pointers, out.pointer, rows, early=False):
+        program.launch(launch, params)
     return device.download(out).view(TYPES[shape.dtype])
 
 
@@ -262,13 +260,11 @@ def run_fusion(host, shape, states, fc, bias, scales) -> np.ndarray:
 def test_the_kernels_keep_their_variables_in_registers():
     fusion = FusionPlan(FusionShape("fp16", 128, 128, state_norms=True, max_rows=8), 8, 20, 227 << 10)
     for plan, names in (
-        (FusedPlan(changed(max_rows=8), 8, 20, 227 << 10, FusedTuning()), ("draft_head", "joined_qkv")),
+        (FusedPlan(changed(max_rows=8), 8, 20, 227 << 10, H200), ("draft_head", "joined_qkv")),
         (fusion, ("fuse", "fused_states")),
     ):
-        log = io.StringIO()
-        options = dataclasses.replace(compiler.options("sm_87", plan), ptxas_options="-v")
-        Program(compiler.source((compiler.HARDWARE, *plan.files)), "c++", options).compile("cubin", logs=log)
-        found = re.findall(r"Function properties for (\w+)\n\D*(\d+) bytes stack frame", log.getvalue())
+        report = ptxas_report(expand(plan.source), compiler.options("sm_87", plan))
+        found = re.findall(r"Function properties for (\w+)\n\D*(\d+) bytes stack frame", report)
         frames = dict(found)
         assert {name: frames[name] for name in names} == dict.fromkeys(names, "0")
 

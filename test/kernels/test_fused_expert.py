@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import io
 import re
 
 import ml_dtypes
@@ -18,25 +16,25 @@ import pytest
 
 pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installed (requirements-test.txt)")
 
-from cuda.core import Program
 
 from doubles import fused_on_cpu
 from doubles.fused_decoder import TYPES
 from doubles.fused_expert import Inputs, layer_shapes, outer_shapes, velocity
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.kernels import ConditionedStep
-from edgellm_ros.kernels.cuda.fused.compiler import HARDWARE, options, source
-from edgellm_ros.kernels.cuda.fused.expert import FusedExpert
-from edgellm_ros.kernels.cuda.fused.expert_plan import (
-    FILES,
+from edgellm_ros.fused.cuda.compiler import options
+from edgellm_ros.fused.expert import FusedExpert
+from edgellm_ros.fused.expert_weights import ExpertLayerWeights, ExpertWeights
+from edgellm_ros.fused.plan.expert import (
     KERNELS,
     ExpertPlan,
     ExpertTuning,
     plan_samples,
 )
-from edgellm_ros.kernels.cuda.fused.expert_shape import ExpertShape
-from edgellm_ros.kernels.cuda.fused.expert_weights import ExpertLayerWeights, ExpertWeights
+from edgellm_ros.fused.plan.expert_shape import ExpertShape
+from edgellm_ros.fused.sources import expand
+from edgellm_ros.kernels import ConditionedStep
 from fixtures.on_device import put
+from fixtures.ptxas_report import ptxas_report
 
 SMALL = ExpertShape(
     "fp16", kv_caches=(2, 0), hidden=64, heads=2, kv_heads=1, head_dim=64, inner=96, rotary_dim=64,
@@ -75,9 +73,7 @@ class Model:
             cos=np.cos(angles).astype(np.float32),
             sin=np.sin(angles).astype(np.float32),
             length=length,
-            caches={
-                i: (self._cache(cache), self._cache(cache)) for i in sorted(set(shape.kv_caches))
-            },
+            caches={i: (self._cache(cache), self._cache(cache)) for i in sorted(set(shape.kv_caches))},
         )
         for pair in self.inputs.caches.values():
             for rows in pair:  # that are not filled: nothing may read them
@@ -130,37 +126,29 @@ class Model:
 
 
 class HostProgram:
-    """The kernels of a plan, compiled for the host at the first launch.
+    """The kernels of a plan, compiled for the host at the first launch."""
 
-    They are not compiled if `folder` has them already.
-    """
-
-    def __init__(self, folder, plan: ExpertPlan) -> None:
-        self._folder, self._plan = folder, plan
+    def __init__(self, plan: ExpertPlan) -> None:
+        self._plan = plan
 
     @functools.cached_property
     def launch(self):
-        name = hashlib.sha256(repr(self._plan.macros()).encode()).hexdigest()[:16]
-        library = self._folder / f"{name}.so"
-        if not library.exists():
-            kernels = source(FILES)
-            fused_on_cpu.build(library, kernels, self._plan.macros(), KERNELS)
-        return fused_on_cpu.HostKernels(library).launch
+        source = fused_on_cpu.on_cpu(self._plan.source)
+        return fused_on_cpu.build(source, self._plan.macros(), KERNELS).launch
 
 
 @pytest.fixture(scope="session")
-def fused(device, tmp_path_factory):
+def fused(device):
     """The device, and a function that makes an expert on it.
 
     Without a GPU the device is the host with 6 multiprocessors.
     """
     if device.memory == "cuda":
         return device, lambda shape, weights, samples: FusedExpert(device, shape, weights, samples)
-    host, folder = fused_on_cpu.FusedDoubleDevice(6), tmp_path_factory.mktemp("expert")
-    compile = functools.partial(HostProgram, folder)
+    host = fused_on_cpu.FusedDoubleDevice(6)
 
     def make(shape, weights, samples):
-        return FusedExpert(host, shape, weights, samples, compile, CPU_TUNING)
+        return FusedExpert(host, shape, weights, samples, HostProgram, CPU_TUNING)
 
     return host, make
 
@@ -242,7 +230,7 @@ class Recorder:
     def __init__(self) -> None:
         self.launches = []
 
-    def launch(self, launch, *arguments) -> None:
+    def launch(self, launch, params) -> None:
         self.launches.append(launch)
 
 
@@ -281,12 +269,9 @@ def test_a_gpu_with_too_little_shared_memory_is_refused():
     ids=["the demo's", "a large one on sm_80", "on sm_90", "on sm_110"],
 )
 def test_the_kernels_keep_their_variables_in_registers(shape, row_tile, arch):
-    log = io.StringIO()
     plan = ExpertPlan(shape, row_tile, 163 << 10, ExpertTuning())
-    verbose = dataclasses.replace(options(arch, plan), ptxas_options="-v")
-    program = source((HARDWARE, *FILES))
-    Program(program, "c++", verbose).compile("cubin", logs=log)
-    frames = re.findall(r"Function properties for (\w+)\n\D*(\d+) bytes stack frame", log.getvalue())
+    report = ptxas_report(expand(plan.source), options(arch, plan))
+    frames = re.findall(r"Function properties for (\w+)\n\D*(\d+) bytes stack frame", report)
     assert sorted(frames) == [(name, "0") for name in sorted(KERNELS)]
 
 

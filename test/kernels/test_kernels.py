@@ -185,9 +185,7 @@ def test_a_conditioned_step_without_a_condition_has_the_bits_of_an_euler_step(si
     side.kernels.euler_step(plain, side.tensor(velocity), 0.3, time, 0.5)
     none = np.stack([np.ones(4), np.zeros(4), np.ones(4)]).astype(np.float32)
     previous = side.tensor(np.ones((4, 2)), np.float32)
-    side.kernels.conditioned_step(
-        conditioned, side.tensor(velocity), previous, side.tensor(none), 0.3, time
-    )
+    side.kernels.conditioned_step(conditioned, side.tensor(velocity), previous, side.tensor(none), 0.3, time)
     np.testing.assert_array_equal(side.read(conditioned), side.read(plain))
 
 

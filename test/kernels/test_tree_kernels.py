@@ -106,9 +106,7 @@ def test_the_tree_is_that_of_the_eagle_authors(side, rng, top_k, levels, size):
 def test_the_nodes_of_a_level_come_with_the_rows_of_their_parents(side, rng):
     table = DraftTable.zeros(side.device, 2, 3, 3)
     runs = draft(side, table, random_logits(rng, 2, 3, 40))
-    tokens, parents, scores, nodes = map(
-        side.read, (table.tokens, table.parents, table.scores, table.nodes)
-    )
+    tokens, parents, scores, nodes = map(side.read, (table.tokens, table.parents, table.scores, table.nodes))
     for row in range(2):
         assert nodes[row, 0].tolist() == [1, 2, 3]
         assert runs[0]["states"][row].tolist() == [[0] * 4] * 3

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm_ros.multimodal import audio_processor
-from edgellm_ros.multimodal.audio_config import AudioConfig
-from edgellm_ros.multimodal.audio_processor import AudioProcessor
+from edgellm_ros.multimodal.audio import processor as audio_processor
+from edgellm_ros.multimodal.audio.config import AudioConfig
+from edgellm_ros.multimodal.audio.processor import AudioProcessor
 from edgellm_ros.multimodal.sound import Sound
 from fixtures.reference_inputs import BANDS, FRAMES, make_sound
 

@@ -8,10 +8,10 @@ import pytest
 
 from edgellm_ros.builder import export
 from edgellm_ros.engine.executor import EngineExecutor
-from edgellm_ros.engine.onnxruntime_session import open_session
-from edgellm_ros.engine.opset23 import lower_to_opset23
+from edgellm_ros.engine.onnxruntime.opset23 import lower_to_opset23
+from edgellm_ros.engine.onnxruntime.session import open_session
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.multimodal.audio_runner import AudioRunner, split_chunks, window_mask
+from edgellm_ros.multimodal.audio.runner import AudioRunner, split_chunks, window_mask
 from edgellm_ros.multimodal.sound import Sound
 from fixtures.reference_inputs import make_sound
 

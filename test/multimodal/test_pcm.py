@@ -8,7 +8,7 @@ import array
 import numpy as np
 import pytest
 
-from edgellm_ros.multimodal.pcm import PcmFormat, join
+from edgellm_ros.multimodal.audio.pcm import PcmFormat, join
 
 MONO = PcmFormat("S16LE", 16000, 1)
 

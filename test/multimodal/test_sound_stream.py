@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import soxr
 
-from edgellm_ros.arena.rooms import hear, sample_room
-from edgellm_ros.arena.voice import sample_voice, speak
-from edgellm_ros.multimodal.sound_stream import SoundStream, Utterance
-from edgellm_ros.multimodal.utterance import UtteranceSettings
-from edgellm_ros.multimodal.voice_activity import VoiceActivity
+from edgellm_arena.speech.rooms import hear, sample_room
+from edgellm_arena.speech.voice import sample_voice, speak
+from edgellm_ros.multimodal.audio.sound_stream import SoundStream, Utterance
+from edgellm_ros.multimodal.audio.utterance import UtteranceSettings
+from edgellm_ros.multimodal.audio.voice_activity import VoiceActivity
 
 RATE = 16000
 START = 5_000_000_000  # stamp of the first sample, ns

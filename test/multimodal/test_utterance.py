@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm_ros.multimodal.utterance import UtteranceCutter, UtteranceSettings
-from edgellm_ros.multimodal.voice_activity import FRAME
+from edgellm_ros.multimodal.audio.utterance import UtteranceCutter, UtteranceSettings
+from edgellm_ros.multimodal.audio.voice_activity import FRAME
 
 PROBABILITY = {"#": 0.9, "-": 0.35, "_": 0.1}  # speech; speech if it was before; silence
 SETTINGS = UtteranceSettings(

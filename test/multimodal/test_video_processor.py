@@ -61,9 +61,7 @@ def processor(tower=CONFIG, **changes) -> VideoProcessor:
         ("qwen2_vl", 9, 480, 640, 30, (96, 160)),
     ],
 )
-def test_frames_are_resized_within_the_limits_of_their_processor(
-    kind, frames, height, width, cap, expected
-):
+def test_frames_are_resized_within_the_limits_of_their_processor(kind, frames, height, width, cap, expected):
     grid = processor(processor=kind, max_video_tokens=cap).grid(frames, height, width)
     assert (32 * grid.rows, 32 * grid.columns) == expected
     assert grid.groups == -(-frames // 2)
@@ -98,9 +96,7 @@ def test_a_frame_too_thin_is_refused(kind):
 def test_a_patch_has_the_values_of_both_frames_channel_by_channel():
     tower = dataclasses.replace(CONFIG, min_pixels=96 * 128, max_pixels=96 * 128)
     one, other = make_image(96, 128), make_image(96, 128)[::-1]
-    values = group_pixel_values(
-        processor(tower, max_pixels=10**6), Video([one, other], fps=2), 0
-    )
+    values = group_pixel_values(processor(tower, max_pixels=10**6), Video([one, other], fps=2), 0)
     values = values.reshape(-1, 3, 2, 16 * 16)
     for place, frame in enumerate((one, other)):
         expected = pixel_values(PatchProcessor(tower), frame).reshape(-1, 3, 16 * 16)

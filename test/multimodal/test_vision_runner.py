@@ -4,7 +4,7 @@ import pytest
 
 from edgellm_ros.builder import export
 from edgellm_ros.engine.executor import EngineExecutor
-from edgellm_ros.engine.onnxruntime_session import open_session
+from edgellm_ros.engine.onnxruntime.session import open_session
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.kernels import load_kernels
 from edgellm_ros.multimodal import vision_runner
@@ -62,9 +62,7 @@ def test_positions_of_recent_grids_are_kept(runner, encode, monkeypatch):
     monkeypatch.setattr(vision_runner, "MAX_CACHED_GRIDS", 2)
     made = []
     original = runner._processor.grid_inputs
-    monkeypatch.setattr(
-        runner._processor, "grid_inputs", lambda grid: made.append(grid) or original(grid)
-    )
+    monkeypatch.setattr(runner._processor, "grid_inputs", lambda grid: made.append(grid) or original(grid))
     runner._grid_inputs.clear()
     wide, tall, narrow = make_image(48, 64), make_image(64, 48), make_image(20, 150)
     for image in (wide, tall, wide, narrow, wide, tall):

@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from edgellm_ros.arena.rooms import hear, sample_room
-from edgellm_ros.arena.voice import sample_voice, speak
+from edgellm_arena.speech.rooms import hear, sample_room
+from edgellm_arena.speech.voice import sample_voice, speak
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.multimodal.voice_activity import FRAME, VoiceActivity
+from edgellm_ros.multimodal.audio.voice_activity import FRAME, VoiceActivity
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 def checkpoint_digest(checkpoint: Path) -> str:
     """Return the SHA-256 of the weights and tokens of a checkpoint.
 
-    Its draft head is left out, because it changes no answer.
+    A draft head is left out, because it changes no answer.
     """
     digest, draft = hashlib.sha256(), checkpoint / "draft"
     weights = [path for path in checkpoint.rglob("*.safetensors") if draft not in path.parents]

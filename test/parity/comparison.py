@@ -140,7 +140,7 @@ class Comparison:
 def _logprobs(found: list[list[tuple[int, float]]], answer: Answer) -> float:
     """Return the largest difference of log-probabilities from the reference's.
 
-    They are those that the runtime reports for its most likely tokens, against the reference's for the same
+    The runtime's are those that it reports for its most likely tokens, against the reference's for the same
     tokens.
     """
     expected = torch.log_softmax(answer.logits.double(), dim=-1).numpy()

@@ -6,6 +6,7 @@ A quantised engine should be the engine of the checkpoint that holds the rounded
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -75,16 +76,17 @@ def recorded_logits(runtime: LLMInferenceRuntime) -> Iterator[list[np.ndarray]]:
     """Append the logits [V] of every prefill and decode step to the list, row 0."""
     runner, device, rows = runtime.pipeline.runner, runtime.pipeline.device, []
 
-    def recording(run: Callable[..., None], place: int) -> Callable[..., None]:
+    def recording(run: Callable[..., None]) -> Callable[..., None]:
         def run_and_record(*arguments: Any, **options: Any) -> None:
+            given = inspect.signature(run).bind(*arguments, **options).arguments
             run(*arguments, **options)
-            rows.append(device.download(arguments[place])[0, 0].astype(np.float32))
+            rows.append(device.download(given["output_logits"])[0, 0].astype(np.float32))
 
         return run_and_record
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, place in (("execute_prefill_step", 4), ("execute_vanilla_decoding_step", 1)):
-            patch.setattr(runner, name, recording(getattr(runner, name), place))
+        for name in ("execute_prefill_step", "execute_vanilla_decoding_step"):
+            patch.setattr(runner, name, recording(getattr(runner, name)))
         yield rows
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from edgellm_ros.engine.onnxruntime_session import open_session
+from edgellm_ros.engine.onnxruntime.session import open_session
 
 TYPES = {
     "tensor(float)": np.float32,
@@ -60,7 +60,7 @@ class Encoders:
     def embed(self, thinker, prompt, embedding: np.ndarray) -> tuple[np.ndarray, list[np.ndarray] | None]:
         """Return the embeddings of a prompt [S, H], and those of each deepstack level.
 
-        Those of the levels are None without an image.
+        Embeddings of levels are None without an image.
         """
         ids = prompt.input_ids[0].numpy()
         embeds, deepstack = embedding[ids], None

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flow-matching expert once more, in plain PyTorch.
 
-It is written from its formulas and shares no code with the builder or the training. It is slow and literal on
-purpose: keys are repeated for every query head, cache and own keys are joined, batch rows run one by one.
+The code is written from its formulas and shares no code with the builder or the training. It is slow and
+literal on purpose: keys are repeated for every query head, cache and own keys are joined, batch rows run one
+by one.
 """
 
 from __future__ import annotations

@@ -69,7 +69,9 @@ def write_vision_model(write: Callable[[Path], Any], model: str, text: dict, dir
     """Write one of Qwen's models that see, with other sizes of the text model."""
     write(directory)
     config = json.loads((directory / "config.json").read_text())
-    config["text_config"] |= text
+    pad = config["text_config"]["pad_token_id"]
+    # transformers would write ids of Qwen's own vocabulary
+    config["text_config"] |= {"bos_token_id": pad, "eos_token_id": pad, **text}
     config["tie_word_embeddings"] = text["tie_word_embeddings"]
     config["vision_config"]["out_hidden_size"] = text["hidden_size"]
     if "audio_config" in config:
@@ -115,21 +117,17 @@ def vision_family(write: Callable[[Path], Any], model: str, text: dict, **option
 
 
 OMNI, INTERNVL = "Qwen3OmniMoeThinkerForConditionalGeneration", "InternVLForConditionalGeneration"
-write_thinker = partial(write_tiny_checkpoint, action_expert=False, shards=1)
+write_thinker = partial(write_tiny_checkpoint, action_expert=False, shards=1, videos=True)
 FAMILIES = {
     "qwen2": text_family("qwen2", QWEN2),  # windows
     "qwen3": text_family("qwen3", QWEN3),  # windows
     "llama": text_family("llama", {**SIZES, **OTHERS, "tie_word_embeddings": True}),
     "mistral": text_family("mistral", {**SIZES, **OTHERS}),  # a window in every layer
-    "qwen2_5_vl": vision_family(
-        write_qwen2_5_vl_checkpoint, "Qwen2_5_VLForConditionalGeneration", QWEN2
-    ),
+    "qwen2_5_vl": vision_family(write_qwen2_5_vl_checkpoint, "Qwen2_5_VLForConditionalGeneration", QWEN2),
     "qwen3_vl": vision_family(write_qwen3_vl_checkpoint, "Qwen3VLForConditionalGeneration", QWEN3),
     "qwen3_omni": vision_family(write_thinker, OMNI, QWEN3, hears=True),
     "internvl-qwen2": Family(partial(write_internvl, QWEN2), INTERNVL, sees=True),
-    "internvl-qwen3": Family(
-        partial(write_internvl, {**QWEN3, "model_type": "qwen3"}), INTERNVL, sees=True
-    ),
+    "internvl-qwen3": Family(partial(write_internvl, {**QWEN3, "model_type": "qwen3"}), INTERNVL, sees=True),
 }
 
 

@@ -73,7 +73,7 @@ def _importable() -> Iterator[None]:
 def smolvla() -> tuple[types.ModuleType, types.ModuleType, types.ModuleType]:
     """Import three modules of LeRobot's SmolVLA.
 
-    They are `modeling_smolvla`, `smolvlm_with_expert` and `processor_smolvla`.
+    The modules are `modeling_smolvla`, `smolvlm_with_expert` and `processor_smolvla`.
     """
     if not INSTALLED.is_dir():
         pytest.skip(f"{INSTALLED} has no LeRobot: make parity installs it")

@@ -24,9 +24,9 @@ from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.engine.device import CpuDevice  # noqa: E402
 from edgellm_ros.engine.executor import EngineExecutor  # noqa: E402
 from edgellm_ros.engine_directory.config import EngineConfig  # noqa: E402
-from edgellm_ros.multimodal.audio_config import AudioConfig  # noqa: E402
-from edgellm_ros.multimodal.audio_processor import AudioProcessor  # noqa: E402
-from edgellm_ros.multimodal.audio_runner import AudioRunner  # noqa: E402
+from edgellm_ros.multimodal.audio.config import AudioConfig  # noqa: E402
+from edgellm_ros.multimodal.audio.processor import AudioProcessor  # noqa: E402
+from edgellm_ros.multimodal.audio.runner import AudioRunner  # noqa: E402
 from edgellm_ros.multimodal.sound import Sound  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402
@@ -159,9 +159,9 @@ def processed_together(thinker, sounds):
 def test_rows_of_a_sound_do_not_depend_on_other_sounds_of_the_prompt(thinker, engine, lengths):
     """Every sound has the rows that the reference makes of that sound alone.
 
-    This is a choice of multimodal/audio_runner.py. The reference pads the sounds of a prompt to the longest.
-    Its own rows of the shorter one then differ from what it makes of that sound alone, which is seen here;
-    those of the longest do not.
+    To encode each sound alone is a choice of multimodal/audio/runner.py. The reference pads the sounds of a
+    prompt to the longest. Its own rows of the shorter one then differ from what it makes of that sound alone,
+    which is seen here; those of the longest do not.
     """
     runner, config, device = make_runner(engine)
     sounds = [sound(seconds) for seconds in lengths]

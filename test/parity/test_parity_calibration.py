@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from edgellm_ros.builder import export  # noqa: E402
-from edgellm_ros.builder.calibration import find_scales, plan_calibration  # noqa: E402
-from edgellm_ros.builder.export_plan import ExportOptions  # noqa: E402
+from edgellm_ros.builder.exporter.calibration import find_scales, plan_calibration  # noqa: E402
+from edgellm_ros.builder.exporter.options import ExportOptions  # noqa: E402
 from edgellm_ros.cli.calibration import layer_inputs  # noqa: E402
 from edgellm_ros.cli.token_runs import TokenRun, text_inputs  # noqa: E402
 from fixtures.outlier_checkpoint import write_outlier_checkpoint  # noqa: E402
@@ -73,7 +73,7 @@ def test_scales_and_shares_are_those_of_awqs_searches(tmp_path, kind):
     checkpoint = write_outlier_checkpoint(tmp_path / "checkpoint", num_key_value_heads=4)
     options = ExportOptions(quantize=kind, group_size=GROUP, max_lora_rank=0)
     plan = plan_calibration(checkpoint, options)
-    export(checkpoint, tmp_path / "engine", **plan.arguments)
+    export(checkpoint, tmp_path / "engine", plan.options)
     ids = np.random.default_rng(0).integers(0, 200, (8, 50))
     runs = [TokenRun(text_inputs(tmp_path / "engine", row.tolist()), ()) for row in ids]
     found = find_scales(plan, layer_inputs(tmp_path / "engine", runs, plan))

@@ -46,7 +46,7 @@ class Sampled:
         """Return the runtime's normalised actions; read the KV cache they attend to."""
         request = LLMGenerationRequest("go", action_samples=2, noise_seed=5, denoise_steps=STEPS)
         if condition:
-            chunk = ChunkCondition(CHUNK, executed=EXECUTED, delay=DELAY, **condition)
+            chunk = ChunkCondition(actions=CHUNK, executed=EXECUTED, delay=DELAY, **condition)
             request = dataclasses.replace(request, previous_chunk=chunk)
         response = self.runtime.handle_request(request)
         device, cache = self.runtime.pipeline.device, self.runtime.pipeline.runner.kv_cache

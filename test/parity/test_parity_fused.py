@@ -2,7 +2,8 @@
 """Fused decoding against transformers: every dense family, in half precision.
 
 Log-probabilities of whole answers and greedy tokens, of decode steps and of verifications of drafted chains.
-Without a GPU the kernels are their double in NumPy, and the CUDA sources compiled for the host.
+Without a GPU the kernels are the CUDA sources compiled for the host, and in tests marked kernel_doubles their
+doubles in NumPy.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ def case(request, tmp_path_factory) -> Case:
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
+def kernels():
     """The CUDA sources, compiled for the host once for all families that share them."""
-    return compiled_for_host(tmp_path_factory.mktemp("kernels"))
+    return compiled_for_host()
 
 
 def ask(case: Case, prompt: str, max_tokens: int, repetition_penalty: float = 1.0):
@@ -102,6 +103,7 @@ def check(case: Case, prompt: list[int], asked: Any, found: Any) -> None:
             assert row[token] >= row.max() - 2 * tolerance  # the greatest, or as good as that
 
 
+@pytest.mark.kernel_doubles
 def test_greedy_tokens_and_log_probabilities_match(case, runtime_device):
     tokens = TOKENS[case.family.sees]
     requests = [ask(case, prompt, tokens, penalty) for prompt, penalty in PROMPTS.items()]

@@ -94,7 +94,7 @@ def test_greedy_decoding_matches_token_by_token(thinker, prefill, language_model
 def test_velocities_match_for_several_requests_and_samples(thinker, expert, engine, image):
     """Two requests have three trajectories each, at times from noise to action.
 
-    Their caches have different lengths, and other values behind the filled rows; some of those rows are read
+    The caches have different lengths, and other values behind the filled rows; some of those rows are read
     too.
     """
     graph = Graph(engine / "action" / "model.onnx")

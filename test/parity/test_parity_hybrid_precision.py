@@ -17,7 +17,7 @@ from engine_graphs import Graph, LanguageModel  # noqa: E402
 from rounded_graph import RoundedGraph  # noqa: E402
 
 from edgellm_ros.builder import export  # noqa: E402
-from edgellm_ros.builder.recurrent import CHUNK  # noqa: E402
+from edgellm_ros.builder.lowering.standard.recurrent import CHUNK  # noqa: E402
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint  # noqa: E402
 
 # Both round the same activations to the same type at about the same places, so their errors are alike in
@@ -51,7 +51,7 @@ def error(found: np.ndarray, expected: np.ndarray) -> float:
 @pytest.mark.parametrize("family", WRITERS)
 def test_a_hybrid_is_as_near_to_fp32_as_transformers_is(tmp_path, family, seed, precision):
     checkpoint = WRITERS[family](tmp_path / "checkpoint", seed)
-    export(checkpoint, tmp_path / "engine", precision)
+    export(checkpoint, tmp_path / "engine", precision=precision)
     dtype, open_graph = PRECISIONS[precision]
     model = LanguageModel(tmp_path / "engine", open_graph=open_graph)
     count = PROMPT + STEPS

@@ -18,7 +18,7 @@ transformers = pytest.importorskip("transformers")
 from engine_graphs import LanguageModel  # noqa: E402
 
 from edgellm_ros.builder import export  # noqa: E402
-from edgellm_ros.builder.recurrent import CHUNK  # noqa: E402
+from edgellm_ros.builder.lowering.standard.recurrent import CHUNK  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint  # noqa: E402

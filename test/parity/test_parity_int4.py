@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers in 4 bits against the dequantised checkpoint: logits and tokens in fp16.
 
-Decode steps run in the engine and in the fused kernels; without a GPU these are their double in NumPy.
+Decode steps run in the engine and in the fused kernels; without a GPU these are their doubles in NumPy.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def exported(tmp_path_factory):
     return root, model.eval()
 
 
-@pytest.fixture(scope="module", params=["engine", "fused"])
+@pytest.fixture(scope="module", params=["engine", pytest.param("fused", marks=pytest.mark.kernel_doubles)])
 def agreement(request, exported, runtime_device) -> Agreement:
     root, model = exported
     requests = [LLMGenerationRequest(each, sampling=SamplingParams(max_tokens=TOKENS)) for each in PROMPTS]

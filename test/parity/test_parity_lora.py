@@ -25,8 +25,8 @@ from thinker_reference import ThinkerReference  # noqa: E402
 from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.engine.device import CpuDevice  # noqa: E402
 from edgellm_ros.engine.executor import EngineExecutor  # noqa: E402
+from edgellm_ros.runtime.adapters.lora import LoraAdapters  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
-from edgellm_ros.runtime.lora import LoraAdapters  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402
 
 TOLERANCE = 1e-3
@@ -116,6 +116,8 @@ def test_what_peft_saves_loads_as_it_is(checkpoint, engine, runtime, tmp_path, w
     assert json.loads((tmp_path / "adapter_config.json").read_text())["target_parameters"] is None
     name = wrapped.replace(" ", "_")
     assert_same(reference, engine, runtime, name, tmp_path)
+    one_file = tmp_path / "adapter_model.safetensors"
+    assert_same(reference, engine, runtime, f"{name}_file", one_file)
 
 
 def test_the_adapters_that_a_checkpoint_brings_match(checkpoint, engine, runtime):

@@ -41,6 +41,8 @@ def write_random_checkpoint(directory: Path, seed: int) -> Path:
         "num_attention_heads": kv_heads * group,
         "num_key_value_heads": kv_heads,
         "rms_norm_eps": float(rng.choice([1e-6, 1e-3])),
+        # transformers would write ids of Qwen's own vocabulary
+        "bos_token_id": config["text_config"]["pad_token_id"],
         "eos_token_id": config["text_config"]["pad_token_id"],
         "rope_parameters": {
             "rope_type": "default",

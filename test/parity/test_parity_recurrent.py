@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recurrent layers match those of transformers.
 
-They do so for any number of tokens and any cut into runs.
+States and outputs match for any number of tokens and any cut into runs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from edgellm_ros.builder.delta_net import DeltaNet, delta_net_layer  # noqa: E402
-from edgellm_ros.builder.mamba2 import Mamba2, mamba2_layer  # noqa: E402
-from edgellm_ros.builder.recurrent import CHUNK  # noqa: E402
+from edgellm_ros.builder.lowering.standard.delta_net import delta_net_layer  # noqa: E402
+from edgellm_ros.builder.lowering.standard.mamba2 import mamba2_layer  # noqa: E402
+from edgellm_ros.builder.lowering.standard.recurrent import CHUNK  # noqa: E402
+from edgellm_ros.builder.model.recurrent import DeltaNet, Mamba2  # noqa: E402
 from edgellm_ros.engine_directory.recurrent_config import RecurrentConfig  # noqa: E402
 from fixtures.layer_graph import LayerRun, write_layer  # noqa: E402
 
@@ -106,7 +107,7 @@ def delta_net_case(seed: int):
 
 
 def net_layer(net, graph, tokens, chunks, x, state):
-    return delta_net_layer(graph, net, tokens, chunks, x, state, max_tokens=448)
+    return delta_net_layer(graph, net, tokens=tokens, chunks=chunks, x=x, state=state, max_tokens=448)
 
 
 CASES = {f"mamba2-{seed}": partial(mamba2_case, seed) for seed in range(8)}

@@ -148,9 +148,7 @@ def test_keys_values_and_velocities_are_those_of_lerobot(case):
         velocity = case.run(
             "action", {"n": case.samples, "S": dims["S"]}, trajectory=case.noise, time=times, **context
         )["velocity"]
-        np.testing.assert_allclose(
-            velocity, reference.velocity(prefix, case.noise, time), atol=TOLERANCE
-        )
+        np.testing.assert_allclose(velocity, reference.velocity(prefix, case.noise, time), atol=TOLERANCE)
 
 
 def test_actions_are_those_of_lerobot(case, runtime):
@@ -180,7 +178,7 @@ def test_guided_chunks_are_those_of_lerobot(case, runtime):
     rng = np.random.default_rng(2)
     normalised = rng.normal(size=(space.horizon, space.dim)).astype(np.float32)
     chunk = normalised * np.array(space.scale, np.float32) + np.array(space.offset, np.float32)
-    condition = ChunkCondition(chunk, executed=1, delay=delay, horizon=end, max_guidance_weight=10.0)
+    condition = ChunkCondition(actions=chunk, executed=1, delay=delay, horizon=end, max_guidance_weight=10.0)
     found = runtime.handle_request(case.request(previous_chunk=condition)).actions
     policy.config.rtc_config = RTCConfig(
         enabled=True,

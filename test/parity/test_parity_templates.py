@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgellm_ros.engine_directory.chat_template import ChatTemplate
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.conversation import ImagePart, Message, TextPart
-from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
-from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 from edgellm_ros.runtime.request import LLMGenerationRequest
+from edgellm_ros.runtime.text.tokenizer import Tokenizer
 from fixtures.conversations import (
     CONVERSATIONS,
     IMAGE,
@@ -76,7 +76,7 @@ def tokenizer_file(tmp_path_factory) -> Path:
 def compare(tokenizer_file, tiny_engine, tmp_path_factory):
     """A function that asserts that transformers and this package make the same ids.
 
-    Its arguments are `compare(template, conversation, variables, text_only, last)`; `last`: an unfinished
+    The arguments are `compare(template, conversation, variables, text_only, last)`; `last`: an unfinished
     message that is continued. A template that refuses a conversation must refuse it in both.
     """
     transformers = pytest.importorskip("transformers")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tool calls that published chat templates write are read back.
 
-They are also those that transformers reads.
+The calls are also those that transformers reads.
 """
 
 import ast
@@ -9,8 +9,9 @@ import json
 
 import pytest
 
-from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
-from edgellm_ros.runtime.prompt.tool_calls import FORMATS, find_format
+from edgellm_ros.engine_directory.chat_template import ChatTemplate
+from edgellm_ros.runtime.prompt.tool_call_formats import FORMATS
+from edgellm_ros.runtime.prompt.tool_calls import find_format
 from fixtures.conversations import CALL, SPECIAL_TOKENS, WEATHER
 from fixtures.reference_prompts import PUBLISHED, reference_prompt
 

@@ -20,8 +20,8 @@ from transformers.image_utils import SizeDict  # noqa: E402
 from transformers.video_utils import VideoMetadata  # noqa: E402
 from video_reference import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor  # noqa: E402
 
-from edgellm_ros.builder.checkpoint_config import ConfigSection  # noqa: E402
-from edgellm_ros.builder.video_processing import read_video  # noqa: E402
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection  # noqa: E402
+from edgellm_ros.builder.config.video_processing import read_video  # noqa: E402
 from edgellm_ros.multimodal.video_processor import VideoProcessor  # noqa: E402
 from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig  # noqa: E402
 from fixtures.tiny_checkpoint import write_json  # noqa: E402

@@ -181,7 +181,7 @@ class ThinkerReference:
     def vision_inputs(self, prompt: Prompt) -> dict[str, Tensor]:
         """Return what the vision graph takes besides the pixels.
 
-        It is made by the functions that the model itself uses.
+        The inputs are made by the functions that the model itself uses.
         """
         tower = self.model.model.visual
         merge = tower.spatial_merge_size

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgellm_ros.arena.renderer import render
-from edgellm_ros.arena.situation import Situation, sample_situation, split_rng
+from edgellm_arena.episodes.situation import Situation, sample_situation, split_rng
+from edgellm_arena.world.renderer import render
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
 MAX_TOKENS = 64

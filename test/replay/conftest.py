@@ -20,7 +20,7 @@ SHORT = (13.6e9, 16.0e9)  # the part of the bag in which the robot starts to dri
 def replay(arena_engine, tmp_path):
     """`replay(bag, arguments...)` replays with the demo's engine unless one is named.
 
-    It writes to tmp_path/out unless `out` names another folder.
+    The function writes to tmp_path/out unless `out` names another folder.
     """
 
     def run(bag: Path, *arguments: object, out: str = "out") -> ReplayRun:
@@ -44,16 +44,14 @@ def short(tmp_path_factory) -> Path:
 def run_beside(short, arena_engine, tmp_path):
     """Function that runs scripts/replay_node beside a node with changed parameters.
 
-    It returns the outcome of the script.
+    The function returns the outcome of the script.
     """
     from edgellm_ros.ros.processes import NODE_MODULE, Child, own_domain, ros_arguments, ros_environment
     from edgellm_ros.ros.replay.replay import Replay, ReplayOptions
 
-    def run(
-        *more: object, bag: Path = short, engine: Path = arena_engine, **changes: object
-    ) -> ReplayRun:
+    def run(*more: object, bag: Path = short, engine: Path = arena_engine, **changes: object) -> ReplayRun:
         with Replay(ReplayOptions(bag, tmp_path / "out", engine, "cpu", {})) as replay:
-            arguments = ["-m", NODE_MODULE, *ros_arguments({**replay.node_parameters, **changes})]
+            arguments = ["-m", NODE_MODULE, *ros_arguments({**replay.start_parameters, **changes})]
         with own_domain() as domain:
             environment = ros_environment(domain)
             node = Child("edgellm node", arguments, tmp_path / "node.log", environment)

@@ -169,9 +169,7 @@ class TestFramesLast:
     @staticmethod
     def played(*messages: tuple[str, int, int]) -> list[tuple[str, int, int]]:
         """The order of messages of names, stamps and arrivals."""
-        given = [
-            InputMessage(name, "", b"", stamp * 10**6, clock * 10**6) for name, stamp, clock in messages
-        ]
+        given = [InputMessage(name, "", b"", stamp * 10**6, clock * 10**6) for name, stamp, clock in messages]
         played = frames_last(given, OF_POLICY)
         return [(m.name, m.stamp // 10**6, m.clock // 10**6) for m in played]
 

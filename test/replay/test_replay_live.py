@@ -145,6 +145,27 @@ class TestNode:
         assert stamps(tmp_path / "out", "/edgellm/path") == [FRAMES[0]] * 3 + [FRAMES[1]] * 3
         assert not (tmp_path / "prefixes").exists()
 
+    @pytest.mark.parametrize(
+        ("content", "drafting"),
+        [
+            (None, "off"),
+            ("edgellm: {ros__parameters: {plan_on: image}}", "off"),
+            ("/robot/edgellm: {ros__parameters: {drafting: auto}}", None),
+        ],
+    )
+    def test_nothing_is_drafted_unless_a_file_of_parameters_says_so(
+        self, short, arena_engine, tmp_path, content, drafting
+    ):
+        from edgellm_ros.ros.replay.replay import Replay, ReplayOptions
+
+        params = tmp_path / "params.yaml"
+        params.write_text(content or "")
+        options = ReplayOptions(
+            short, tmp_path / "out", arena_engine, "cpu", {}, params=params if content else None
+        )
+        with Replay(options) as replay:
+            assert replay.start_parameters.get("drafting") == drafting
+
     def test_a_frame_that_cannot_be_planned_on_is_recorded_as_such(self, replay, short, expected, tmp_path):
         messages = []
         with Bag(short) as bag:

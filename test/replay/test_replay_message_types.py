@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package's message types in the bag library.
 
-They are compared with those that ROS has generated and compiled.
+The types are compared with those that ROS has generated and compiled.
 """
 
 from __future__ import annotations

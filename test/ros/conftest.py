@@ -53,8 +53,8 @@ class Scene:
 
 @pytest.fixture(scope="session")
 def scene() -> Scene:
-    from edgellm_ros.arena.episode import make_episode
-    from edgellm_ros.arena.renderer import render
+    from edgellm_arena.episodes.episode import make_episode
+    from edgellm_arena.world.renderer import render
 
     episode = make_episode(1)
     return Scene(render(episode.scene, episode.start, np.random.default_rng(0)), episode.command.text)
@@ -79,14 +79,17 @@ def peer(domain) -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def start_node(domain, tmp_path_factory) -> Iterator[Callable]:
-    """`start_node(name=value, ...)` starts a process of the node on the tests' device."""
+    """`start_node(name=value, ...)` starts a process of the node on the tests' device.
+
+    Nothing is drafted unless a test says so: plans are compared to the last bit.
+    """
     from edgellm_ros.ros.processes import Child, ros_environment
 
     children = []
 
     def start(**parameters: object) -> Child:
         log = tmp_path_factory.mktemp("node") / "node.log"
-        parameters = {"device": on_device.chosen, **parameters}
+        parameters = {"device": on_device.chosen, "drafting": "'off'", **parameters}
         values = [arg for name, value in parameters.items() for arg in ("-p", f"{name}:={value}")]
         arguments = ["-m", "edgellm_ros.ros.node.main", "--ros-args", *values]
         children.append(Child("edgellm node", arguments, log, ros_environment(domain)))

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 import pytest
 import rclpy
 
+from edgellm_arena.ros.arena_link import ArenaLink
+from edgellm_arena.ros.follower_link import FollowerLink
+from edgellm_arena.ros.microphone import Microphone
 from edgellm_ros.client import PlanClient
-from edgellm_ros.ros.arena.arena_link import ArenaLink
-from edgellm_ros.ros.arena.follower_link import FollowerLink
-from edgellm_ros.ros.arena.microphone import Microphone
 from edgellm_ros.ros.follower.node import FollowerNode
 from edgellm_ros.ros.node.node import EdgeLLMNode
 from edgellm_ros.ros.processes import own_domain
@@ -66,7 +66,7 @@ def rights(policy_engine) -> Iterator[dict[str, dict[str, set[str]]]]:
 def seen(observer: rclpy.node.Node, name: str) -> dict[tuple[str, str], set[str]]:
     """Return the names of a node in the graph, hidden ones too.
 
-    Those of a client include the names of its hidden node.
+    Names of a client include the names of its hidden node.
     """
     names = [(name, NAMESPACE)]
     if name == "plan_client":

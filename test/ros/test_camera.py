@@ -13,17 +13,19 @@ import pytest
 from geometry_msgs.msg import Quaternion, TransformStamped, Vector3
 from sensor_msgs.msg import CameraInfo, RegionOfInterest
 
-from edgellm_ros.arena.camera import CAMERA
-from edgellm_ros.ros.arena.camera_messages import camera_transform, to_camera_info
-from edgellm_ros.ros.node import static_transforms
-from edgellm_ros.ros.node.camera import Camera, CameraParameters, CameraPose, Intrinsics
-from edgellm_ros.ros.node.camera_info import check_frame_id, to_intrinsics
-from edgellm_ros.ros.node.static_transforms import StaticTransforms
+from edgellm_arena.ros.camera_messages import camera_transform, to_camera_info
+from edgellm_arena.world.camera import CAMERA
+from edgellm_ros.ros.node.camera import static_transforms
+from edgellm_ros.ros.node.camera.camera import Camera, CameraPose, Intrinsics, camera_of
+from edgellm_ros.ros.node.camera.camera_info import check_frame_id, to_intrinsics
+from edgellm_ros.ros.node.camera.static_transforms import StaticTransforms
+from edgellm_ros.ros.node.settings.camera import CameraParameters
 
-ARENA = CameraParameters(
+PARAMETERS = CameraParameters(
     "auto", False, CAMERA.focal, CAMERA.focal, CAMERA.width / 2, CAMERA.height / 2,
     CAMERA.z, CAMERA.x, CAMERA.pitch,
 )  # fmt: skip
+ARENA = camera_of(PARAMETERS)
 POINTS = np.random.default_rng(0).uniform([0.8, -0.6], [4.0, 0.6], (50, 2))
 
 

@@ -106,6 +106,14 @@ def test_the_node_is_an_executable_of_the_package(install):
     assert done.stderr.strip() == "edgellm_node: error: plan_on must be one of command, image, got 'whistle'"
 
 
+def test_the_arena_is_installed_with_its_executable(install):
+    done = in_workspace(install, 'python3 -c "import edgellm_arena.ros.main as main; print(main.__file__)"')
+    assert done.stdout.startswith(str(install)), done.stderr
+    done = in_workspace(install, "edgellm_ros/lib/edgellm_ros/arena_node --ros-args -p family:=flying")
+    assert done.returncode == 1
+    assert done.stderr.startswith("arena: family must be one of "), done.stderr
+
+
 def test_the_replay_is_an_executable_of_the_package(install):
     done = in_workspace(install, "edgellm_ros/lib/edgellm_ros/replay_node /nowhere --out /nowhere/out")
     assert done.returncode == 2

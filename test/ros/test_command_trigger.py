@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgellm_ros.multimodal.sound import Sound
-from edgellm_ros.ros.node.command_trigger import Command, CommandTrigger
+from edgellm_ros.ros.node.planning.command_trigger import Command, CommandTrigger
 
 GO, STOP, NOTHING = Command("go"), Command("stop"), Command()
 
@@ -64,3 +64,10 @@ def test_what_is_spoken_again_is_new():
     samples = np.zeros(160, np.float32)
     trigger.on_command(Command(sound=Sound(samples, 16000)))
     assert trigger.is_new(Command(sound=Sound(samples, 16000)))
+
+
+def test_without_a_need_for_frames_a_command_is_paired_at_once():
+    trigger = CommandTrigger("command", needs_frame=False)
+    assert trigger.on_command(GO) == (GO, None)
+    assert trigger.on_command(STOP) == (STOP, None)
+    assert trigger.on_command(NOTHING) is None

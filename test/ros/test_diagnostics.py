@@ -25,5 +25,5 @@ from edgellm_ros.ros.node.metrics import NodeMetrics
     ],
 )
 def test_values_are_not_rounded_to_six_digits(value, text):
-    status = plan_status(NodeMetrics(), {"value": value}, waiting=0)
-    assert {pair.key: pair.value for pair in status.values} == {"value": text, "goals_waiting": "0"}
+    status = plan_status(NodeMetrics(), {"value": value})
+    assert {pair.key: pair.value for pair in status.values} == {"value": text}

@@ -12,6 +12,7 @@ import pytest
 
 from edgellm_ros.ros.processes import FOLLOWER_MODULE, Child, ros_environment
 
+STOPPED = "the robot stops until ~/resume"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -81,6 +82,7 @@ def test_follower_on_a_robot_sends_commands_and_stops_the_robot(peer, start, dom
     follower = Child("follower", arguments, tmp_path / "log", ros_environment(domain))
     try:
         process = start("follower_on_a_robot.py")
+
         def say(line: str) -> None:
             process.stdin.write(f"{line}\n")
             process.stdin.flush()
@@ -93,10 +95,17 @@ def test_follower_on_a_robot_sends_commands_and_stops_the_robot(peer, start, dom
         peer.wait(is_heard, "command")
         assert set(heard) == {"go to the red box"}
         say("")
+        robot = peer.node.create_publisher(String, "/edgellm/text", 10)
+        peer.wait(lambda: robot.get_subscription_count() > 0, "subscription of the example")
+        for text in ("i drive to a test", "i drive to a test", "i stop for a test"):
+            robot.publish(String(data=text))
         peer.wait(lambda: heard[-1] == "", "command that ends the other")
         peer.wait(lambda: "stopped until ~/resume" in messages, "status of the follower")
         out, err = process.communicate(timeout=60)
         assert (process.returncode, err) == (0, "")
-        assert out == "the robot stops until ~/resume\n" * 2
+        lines = out.splitlines()
+        of_the_test = [line for line in lines if line.endswith(" a test")]
+        assert of_the_test == ["robot: i drive to a test", "robot: i stop for a test"]
+        assert [line for line in lines if not line.startswith("robot: ")] == [STOPPED, STOPPED]
     finally:
         follower.stop()

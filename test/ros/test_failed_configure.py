@@ -10,8 +10,10 @@ import pytest
 import rclpy
 from rclpy.lifecycle import TransitionCallbackReturn
 
+from edgellm_ros.engine_directory.parts import EngineParts
 from edgellm_ros.ros.node import node as node_module
 from edgellm_ros.ros.node import parts as parts_module
+from edgellm_ros.ros.node import plan_server as plan_server_module
 
 
 @pytest.fixture
@@ -24,22 +26,36 @@ def node(domain):
     rclpy.shutdown(context=context)
 
 
-@pytest.mark.parametrize("part", ["Outputs", "LoraChanges", "Services", "PlanServer"])
-def test_leaves_no_thread_and_no_engines_and_the_node_can_be_configured_again(node, monkeypatch, part):
+@pytest.mark.parametrize(
+    ("module", "part"),
+    [
+        (parts_module, "Outputs"),
+        (parts_module, "LoraChanges"),
+        (parts_module, "Services"),
+        (plan_server_module, "ActionServer"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_leaves_no_thread_and_no_engines_and_the_node_can_be_configured_again(
+    node, monkeypatch, module, part
+):
     closed = []
+    builder = SimpleNamespace(max_action_samples=1)
+    config = SimpleNamespace(audio=None, vision=None, action=None, policy=None, builder=builder)
     runtime = SimpleNamespace(
-        config=SimpleNamespace(audio=None, vision=None, action=None, policy=None),
+        config=config,
+        parts=EngineParts(config),
         lora_names=lambda: [],
         close=lambda: closed.append(True),
         closed=True,
     )
     monkeypatch.setattr(node_module, "open_runtime", lambda parameters, logger: runtime)
 
-    def refused(*parts):
+    def refused(*parts, **options):
         raise RuntimeError("not allowed")
 
     with monkeypatch.context() as broken:
-        broken.setattr(parts_module, part, refused)
+        broken.setattr(module, part, refused)
         assert node.trigger_configure() == TransitionCallbackReturn.ERROR
     assert node.state == "unconfigured"
     assert closed == [True]

@@ -110,6 +110,7 @@ class Base:
 
     def drive(self, **chunk) -> None:
         """Accelerate to half a metre per second."""
+
         def moves() -> bool:
             self.send(**chunk)
             self.listen(0.5)
@@ -185,9 +186,12 @@ def test_a_chunk_is_driven_at_the_rate_and_the_path_ends_at_a_standstill(base):
     assert path.header.frame_id == "base_link"
     assert (first.pose.position.x, first.pose.position.y) == (0, 0)
     assert last.pose.position.y > 0.01
-    assert math.dist(
-        (before.pose.position.x, before.pose.position.y), (last.pose.position.x, last.pose.position.y)
-    ) < 0.5 * 0.8 * 0.1
+    assert (
+        math.dist(
+            (before.pose.position.x, before.pose.position.y), (last.pose.position.x, last.pose.position.y)
+        )
+        < 0.5 * 0.8 * 0.1
+    )
 
 
 def test_braking_begins_within_0_3_s_after_the_last_row(base):
@@ -281,6 +285,18 @@ def test_refused_chunks_and_odometry_are_counted_and_explained(base):
     assert "chunk refused (from_future)" in message
     assert "only others" in message
     assert set(base.speeds()) == {0}
+
+
+def test_a_chunk_beyond_the_limit_of_rows_is_refused_and_counted(make_base):
+    base = make_base(max_chunk_rows=60)
+    base.activate()
+    base.drive(seconds=6.0)
+    for _ in range(3):
+        base.send(seconds=6.1)
+    base.wait(lambda: base.follower.follower.counts["too_long"] == 3)
+    message, values = base.status()
+    assert values["chunks_too_long"] == "3"
+    assert "chunk refused (too_long): 61 rows, at most 60 (parameter max_chunk_rows)" in message
 
 
 def test_the_chosen_sample_is_driven(make_base):

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 from builtin_interfaces.msg import Time
 
-from edgellm_ros.ros.node.frame_history import FrameHistory
-from edgellm_ros.ros.node.input_time import Frame
+from edgellm_ros.ros.node.sensors.frame_history import FrameHistory
+from edgellm_ros.ros.node.sensors.input_time import Frame
 
 INTERVAL, MAX_AGE = 0.5, 1.0
 

@@ -12,8 +12,9 @@ import pytest
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 
-from edgellm_ros.ros.node.image_size import jpeg_size, png_size
-from edgellm_ros.ros.node.images import decode_image, encode_image
+from edgellm_ros.ros.node.sensors import compressed_images
+from edgellm_ros.ros.node.sensors.image_size import jpeg_size, png_size
+from edgellm_ros.ros.node.sensors.images import decode_image, encode_image
 from fixtures.peer import image_message
 
 RGB = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
@@ -106,9 +107,12 @@ def test_bayer_patterns_give_the_colors_back(pattern, bits):
     [
         (
             {"encoding": "yuyv", "width": 7, "step": 14},
-            "7 x 4 pixels: an image in yuyv has a width divisible by 2",
+            "7 x 4 pixels: an image in yuyv has a width divisible by 2$",
         ),
-        ({"encoding": "nv21", "height": 3, "step": 8}, "8 x 3 pixels: an image in nv21"),
+        (
+            {"encoding": "nv21", "height": 3, "step": 8},
+            "8 x 3 pixels: an image in nv21 has a width divisible by 2 and a height divisible by 2$",
+        ),
         (
             {"encoding": "bayer_rggb8", "width": 2, "step": 2},
             "2 x 4 pixels: bayer_rggb8 needs at least 3 x 3",
@@ -141,6 +145,7 @@ def claim_size(data: bytes, extension: str, width: int, height: int) -> bytes:
 def test_a_file_that_claims_a_huge_size_is_an_error_before_it_is_decoded(extension, size, monkeypatch):
     data = claim_size(encoded(extension), extension, *size)
     monkeypatch.setattr(cv2, "imdecode", lambda *_: pytest.fail("decoded"))
+    monkeypatch.setattr(compressed_images, "decode_jpeg", lambda *_: pytest.fail("decoded"))
     with pytest.raises(ValueError, match=f"is {size[0]} x {size[1]} pixels, at most 67108864"):
         decode_image(CompressedImage(format="x", data=data))
 
@@ -192,6 +197,15 @@ def test_truncated_file_is_an_error(extension):
     data = encoded(extension)
     with pytest.raises(ValueError, match="is truncated"):
         decode_image(CompressedImage(format=extension[1:], data=data[: len(data) // 2]))
+
+
+def test_a_jpeg_that_is_damaged_inside_is_an_error():
+    """Half of it zeros, with a valid end: libjpeg would fill the rest with grey."""
+    data = encoded(".jpg")
+    half = len(data) // 2
+    damaged = data[:half] + bytes(len(data) - half - 2) + b"\xff\xd9"
+    with pytest.raises(ValueError, match=r"cannot be decoded: Corrupt JPEG data: premature end"):
+        decode_image(CompressedImage(format="jpeg", data=damaged))
 
 
 @pytest.mark.parametrize(

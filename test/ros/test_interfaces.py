@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from edgellm_ros import action, msg, srv
+from edgellm_ros.runtime.sampling_params import SAMPLED
 
 FIELDS = {
     msg.ChatMessage: "role text images tool_calls",
@@ -23,10 +24,10 @@ FIELDS = {
     srv.SwitchLora.Request: "name",
     srv.ListLoras.Response: "success message names active",
     srv.SetNoiseSeed.Request: "seed",
-    srv.SaveSystemPrompt.Request: "system_prompt lora",
+    srv.SaveSystemPrompt.Request: "system_prompt lora release",
     srv.GetMetrics.Response: "success message names values",
     action.Plan.Goal: "prompt system_prompt images audio lora sampling noise_seed action_samples "
-    "denoise_steps earlier_messages previous_chunk state tools",
+    "denoise_steps earlier_messages previous_chunk state tools client",
     action.Plan.Feedback: "text tokens stage",
     action.Plan.Result: "generation action_chunks paths termination_reason message",
 }
@@ -45,18 +46,23 @@ def test_every_response_has_success_and_message(service):
 
 
 def test_feedback_names_every_stage_of_the_runtime():
-    stages = [
-        getattr(action.Plan.Feedback, name) for name in ("VISION", "AUDIO", "PREFILL", "DECODE", "ACTION")
-    ]
-    assert stages == ["vision", "audio", "prefill", "decode", "action"]
+    stages = ["grammar", "vision", "audio", "prefill", "decode", "action"]
+    assert [getattr(action.Plan.Feedback, stage.upper()) for stage in stages] == stages
 
 
-def test_a_default_goal_is_greedy_and_asks_for_one_trajectory():
+def test_a_default_goal_is_sampled_as_the_node_says_and_asks_for_one_trajectory():
     goal = action.Plan.Goal()
     sampling = goal.sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.0, 1.0, 0, 0.0)
-    assert (sampling.repetition_penalty, sampling.max_tokens, sampling.seed) == (1.0, 0, -1)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (-1.0, -1.0, -1, -1.0)
+    assert (sampling.repetition_penalty, sampling.max_tokens, sampling.seed) == (-1.0, 0, -1)
     assert (goal.noise_seed, goal.action_samples, goal.denoise_steps) == (-1, 1, 0)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_every_sampling_rule_is_a_field_of_goals_with_the_type_of_the_rule(name):
+    value = getattr(msg.SamplingParams(), name)
+    assert value == -1
+    assert type(value) is type(SAMPLED[name].least)
 
 
 def test_values_of_a_chunk_become_an_array_without_a_copy_per_number():

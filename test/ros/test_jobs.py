@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs: their instructions, and their end.
 
-They are freed after their last use, with their frames and sounds.
+Jobs are freed after their last use, with their frames and sounds.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from edgellm_ros.msg import AudioChunk, ChatMessage, SamplingParams, ToolCall
 from sensor_msgs.msg import Image
 
 from edgellm_ros.multimodal.sound import Sound
-from edgellm_ros.ros.node.cameras import Cameras
-from edgellm_ros.ros.node.command_trigger import Command
-from edgellm_ros.ros.node.frame_history import FrameHistory
-from edgellm_ros.ros.node.input_time import Frame
-from edgellm_ros.ros.node.jobs import JobFactory
-from edgellm_ros.ros.node.live_parameters import LiveParameters
-from edgellm_ros.ros.node.worker import CANCELLED, TIMEOUT, Job, Outcome
+from edgellm_ros.ros.node.planning.command_trigger import Command
+from edgellm_ros.ros.node.planning.jobs import JobFactory
+from edgellm_ros.ros.node.sensors.cameras import Cameras
+from edgellm_ros.ros.node.sensors.frame_history import FrameHistory
+from edgellm_ros.ros.node.sensors.input_time import Frame
+from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
+from edgellm_ros.ros.node.worker.job import CANCELLED, TIMEOUT, Job, Outcome
 from edgellm_ros.runtime.request import Progress
 
 
@@ -50,7 +50,9 @@ def factory(**changes: object) -> JobFactory:
     )
     live, frames, cameras = LiveParameters(parameters), FrameHistory(1), Cameras(("top", "wrist"))
     cameras.add("wrist", Frame(Image()))
-    return JobFactory(quiet, live, quiet, quiet, quiet, frames, cameras, None)
+    return JobFactory(
+        quiet, live, worker=quiet, outputs=quiet, metrics=quiet, frames=frames, cameras=cameras, chunking=None
+    )
 
 
 def job_of(command: Command, frame: np.ndarray, **parameters: object) -> Job:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from edgellm_ros.ros.follower.parameters import SPECS as FOLLOWER_SPECS
-from edgellm_ros.ros.node.parameters import SPECS
+from edgellm_ros.ros.node.settings.parameters import SPECS
 from edgellm_ros.ros.security.access import ARENA_REMAPPINGS, REMAPPINGS
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ class AnyModule(ModuleType):
 def load(monkeypatch):
     """`load("demo")`: the launch file as a module.
 
-    It is loaded on stand-ins for `launch` and `launch_ros`.
+    The module is loaded on stand-ins for `launch` and `launch_ros`.
     """
     for name in (
         "launch", "launch.actions", "launch.conditions", "launch.event_handlers", "launch.events",

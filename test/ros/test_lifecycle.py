@@ -48,6 +48,18 @@ def active(unconfigured, peer, arena_engine):
 
 
 @pytest.fixture
+def active_with_room(unconfigured, peer, arena_engine):
+    """An active node in which 20 goals can wait."""
+    peer.set_parameter("engine_dir", str(arena_engine))
+    assert peer.set_parameter("queue_size", 20).successful
+    assert peer.transition("configure")
+    assert peer.transition("activate")
+    peer.connect()
+    yield
+    assert peer.set_parameter("queue_size", 4).successful
+
+
+@pytest.fixture
 def goal(scene):
     return Plan.Goal(prompt=scene.command, images=[image_message(scene.pixels)])
 
@@ -130,6 +142,29 @@ class TestStates:
         assert [result.termination_reason for result in results] == [R.PREEMPTED] * 2
         assert results[0].message == "the node was deactivated"
 
+    @pytest.mark.parametrize("sent", ["together", "in turn"])
+    def test_cleanup_right_after_deactivate_loses_no_result(self, active_with_room, peer, goal, sent):
+        goal.action_samples, goal.denoise_steps = 16, 1000
+        calls = [peer.send(goal) for _ in range(20)]  # one runs, the others wait
+        for call in calls[::2]:
+            call.ask_for_result()
+        calls[0].wait_for_stage("action")
+        transitions = []
+        for label in ("deactivate", "cleanup"):
+            transitions.append(peer.ask_for_transition(label))
+            if sent == "in turn":
+                peer.wait(transitions[-1].done, label)
+        peer.wait(lambda: all(each.done() for each in transitions), "both transitions")
+        assert [each.result().success for each in transitions] == [True, True]
+        results = [call.result() for call in calls]
+        assert [result.termination_reason for result in results] == [R.PREEMPTED] * 20
+
+    def test_a_goal_sent_after_cleanup_ends_in_an_error_that_says_so(self, active, peer, goal):
+        assert peer.transition("deactivate")
+        assert peer.transition("cleanup")
+        result = peer.plan(goal)
+        assert (result.termination_reason, result.message) == (R.ERROR, "the node is not active")
+
     def test_can_go_round_the_states_many_times(self, active, peer, goal):
         for _ in range(3):
             assert peer.transition("deactivate")
@@ -167,8 +202,8 @@ class TestParameters:
             ("max_input_age", -1.0, "max_input_age"),
             ("max_input_age", float("nan"), "max_input_age out of range"),
             ("queue_size", -1, "queue_size"),
-            ("top_p", 0.0, "top_p out of range Min: 1e-30, Max: 1.0, value: 0.0"),
-            ("temperature", 1000000.1, "temperature must be from 0.0 to 1000000.0, got 1000000.1"),
+            ("top_p", 0.0, "top_p must be a number from 1e-30 to 1, got 0.0"),
+            ("temperature", 1000000.1, "temperature must be from -1.0 to 1000000.0, got 1000000.1"),
             ("temperature", 1e-9, "temperature must be 0 or a number from 1e-06 to 1e+06, got 1e-09"),
             ("frame_id", "/base_link", "frame_id must be a TF frame: not empty, no leading '/'"),
             ("autostart", True, "autostart"),
@@ -249,6 +284,21 @@ class TestEnd:
         log = child.log.read_text()
         assert "Traceback" not in log
         assert "terminate" not in log
+
+    def test_a_result_can_be_asked_for_shortly_after_deactivation_and_signal(
+        self, start_node, peer, manual_node, arena_engine, goal
+    ):
+        manual_node.stop()
+        child = start_node(engine_dir=arena_engine, autostart="true")
+        peer.connect()
+        goal.action_samples, goal.denoise_steps = 16, 1000
+        call = peer.send(goal)
+        call.wait_for_stage("action")
+        assert peer.transition("deactivate")
+        child.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert call.result().termination_reason == R.PREEMPTED
+        assert child.process.wait(10) == 0
 
     def test_a_signal_while_the_engines_load_ends_the_process_with_exit_code_0(
         self, start_node, arena_engine

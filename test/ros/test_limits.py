@@ -13,8 +13,8 @@ from edgellm_ros.action import Plan
 from edgellm_ros.msg import ActionChunk, AudioChunk, ChatMessage, PreviousChunk, SamplingParams, ToolCall
 from sensor_msgs.msg import CompressedImage, Image
 
-from edgellm_ros.ros.node.images import decode_image
 from edgellm_ros.ros.node.messages import earlier_messages_from_goal
+from edgellm_ros.ros.node.sensors.images import decode_image
 from fixtures.node_limits import limits
 from fixtures.peer import image_message
 

@@ -16,9 +16,10 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
 
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine_directory.parts import EngineParts
 from edgellm_ros.ros.node import node as node_module
-from edgellm_ros.ros.node.loras import change_loras
-from edgellm_ros.ros.node.worker import Job
+from edgellm_ros.ros.node.settings.loras import change_loras
+from edgellm_ros.ros.node.worker.job import Job
 
 TIMEOUT_S = 20.0
 
@@ -30,7 +31,9 @@ class SlowRuntime:
     """
 
     def __init__(self) -> None:
-        self.config = SimpleNamespace(audio=None, vision=None, action=None, policy=None)
+        builder = SimpleNamespace(max_action_samples=1)
+        self.config = SimpleNamespace(audio=None, vision=None, action=None, policy=None, builder=builder)
+        self.parts = EngineParts(self.config)
         self.active_lora = ""
         self.closed = False
         self.go = threading.Event()

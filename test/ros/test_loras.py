@@ -11,7 +11,7 @@ from edgellm_ros.action import Plan
 from edgellm_ros.srv import ListLoras, SwitchLora
 from rcl_interfaces.srv import GetParameters
 
-from edgellm_ros.ros.node.loras import change_loras
+from edgellm_ros.ros.node.settings.loras import change_loras
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 from fixtures.peer import image_message
@@ -185,7 +185,7 @@ def test_the_active_adapter_cannot_be_removed(fresh, peer, directories):
 @pytest.mark.parametrize(
     ("loras", "reason"),
     [
-        ("new=/nowhere", "/nowhere is not a directory, expected a PEFT adapter"),
+        ("new=/nowhere", "/nowhere is neither the directory of a PEFT adapter nor a .safetensors file"),
         ("wild={late}", "adapter 'wild' is in the engine directory already: choose another name"),
         ("odd={late}", "adapter 'odd' is loaded from"),
         ("late", "loras must be strings NAME=DIR, got 'late'"),

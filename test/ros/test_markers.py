@@ -9,7 +9,8 @@ from builtin_interfaces.msg import Duration, Time
 from std_msgs.msg import Header
 from visualization_msgs.msg import Marker, MarkerArray
 
-from edgellm_ros.ros.node.markers import MarkerSettings, make_markers
+from edgellm_ros.ros.node.outputs.markers import make_markers
+from edgellm_ros.ros.node.settings.markers import MarkerSettings
 from edgellm_ros.ros.path_message import to_path
 
 BASE = Header(stamp=Time(sec=7), frame_id="base_link")

@@ -6,15 +6,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm_ros.arena.camera import CAMERA
-from edgellm_ros.ros.node.camera import Camera, CameraParameters
-from edgellm_ros.ros.node.overlay import draw_paths
+from edgellm_arena.world.camera import CAMERA
+from edgellm_ros.ros.node.camera.camera import camera_of
+from edgellm_ros.ros.node.outputs.overlay import draw_paths
+from edgellm_ros.ros.node.settings.camera import CameraParameters
 
 PARAMETERS = CameraParameters(
     "auto", False, CAMERA.focal, CAMERA.focal, CAMERA.width / 2, CAMERA.height / 2,
     CAMERA.z, CAMERA.x, CAMERA.pitch,
 )  # fmt: skip
-ARENA = Camera(PARAMETERS.intrinsics, PARAMETERS.pose)
+ARENA = camera_of(PARAMETERS)
 FRAME = np.full((224, 320, 3), 128, np.uint8)
 
 

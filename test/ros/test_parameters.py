@@ -12,9 +12,11 @@ from rclpy.parameter import Parameter
 
 from edgellm_ros.ros.node.messages import sampling_from_goal, sampling_from_parameters
 from edgellm_ros.ros.node.parameter_checks import check_parameters
-from edgellm_ros.ros.node.parameters import SPECS, Parameters
+from edgellm_ros.ros.node.settings.parameters import SPECS, Parameters
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
+# of what the checkpoint has defaults for
+SAMPLED_VALUES = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.2}
 NUMBERS = [name for name, spec in SPECS.items() if spec.low is not None]
 
 
@@ -65,10 +67,10 @@ def test_values_just_outside_of_a_range_are_refused(name):
     [
         ("temperature", 1e-9, "temperature must be 0 or a number from 1e-06 to 1e+06, got 1e-09"),
         ("temperature", 5e-324, "temperature must be 0 or a number from 1e-06 to 1e+06, got 5e-324"),
-        ("temperature", math.nan, "temperature must be from 0.0 to 1000000.0, got nan"),
-        ("top_p", 1e-31, "top_p must be from 1e-30 to 1.0, got 1e-31"),
-        ("min_p", math.nan, "min_p must be from 0.0 to 1.0, got nan"),
-        ("repetition_penalty", 1e-7, "repetition_penalty must be from 1e-06 to 1000000.0, got 1e-07"),
+        ("temperature", math.nan, "temperature must be from -1.0 to 1000000.0, got nan"),
+        ("top_p", 1e-31, "top_p must be a number from 1e-30 to 1, got 1e-31"),
+        ("min_p", math.nan, "min_p must be from -1.0 to 1.0, got nan"),
+        ("repetition_penalty", 1e-7, "repetition_penalty must be a number from 1e-06 to 1e+06, got 1e-07"),
         ("regex", "(", "regex '(' cannot be used: unclosed group"),
         ("json_schema", "x", "json_schema 'x' is not JSON: Expecting value: line 1 column 1 (char 0)"),
     ],
@@ -77,7 +79,14 @@ def test_sampling_that_fails_in_every_command_is_refused(name, value, reason):
     assert check(name, value) == reason
 
 
-@pytest.mark.parametrize("name", ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"])
+@pytest.mark.parametrize("name", SAMPLED_VALUES)
+def test_sampling_of_commands_is_the_checkpoints_unless_a_parameter_says_otherwise(name):
+    assert getattr(sampling_from_parameters(read()), name) is None
+    value = SAMPLED_VALUES[name]
+    assert getattr(sampling_from_parameters(read(**{name: value})), name) == value
+
+
+@pytest.mark.parametrize("name", [*SAMPLED_VALUES, "seed"])
 def test_every_accepted_sampling_value_makes_valid_sampling_params(name):
     kind, accepted = type(SPECS[name].default), 0
     for exponent in range(-330, 307, 3):
@@ -132,6 +141,11 @@ def test_refused_text_is_cut_and_escaped(name):
     assert "(1000006 characters)" in reason
 
 
+def test_unknown_parts_are_refused():
+    assert check("without", [""]) == check("without", ["audio", "visual"]) == ""
+    assert check("without", ["vision"]) == "without must be of visual, audio, action, got 'vision'"
+
+
 def test_refused_adapters_are_cut_and_escaped():
     reason = check("loras", ["\x1b[31m" + "x" * 1_000_000])
     assert reason.startswith("loras must be strings NAME=DIR, got ")
@@ -163,3 +177,23 @@ class TestGoals:
 
     def test_a_negative_seed_is_the_nodes(self):
         assert sampling_from_goal(Plan.Goal(), read(seed=5)).seed == 5
+
+    @pytest.mark.parametrize(("name", "value"), SAMPLED_VALUES.items())
+    def test_a_negative_sampling_value_is_the_nodes(self, name, value):
+        sampling = sampling_from_goal(Plan.Goal(), read(**{name: value}))
+        assert getattr(sampling, name) == value
+
+    @pytest.mark.parametrize("name", SAMPLED_VALUES)
+    def test_a_sampling_value_that_neither_gives_is_the_checkpoints(self, name):
+        assert getattr(sampling_from_goal(Plan.Goal(), read()), name) is None
+
+    def test_an_explicit_temperature_of_0_is_greedy(self):
+        goal = Plan.Goal()
+        goal.sampling.temperature = 0.0
+        assert sampling_from_goal(goal, read(temperature=0.7)).temperature == 0.0
+
+    def test_nan_is_no_default(self):
+        goal = Plan.Goal()
+        goal.sampling.top_p = math.nan
+        with pytest.raises(ValueError, match="top_p must be a number from 1e-30 to 1, got nan"):
+            sampling_from_goal(goal, read())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,10 @@ from edgellm_ros.runtime.request import SamplingParams as RuntimeSamplingParams
 from fixtures.peer import image_message
 
 R = Plan.Result
+# the library checks it in 0.5 s and compiles it in 1.1 s
+LARGE_SCHEMA = json.dumps(
+    {"type": "object", "properties": {f"p{index}": {"type": "integer"} for index in range(5000)}}
+)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +50,7 @@ def long_goal(goal):
 
 @pytest.fixture(scope="module")
 def runtime(arena_engine, runtime_device):
-    with LLMInferenceRuntime(arena_engine, runtime_device) as runtime:
+    with LLMInferenceRuntime(arena_engine, runtime_device, drafting="off") as runtime:
         yield runtime
 
 
@@ -221,6 +226,17 @@ class TestCancel:
         long_goal.images, long_goal.action_samples, long_goal.denoise_steps = long_goal.images[:1], 1, 0
         assert_plans(peer, long_goal)
 
+    def test_takes_effect_while_a_grammar_is_compiled(self, peer, goal):
+        goal.sampling.json_schema = LARGE_SCHEMA
+        call = peer.send(goal)
+        call.ask_for_result()
+        call.wait_for_stage("grammar")
+        call.cancel()
+        assert call.result().termination_reason == R.CANCELLED
+        assert call.result().generation.text == ""
+        goal.sampling.json_schema = ""
+        assert_plans(peer, goal)
+
     def test_ends_a_waiting_goal_at_once(self, peer, long_goal):
         running = peer.send(long_goal)
         running.wait_for_stage("action")
@@ -250,6 +266,30 @@ class TestQueue:
         peer.wait(lambda: len(ends) == 3, "three results")
         assert ends == [0, 1, 2]
 
+    def test_a_command_goes_before_waiting_goals(self, peer, long_goal, scene):
+        before = peer.metrics()
+        running = peer.send(long_goal)
+        running.wait_for_stage("action")
+        long_goal.action_samples, long_goal.denoise_steps = 1, 0
+        waiting = [peer.send(long_goal) for _ in range(2)]
+        peer.frame(scene.pixels)
+        peer.command(scene.command)
+        peer.wait(lambda: peer.metrics()["jobs_pending"] == 4, "command")
+        assert peer.metrics()["goals_waiting"] == 2
+        running.cancel()
+        own = running.result().generation.request_id  # "" unless it has ended before it could be cancelled
+
+        def ids() -> list[str]:
+            published = [generation.request_id for generation in peer.received["generation"]]
+            return [name for name in published if name != own]
+
+        peer.wait(lambda: len(ids()) == 3, "three answers")
+        assert [call.result().termination_reason for call in waiting] == [R.COMPLETED] * 2
+        assert [name.startswith("command-") for name in ids()] == [True, False, False]
+        after = peer.metrics()
+        started = [after[name] - before[name] for name in ("driving_started", "goals_started")]
+        assert started == [1, 3]
+
     def test_a_goal_that_does_not_fit_ends_in_an_error(self, peer, long_goal):
         running = peer.send(long_goal)
         running.wait_for_stage("action")
@@ -273,6 +313,16 @@ class TestQueue:
         peer.set_parameter("plan_timeout", 30.0)
         assert [result.termination_reason for result in results] == [R.TIMEOUT] * 2
         assert results[0].message == "no result within 0.5 s"
+
+    def test_the_compilation_of_a_grammar_counts_into_plan_timeout(self, peer, goal):
+        peer.set_parameter("plan_timeout", 0.2)
+        goal.sampling.json_schema = LARGE_SCHEMA
+        call = peer.send(goal)
+        call.ask_for_result()
+        result = call.result()
+        peer.set_parameter("plan_timeout", 30.0)
+        assert (result.termination_reason, result.message) == (R.TIMEOUT, "no result within 0.2 s")
+        assert {feedback.stage for feedback in call.feedback} <= {"queued", "grammar"}
 
 
 def bad_image(**fields):
@@ -347,12 +397,9 @@ BAD_GOALS = {
         bad_sampling(max_tokens=-1),
         "max_tokens must be an integer from 0 to 2147483647 (0 = the node",
     ),
-    "negative temperature": (
-        bad_sampling(temperature=-0.5),
-        "temperature must be a number from 0 to 1e+06",
-    ),
-    "NaN temperature": (bad_sampling(temperature=float("nan")), "temperature must be a number"),
-    "infinite temperature": (bad_sampling(temperature=float("inf")), "temperature must be a number"),
+    "tiny temperature": (bad_sampling(temperature=1e-9), "temperature must be 0 or a number from 1e-06"),
+    "NaN temperature": (bad_sampling(temperature=float("nan")), "temperature must be 0 or a number"),
+    "infinite temperature": (bad_sampling(temperature=float("inf")), "temperature must be 0 or a number"),
     "top_p above 1": (bad_sampling(top_p=1.5), "top_p must be a number from 1e-30 to 1"),
     "empty stop string": (bad_sampling(stop=[""]), "stop must be a sequence of non-empty strings"),
 }
@@ -372,6 +419,9 @@ class TestBadInput:
         assert_plans(peer, Plan.Goal(prompt=scene.command, images=[image_message(scene.pixels)]))
 
     def test_no_camera_frame_is_stale_input(self, peer, goal):
+        assert peer.transition("deactivate")  # drops the frames of tests before
+        assert peer.transition("activate")
+        peer.connect()
         goal.images = []
         result = peer.plan(goal)
         assert result.termination_reason == R.STALE_INPUT

@@ -19,7 +19,15 @@ import pytest
 import rclpy
 import soundfile
 from edgellm_ros.action import Plan
-from edgellm_ros.msg import ActionChunk, AudioChunk, ChatMessage, Generation, ToolCall
+from edgellm_ros.msg import (
+    ActionChunk,
+    AudioChunk,
+    ChatMessage,
+    Generation,
+    PreviousChunk,
+    SamplingParams,
+    ToolCall,
+)
 from rclpy.action import ActionServer, GoalResponse
 from rclpy.executors import SingleThreadedExecutor
 from sensor_msgs.msg import CompressedImage
@@ -402,6 +410,28 @@ class TestGoal:
         with pytest.raises((TypeError, ValueError), match=message):
             make_goal("go", **arguments)
 
+    @pytest.mark.parametrize(
+        "name",
+        [
+            *Plan.Goal.get_fields_and_field_types(),
+            *SamplingParams.get_fields_and_field_types(),
+        ],
+    )
+    def test_none_is_the_default_of_every_argument(self, name):
+        given = {"prompt": "go", name: None}
+        expected = make_goal("" if name == "prompt" else "go")
+        assert make_goal(**given) == expected
+
+    def test_none_is_a_default_within_messages_and_chunks_too(self):
+        earlier = make_goal("go", earlier_messages=[("user", "hello", None)]).earlier_messages
+        assert list(earlier) == [ChatMessage(role="user", text="hello")]
+        chunk = make_goal("go", previous_chunk={"chunk": None, "delay": 3, "horizon": None}).previous_chunk
+        assert list(chunk) == [PreviousChunk(form="guided", delay=3)]
+
+    def test_an_unknown_argument_that_is_none_is_refused_too(self):
+        with pytest.raises(TypeError, match="did you mean 'action_samples'"):
+            make_goal("go", action_sample=None)
+
     def test_numbers_of_numpy_are_numbers(self):
         goal = make_goal("go", noise_seed=np.int64(3), temperature=np.float32(0.5), top_k=np.int32(4))
         assert (goal.noise_seed, goal.sampling.temperature, goal.sampling.top_k) == (3, 0.5, 4)
@@ -443,6 +473,16 @@ class TestGoal:
             assert (image.encoding, image.height, image.width, bytes(image.data)) == (
                 "rgb8", 4, 6, pixels.tobytes(),
             )  # fmt: skip
+
+    @pytest.mark.parametrize("as_file", [True, False])
+    def test_a_jpeg_that_is_damaged_inside_is_refused(self, tmp_path, as_file):
+        picture = np.random.default_rng(0).integers(0, 256, (96, 128, 3), np.uint8)
+        data = cv2.imencode(".jpg", picture)[1].tobytes()
+        data = data[: len(data) // 2] + bytes(len(data) // 2) + b"\xff\xd9"
+        (tmp_path / "frame.jpg").write_bytes(data)
+        image = tmp_path / "frame.jpg" if as_file else CompressedImage(format="jpeg", data=data)
+        with pytest.raises(ValueError, match=r"cannot be decoded.*Corrupt JPEG data"):
+            make_goal("go", images=image)
 
     def test_an_image_of_another_type_is_refused(self):
         with pytest.raises(ValueError, match=r"must be a uint8 array .* got float32 \[4, 6, 3\]"):

@@ -19,11 +19,13 @@ from rclpy.lifecycle import LifecycleNode
 from sensor_msgs.msg import Image
 
 from edgellm_ros.ros.node import plan_server
-from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.metrics import NodeMetrics
-from edgellm_ros.ros.node.parameters import SPECS
 from edgellm_ros.ros.node.plan_server import PlanServer
-from edgellm_ros.ros.node.worker import COMPLETED, ERROR, Job, Outcome, PlanWorker
+from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
+from edgellm_ros.ros.node.settings.parameters import SPECS
+from edgellm_ros.ros.node.worker.clients import Clients
+from edgellm_ros.ros.node.worker.job import COMPLETED, ERROR, Job, Outcome
+from edgellm_ros.ros.node.worker.worker import PlanWorker
 from fixtures.node_limits import limits
 
 
@@ -43,7 +45,8 @@ class Server:
         self._worker = PlanWorker(self._plan, queue_size=4)
         jobs = SimpleNamespace(from_goal=self._make_job)
         self._metrics = NodeMetrics()
-        self._server = PlanServer(self._node, LiveParameters(parameters), self._worker, jobs, self._metrics)
+        self._server = PlanServer(self._node, LiveParameters(parameters))
+        self._server.open(self._worker, jobs, self._metrics, Clients(self._node, self._worker))
         self._server.accepts = True
         self._client = ActionClient(peer.node, Plan, "/planning/plan")
         self._wait(self._client.server_is_ready)

@@ -15,12 +15,14 @@ from builtin_interfaces.msg import Time
 
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.ros.node.cameras import Cameras
-from edgellm_ros.ros.node.input_time import Frame, StaleInputError
-from edgellm_ros.ros.node.plan_inputs import PlanInputs
-from edgellm_ros.ros.node.plan_request import PlanRequest
-from edgellm_ros.ros.node.planner import Planner
-from edgellm_ros.ros.node.worker import COMPLETED, ERROR, STALE_INPUT, Job, Outcome
+from edgellm_ros.engine_directory.parts import EngineParts
+from edgellm_ros.ros.node.planning.plan_inputs import PlanInputs
+from edgellm_ros.ros.node.planning.plan_request import PlanRequest
+from edgellm_ros.ros.node.planning.planner import Planner
+from edgellm_ros.ros.node.sensors.cameras import Cameras
+from edgellm_ros.ros.node.sensors.frame_history import FrameHistory
+from edgellm_ros.ros.node.sensors.input_time import Frame, StaleInputError
+from edgellm_ros.ros.node.worker.job import COMPLETED, ERROR, STALE_INPUT, Job, Outcome
 from edgellm_ros.runtime.metrics import StageClock
 from edgellm_ros.runtime.request import LLMGenerationResponse, SamplingParams
 from fixtures.node_limits import limits
@@ -61,8 +63,11 @@ def test_an_internal_error_is_cut_and_escaped():
     assert len(outcome.message) < 400
 
 
-def plan_with(earlier: list[Frame], newest: Frame) -> tuple:
-    """The request to the runtime for a plan with these camera frames, and the outcome."""
+def plan_with(earlier: list[Frame], newest: Frame, arrived: Frame | None = None, **changes) -> tuple:
+    """The request to the runtime for a plan with these camera frames, and the plan.
+
+    `arrived`: the camera's frame when the plan starts, by default `newest`.
+    """
     asked = []
 
     def handle_request(request):
@@ -71,22 +76,33 @@ def plan_with(earlier: list[Frame], newest: Frame) -> tuple:
         return LLMGenerationResponse("I go.", [1], "stop", 3, None, None, None, 0, "", seconds)
 
     config = SimpleNamespace(vision=True, audio=None, action=None, expert=None, policy=None)
-    runtime = SimpleNamespace(config=config, handle_request=handle_request, active_lora="")
+    parts = EngineParts(config)
+    runtime = SimpleNamespace(config=config, parts=parts, handle_request=handle_request, active_lora="")
     now = SimpleNamespace(nanoseconds=20 * 10**9)
     quiet = SimpleNamespace(
         get_clock=lambda: SimpleNamespace(now=lambda: now),
         get_logger=lambda: SimpleNamespace(warning=lambda text: None, error=print),
     )
     parameters = SimpleNamespace(
-        max_input_age=30.0, future_stamp_tolerance=1.0, frame_interval=0.5, frame_id="", limits=limits()
+        max_input_age=15.0, future_stamp_tolerance=1.0, frame_interval=0.5, frame_id="", limits=limits()
     )
+    trigger = SimpleNamespace(frame=arrived or newest)
     current = SimpleNamespace(current=parameters)
-    inputs = PlanInputs(quiet, current, config, None, None, Cameras(()), None, None)
+    inputs = PlanInputs(
+        quiet,
+        current,
+        parts=parts,
+        trigger=trigger,
+        history=FrameHistory(1),
+        cameras=Cameras(()),
+        odometry=None,
+        joints=None,
+    )
     planner = Planner(quiet, current, runtime, inputs, None)
     request = PlanRequest(
         request_id="1", prompt="go", system_prompt="", frames=(newest,), sound=None, lora="",
         sampling=SamplingParams, noise_seed=None, action_samples=0, denoise_steps=None,
-        earlier_frames=tuple(earlier),
+        earlier_frames=tuple(earlier), **changes,
     )  # fmt: skip
     outcome = planner.plan(Job(request, 10.0, lambda outcome: None))
     assert outcome.reason == COMPLETED, outcome
@@ -109,6 +125,16 @@ def test_a_video_ends_with_the_frame_whose_stamp_and_picture_the_plan_has():
     assert plan.generation.header.stamp == Time(sec=14)
 
 
+def test_a_command_that_waited_too_long_for_its_turn_is_planned_with_the_newest_frame():
+    old, new = camera_frame(make_image(48, 64), 4), camera_frame(make_image(48, 64)[::-1], 19)
+    _, plan = plan_with([], old, new, takes_newer_frame=True)
+    assert plan.generation.header.stamp == Time(sec=19)
+    np.testing.assert_array_equal(plan.frame, make_image(48, 64)[::-1])
+    young = camera_frame(make_image(48, 64), 6)
+    _, plan = plan_with([], young, new, takes_newer_frame=True)
+    assert plan.generation.header.stamp == Time(sec=6)
+
+
 def test_earlier_frames_of_another_size_and_broken_ones_are_left_out():
     broken = camera_frame(make_image(48, 64), 11)
     broken.message.encoding = "smell"
@@ -124,9 +150,20 @@ def test_the_motion_of_several_images_starts_at_the_oldest(seconds):
     now = SimpleNamespace(now=lambda: SimpleNamespace(nanoseconds=20 * 10**9))
     quiet = SimpleNamespace(get_clock=lambda: now, get_logger=lambda: None)
     parameters = SimpleNamespace(max_input_age=30.0, future_stamp_tolerance=1.0, limits=limits())
-    config = SimpleNamespace(policy=None, expert=None)
+    config = SimpleNamespace(vision=True, audio=None, action=None, expert=None, policy=None)
     current = SimpleNamespace(current=parameters)
-    inputs = PlanInputs(quiet, current, config, None, None, Cameras(()), None, None)
+    inputs = PlanInputs(
+        quiet,
+        current,
+        parts=EngineParts(config),
+        trigger=None,
+        history=None,
+        cameras=Cameras(()),
+        odometry=None,
+        joints=None,
+    )
     frames = tuple(camera_frame(make_image(24, 32), each) for each in seconds)
-    request = SimpleNamespace(frames=frames, further_frames=None, state=(), earlier_frames=())
-    assert inputs.observe(request).start == 12 * 10**9
+    request = SimpleNamespace(
+        frames=frames, further_frames=None, state=(), earlier_frames=(), takes_newer_frame=False
+    )
+    assert inputs.observe(request, drives=False).start == 12 * 10**9

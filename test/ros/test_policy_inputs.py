@@ -17,11 +17,11 @@ from sensor_msgs.msg import JointState
 
 from edgellm_ros.replay import inputs
 from edgellm_ros.ros.camera_topic import camera_names, camera_topic
-from edgellm_ros.ros.node import cameras
-from edgellm_ros.ros.node.cameras import Cameras
-from edgellm_ros.ros.node.input_time import Frame, StaleInputError
-from edgellm_ros.ros.node.joint_states import JointStates, state_joints
-from edgellm_ros.ros.node.parameters import SPECS
+from edgellm_ros.ros.node.sensors import cameras
+from edgellm_ros.ros.node.sensors.cameras import Cameras
+from edgellm_ros.ros.node.sensors.input_time import Frame, StaleInputError
+from edgellm_ros.ros.node.sensors.joint_states import JointStates, state_joints
+from edgellm_ros.ros.node.settings.parameters import SPECS
 from fixtures.peer import image_message
 
 NONE_GIVEN = [""]  # the default of the parameters
@@ -109,11 +109,22 @@ class TestCameras:
         assert cameras.beside(first, cameras.last(), 10.0, 0.2) == (first, frame)
         assert time.monotonic() - start < 5.0
 
+    def test_a_frame_that_was_refused_is_told_until_one_is_accepted(self):
+        cameras = Cameras(("top", "wrist"))
+        cameras.refuse("wrist", "it is stamped 9.00 s in the future")
+        words = "; the newest was refused: it is stamped 9.00 s in the future$"
+        with pytest.raises(StaleInputError, match=rf"has arrived on ~/wrist/image .*{words}"):
+            cameras.beside(at(10.0), cameras.last(), 0.0, 0.2)
+        cameras.add("wrist", at(5.0))
+        with pytest.raises(StaleInputError, match=r"camera_tolerance\)$"):
+            cameras.beside(at(10.0), cameras.last(), 0.0, 0.2)
+        cameras.refuse("wrist", "it is stamped 9.00 s in the future")
+        with pytest.raises(StaleInputError, match=rf"camera_tolerance\){words}"):
+            cameras.beside(at(10.0), cameras.last(), 0.0, 0.2)
+
     def test_a_camera_without_a_frame_is_not_waited_for(self):
         cameras, start = Cameras(("top", "wrist")), time.monotonic()
-        with pytest.raises(
-            StaleInputError, match="no frame of the camera 'wrist' has arrived on ~/wrist/i"
-        ):
+        with pytest.raises(StaleInputError, match="no frame of the camera 'wrist' has arrived on ~/wrist/i"):
             cameras.beside(at(10.0), cameras.last(), 10.0, 0.2)
         assert time.monotonic() - start < 5.0
 

@@ -16,7 +16,7 @@ from std_msgs.msg import Float64MultiArray
 
 from edgellm_ros.diffusion.chunking import ChunkCondition
 from edgellm_ros.ros.follower.course import RefusedChunkError, read_chunk
-from edgellm_ros.ros.node.chunking import shifted
+from edgellm_ros.ros.node.planning.chunking import shifted
 from edgellm_ros.ros.processes import Child, ros_environment
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from fixtures.peer import image_message
@@ -53,7 +53,15 @@ def test_the_follower_of_a_base_refuses_the_chunk_and_names_the_columns(robot):
     robot.all_inputs()
     chunk = robot.chunk()
     with pytest.raises(RefusedChunkError, match=r"joint_0\.pos.*a unicycle takes acceleration, curvature"):
-        read_chunk(0, "1", chunk.dt, chunk.horizon, chunk.names, chunk.units, chunk.values)
+        read_chunk(
+            0,
+            request_id="1",
+            dt=chunk.dt,
+            horizon=chunk.horizon,
+            names=chunk.names,
+            units=chunk.units,
+            values=chunk.values,
+        )
 
 
 def test_a_goal_without_images_is_planned_with_the_topics(robot, peer, policy_runtime):
@@ -123,7 +131,7 @@ def test_a_goal_continues_the_chunk_that_it_names(peer, policy_runtime):
     goal.noise_seed = 1
     goal.previous_chunk = [PreviousChunk(form="frozen", chunk=first, executed=1, delay=2)]
     second = values(peer.plan(goal).action_chunks[0])
-    condition = ChunkCondition(values(first), executed=1, delay=2, form="frozen")
+    condition = ChunkCondition(actions=values(first), executed=1, delay=2, form="frozen")
     np.testing.assert_array_equal(second, answer(policy_runtime, noise_seed=1, previous_chunk=condition))
     np.testing.assert_array_equal(second[:2], values(first)[1:3])
 
@@ -146,7 +154,9 @@ def test_every_frame_continues_the_last_chunk_with_chunking(robot, peer, policy_
         for name, value in (("chunking", "off"), ("plan_on", "command")):
             assert peer.set_parameter(name, value).successful
     np.testing.assert_array_equal(first, answer(policy_runtime))
-    condition = ChunkCondition(shifted(first, 0.1), 0, delay, "guided", min(2 * delay, HORIZON))
+    condition = ChunkCondition(
+        actions=shifted(first, 0.1), executed=0, delay=delay, form="guided", horizon=min(2 * delay, HORIZON)
+    )
     np.testing.assert_allclose(second, answer(policy_runtime, previous_chunk=condition), atol=1e-5)
     assert np.abs(second - first).max() > 1e-3
 
@@ -180,7 +190,7 @@ class TestAnotherRobot:
     def configure(self, peer):
         """`configure(cameras=[...])`: whether the node takes the parameters.
 
-        They are set back at the end.
+        The parameters are set back at the end.
         """
         before = {"cameras": [""], "state_joints": STATE_JOINTS}
 

@@ -10,8 +10,9 @@ from rclpy.logging import get_logger
 
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.ros.node.runtime_opening import open_runtime
-from edgellm_ros.runtime import pipeline
+from edgellm_ros.runtime import opening
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.tiny_adapter import write_adapter
 
@@ -20,7 +21,7 @@ def test_decode_steps_are_recorded_with_the_adapters_that_the_parameters_name(
     tiny_lora_engine, tiny_checkpoint, tmp_path, monkeypatch
 ):
     adapter = write_adapter(tmp_path / "a", tiny_checkpoint, r=2)
-    loaded = []
+    loaded: list[list[str]] = []
     monkeypatch.setattr(
         LLMInferenceRuntime,
         "capture_decoding_cuda_graph",
@@ -28,7 +29,16 @@ def test_decode_steps_are_recorded_with_the_adapters_that_the_parameters_name(
     )
     parameters = parameters_of(tiny_lora_engine, loras=[f"a={adapter}"], lora="a")
     with open_runtime(parameters, get_logger("test")):
-        assert loaded == [["a"]]
+        assert loaded[-1] == ["a"]
+
+
+def test_nothing_is_recorded_if_the_parameters_say_so(tiny_engine, monkeypatch):
+    recorded: list[str] = []
+    monkeypatch.setattr(
+        LLMInferenceRuntime, "capture_decoding_cuda_graph", lambda runtime: recorded.append("yes")
+    )
+    open_runtime(parameters_of(tiny_engine, cuda_graphs=False), get_logger("test")).close()
+    assert not recorded
 
 
 def test_drafting_as_the_parameters_say(tiny_engine):
@@ -61,6 +71,7 @@ def test_a_policy_is_opened(policy_engine):
         ({"frames_per_plan": 2}, "parameter frames_per_plan is 2, but the engine takes no videos"),
         ({"chunking": "trained"}, "parameter chunking must be off, guided or frozen"),
         ({"drafting": "lookup"}, "drafting"),
+        ({"without": ["visual"]}, r"a policy \(smolvla\) needs all of its parts: leave out none of visual"),
     ],
 )
 def test_parameters_that_do_not_fit_a_policy_are_refused(policy_engine, changes, message):
@@ -82,19 +93,48 @@ def test_fused_decoding_on_a_device_without_it(tiny_engine):
 def test_code_of_tensorrt_plans_runs_only_as_the_parameters_say(tiny_engine, monkeypatch):
     allowed = []
 
-    def open_device(name, allow_plan_code=False):
+    def open_device(name, allow_plan_code, stream):
         allowed.append(allow_plan_code)
         return CpuDevice()
 
-    monkeypatch.setattr(pipeline, "open_device", open_device)
+    monkeypatch.setattr(opening, "open_device", open_device)
     for value in (False, True):
         open_runtime(parameters_of(tiny_engine, allow_plan_code=value), get_logger("test")).close()
     assert allowed == [False, True]
 
 
+def test_parts_are_left_out_as_the_parameters_say(tiny_engine):
+    parameters = parameters_of(tiny_engine, without=["action", "visual"])
+    with open_runtime(parameters, get_logger("test")) as runtime:
+        assert runtime.parts.without == ("visual", "action")
+        assert runtime.pipeline.action is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"plan_on": "image"}, "parameter plan_on must be command: the vision encoder was left out when"),
+        ({"frames_per_plan": 2}, "parameter frames_per_plan is 2, but the vision encoder was left out when"),
+    ],
+)
+def test_plans_of_frames_need_the_vision_encoder(tiny_engine, changes, message):
+    with pytest.raises(ValueError, match=message):
+        open_runtime(parameters_of(tiny_engine, without=["visual"], **changes), get_logger("test"))
+
+
 def test_trained_chunks_need_a_checkpoint_that_was_trained_for_them(tiny_engine):
     with pytest.raises(ValueError, match="parameter chunking must be off, guided or frozen: the checkpoint"):
         open_runtime(parameters_of(tiny_engine, chunking="trained"), get_logger("test"))
+
+
+def test_more_samples_than_the_engine_takes_are_refused(policy_engine):
+    most = EngineConfig.load(policy_engine).builder.max_action_samples
+    open_runtime(parameters_of(policy_engine, action_samples=most), get_logger("test")).close()
+    words = (
+        f"parameter action_samples must be from 0 to {most}, max_action_samples of the engine, got {most + 1}"
+    )
+    with pytest.raises(ValueError, match=words):
+        open_runtime(parameters_of(policy_engine, action_samples=most + 1), get_logger("test"))
 
 
 def parameters_of(engine, **changes) -> SimpleNamespace:
@@ -110,6 +150,9 @@ def parameters_of(engine, **changes) -> SimpleNamespace:
         "draft_steps": 0,
         "verify_tree_size": 0,
         "decode": "auto",
+        "cuda_graphs": True,
+        "without": [""],
+        "plan_on": "command",
         "loras": [""],
         "lora": "",
         "noise_seed": 0,
@@ -117,6 +160,7 @@ def parameters_of(engine, **changes) -> SimpleNamespace:
         "cameras": [""],
         "state_joints": [""],
         "chunking": "off",
+        "action_samples": 1,
         "tool_call_format": "auto",
     }
     return SimpleNamespace(**{**values, **changes})

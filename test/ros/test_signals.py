@@ -11,7 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from edgellm_arena.ros.demo import ARENA_MODULE
 from edgellm_ros.ros import signals
+from edgellm_ros.ros.processes import FOLLOWER_MODULE, NODE_MODULE
 
 # Its main thread runs no Python, as while a library loads engines, and it never ends by itself.
 BUSY = """
@@ -65,6 +67,24 @@ def test_a_late_second_signal_ends_the_process_at_once(busy, same_request_s, num
     busy.send_signal(number)
     assert busy.wait(5) == 128 + number
     assert busy.stderr.read() == f"ended by a second {number.name}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("imported", ["rclpy", "numpy.linalg", "edgellm_ros.ros.messaging"])
+@pytest.mark.parametrize(
+    "module", [NODE_MODULE, FOLLOWER_MODULE, ARENA_MODULE], ids=["node", "follower", "arena"]
+)
+def test_a_signal_during_the_imports_ends_the_process_in_silence(module, imported, number):
+    code = (
+        "import os, runpy, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == {imported!r}: os.kill(os.getpid(), {number.value})\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        f"runpy.run_module({module!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_signal_while_python_ends_does_not_change_the_exit_code_of_the_node(domain):

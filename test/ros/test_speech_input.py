@@ -15,15 +15,15 @@ from edgellm_ros.msg import AudioChunk
 from rclpy.clock import Clock
 from rclpy.logging import get_logger
 
-from edgellm_ros.arena.rooms import hear, sample_room
-from edgellm_ros.arena.voice import sample_voice, speak
-from edgellm_ros.multimodal.pcm import PcmFormat
+from edgellm_arena.speech.rooms import hear, sample_room
+from edgellm_arena.speech.voice import sample_voice, speak
+from edgellm_ros.multimodal.audio.pcm import PcmFormat
+from edgellm_ros.multimodal.audio.utterance import UtteranceSettings
+from edgellm_ros.multimodal.audio.voice_activity import VoiceActivity
 from edgellm_ros.multimodal.sound import Sound
-from edgellm_ros.multimodal.utterance import UtteranceSettings
-from edgellm_ros.multimodal.voice_activity import VoiceActivity
 from edgellm_ros.ros.messaging import to_nanoseconds, to_time
-from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.metrics import NodeMetrics
+from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
 from edgellm_ros.ros.node.speech_input import SpeechInput, audio_type
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
@@ -326,8 +326,7 @@ class TestAudioCommonMsgs:
         speech.on_message(SimpleNamespace(data=recorded[: len(recorded) // 2].tobytes()))
         assert speech.on_message(SimpleNamespace(data=bytes(10**6 + 2))) == []
         assert speech.problem == (
-            "the chunk has 1000002 bytes of data, at most 1000000 are taken (parameter "
-            "limits.message_bytes)"
+            "the chunk has 1000002 bytes of data, at most 1000000 are taken (parameter limits.message_bytes)"
         )
         assert speech.on_message(SimpleNamespace(data=b"")) == []  # the end of the stream
         assert len(speech.on_message(SimpleNamespace(data=recorded.tobytes()))) == 1

@@ -13,9 +13,9 @@ from edgellm_ros.srv import SaveSystemPrompt
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode
 
-from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.services import Services
-from edgellm_ros.ros.node.worker import PlanWorker
+from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
+from edgellm_ros.ros.node.worker.worker import PlanWorker
 from fixtures import on_device
 from fixtures.node_limits import limits
 from fixtures.peer import image_message
@@ -64,6 +64,16 @@ def test_a_system_prompt_can_be_saved_before_the_node_is_active(node, peer):
 def test_the_first_goal_with_it_reuses_it(active, peer, scene):
     other = reused_tokens(peer, scene, "another")
     assert reused_tokens(peer, scene, SYSTEM) > other + 10
+
+
+def test_a_saved_system_prompt_can_be_released_once(active, peer):
+    other = "you are another robot"
+    assert not save(peer, other, release=True).success
+    assert save(peer, other).success
+    assert save(peer, other, release=True).success
+    response = save(peer, other, release=True)
+    assert not response.success
+    assert response.message == f"the system prompt '{other}' is not saved for the base model"
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,11 @@ class TestPlanOnCommand:
         assert chunk.header == path.header
         assert chunk.header.stamp == generation.header.stamp
         assert peer.received["text"][0].data == generation.text
-        assert "".join(piece.data for piece in peer.received["text_stream"]) == generation.text
+        # Each topic hands over one message per turn of the executor, and the words come in several.
+        peer.wait(
+            lambda: "".join(piece.data for piece in peer.received["text_stream"]) == generation.text,
+            "words of the whole answer",
+        )
 
     def test_an_old_frame_is_refused(self, peer, scene):
         peer.frame(scene.pixels, stamp=Time(sec=peer.now().sec - 10))
@@ -94,6 +98,30 @@ class TestPlanOnCommand:
         assert not peer.received["generation"]
         frame = peer.frame(scene.pixels)
         assert generations(peer)[0].header == frame.header
+
+    def test_a_goal_is_told_that_the_newest_frame_was_refused(self, peer, scene):
+        future = r"the camera frame is stamped \d+\.\d\d s in the future, limit 0.5 s \(parameter \w+\)"
+
+        def answer() -> str:
+            result = peer.plan(Plan.Goal(prompt="what do you see?"))
+            assert result.termination_reason == Plan.Result.STALE_INPUT
+            return result.message
+
+        assert answer() == "the request has no image, and no camera frame has arrived on ~/image"
+        before = peer.metrics()["frames_refused"]
+        peer.frame(scene.pixels, stamp=Time(sec=peer.now().sec + 100))
+        peer.wait(lambda: peer.metrics()["frames_refused"] == before + 1, "refused frame")
+        reason = rf"the request has no image, and the newest camera frame was refused: ~/image: {future}"
+        assert re.fullmatch(reason, answer())
+        peer.frame(scene.pixels, stamp=Time(sec=peer.now().sec - 10))
+        peer.wait(lambda: "limit 3 s (parameter max_input_age)" in answer(), "accepted frame, which is old")
+        assert "refused" not in answer()
+        peer.frame(scene.pixels, stamp=Time(sec=peer.now().sec + 100))
+        peer.wait(lambda: re.search(rf"; a newer one was refused: ~/image: {future}$", answer()), "reason")
+        peer.frame(scene.pixels)
+        peer.wait(
+            lambda: peer.plan(Plan.Goal(prompt="what do you see?")).termination_reason == "completed", "plan"
+        )
 
     def test_a_frame_without_a_stamp_ages_by_its_arrival(self, peer, scene):
         peer.frame(scene.pixels, stamp=Time())
@@ -130,7 +158,6 @@ class TestPlanOnCommand:
         peer.frame(scene.pixels)
         peer.command(scene.command)
         assert generations(peer)
-
 
     def test_a_frame_beyond_the_limit_is_refused_and_the_next_is_planned(self, peer, scene):
         before = peer.metrics()
@@ -220,6 +247,43 @@ class TestOdometry:
         first = path.poses[1].pose.position.x - path.poses[0].pose.position.x
         assert 0.03 < first < 0.07  # 0.5 m/s for 0.1 s, give or take 2 m/s^2
 
+    @pytest.mark.parametrize(
+        "poses, twist, jump, reason",
+        [
+            (0.6, 0.6, 0.0, "completed"),
+            (0.54, 0.6, 0.0, "warned"),
+            (0.0, 0.6, 0.0, "error"),
+            (0.6, 0.0, 0.0, "error"),
+            (0.6, 0.6, 0.2, "warned"),
+            (0.6, 0.6, 1.0, "error"),
+        ],
+        ids=["equal", "slower", "frozen poses", "frozen twist", "small jump", "jump"],
+    )
+    def test_poses_that_differ_from_the_twist_do_not_drive_on(self, peer, scene, poses, twist, jump, reason):
+        """A stop is planned to the standstill, or refused; words are not refused."""
+        now = peer.now()
+        for step in range(-20, 1):
+            stamp = to_time(to_nanoseconds(now) + step * 50_000_000)
+            peer.odometry(poses * step * 0.05 + jump * (step > -6), speed=twist, stamp=stamp)
+        peer.listen(0.2)
+        goal = Plan.Goal(prompt="stop", images=[image_message(scene.pixels, now)], action_samples=1)
+        result = peer.plan(goal)
+        status = peer.wait(lambda: peer.status("inputs"), "diagnostics")
+        differs = "poses and twist of the odometry differ by"
+        assert (differs in status.message) == (reason != "completed")
+        if reason == "error":
+            assert result.termination_reason == Plan.Result.ERROR
+            assert result.message.startswith(differs)
+            assert result.message.endswith("no trajectory is planned from it")
+            assert status.level == status.ERROR
+            goal.action_samples = 0
+            assert peer.plan(goal).generation.text
+        else:
+            assert result.termination_reason == Plan.Result.COMPLETED
+            x = [pose.pose.position.x for pose in result.paths[0].poses]
+            assert x[-1] < 0.3
+            assert x[-1] - x[-11] < 0.01
+
     def test_a_frame_is_planned_with_the_odometry_that_comes_shortly_after_it(self, peer, scene):
         peer.set_parameter("odom_wait", 5.0)
         peer.set_parameter("future_stamp_tolerance", 2.0)
@@ -270,6 +334,16 @@ class TestOdometry:
         assert "Traceback" not in log
 
 
+def test_more_samples_than_the_engine_takes_are_refused_when_they_are_set(peer):
+    refused = peer.set_parameter("action_samples", 100)
+    assert not refused.successful
+    assert refused.reason == (
+        "action_samples must be from 0 to 64, max_action_samples of the engine, got 100"
+    )
+    assert peer.set_parameter("action_samples", 64).successful
+    assert peer.set_parameter("action_samples", 1).successful
+
+
 class TestChunking:
     """`chunking`: what a second plan of a command makes of the chunk of the first."""
 
@@ -317,6 +391,10 @@ class TestChunking:
         result = peer.plan(goal)
         assert result.termination_reason == Plan.Result.ERROR
         assert result.message.startswith("previous_chunk: delay must be at most 33, the actions that are")
+        goal.action_samples = 0  # the chunk is not used, and checked all the same
+        assert peer.plan(goal).message == result.message
+        goal.previous_chunk[0].delay = 4
+        assert peer.plan(goal).termination_reason == Plan.Result.COMPLETED
 
 
 class TestOverlay:

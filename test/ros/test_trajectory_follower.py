@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgellm_ros.arena.unicycle import State, rollout
+from edgellm_arena.world.unicycle import State, rollout
 from edgellm_ros.ros.follower.course import Chunk, Limits, RefusedChunkError, read_chunk
 from edgellm_ros.ros.follower.trajectory_follower import Mode, Settings, TrajectoryFollower
 
@@ -83,7 +83,15 @@ class TestFollowing:
         assert robot.follower.step(robot.now, 0.05).curvature == pytest.approx(0.01 * row)
 
     def test_columns_are_found_by_name(self):
-        chunk = read_chunk(START, "", 0.1, 2, NAMES[::-1], UNITS[::-1], [1.0, 2.0, 3.0, 4.0])
+        chunk = read_chunk(
+            START,
+            request_id="",
+            dt=0.1,
+            horizon=2,
+            names=NAMES[::-1],
+            units=UNITS[::-1],
+            values=[1.0, 2.0, 3.0, 4.0],
+        )
         assert chunk.curvatures.tolist() == [1, 3]
         assert chunk.accelerations.tolist() == [2, 4]
 
@@ -208,15 +216,18 @@ class TestRefusedChunks:
             ({"dt": math.inf}, "wrong_dt"),
             ({"horizon": 3}, "wrong_size"),
             ({"horizon": 0, "values": ()}, "wrong_size"),
+            ({"horizon": 1001, "values": (0.0,) * 2002}, "too_long"),
+            ({"values": (0.0,) * 2002}, "too_long"),
+            ({"horizon": 2**31}, "too_long"),
             ({"values": (1.0, 2.0, math.nan, 4.0)}, "not_finite"),
             ({"values": (1.0, 2.0, 3.0, -math.inf)}, "not_finite"),
         ],
     )
     def test_a_message_that_is_not_a_unicycles_plan_is_refused(self, changes, reason):
         fields = {"dt": 0.1, "horizon": 2, "names": NAMES, "units": UNITS, "values": (1.0, 2.0, 3.0, 4.0)}
-        read_chunk(START, "", **fields)
+        read_chunk(START, request_id="", **fields)
         with pytest.raises(RefusedChunkError) as refused:
-            read_chunk(START, "", **{**fields, **changes})
+            read_chunk(START, request_id="", **{**fields, **changes})
         assert refused.value.reason == reason
 
     @pytest.mark.parametrize(

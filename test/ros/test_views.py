@@ -21,8 +21,8 @@ from std_msgs.msg import String
 from tf2_msgs.msg import TFMessage
 from visualization_msgs.msg import Marker
 
-from edgellm_ros.arena.camera import CAMERA
-from edgellm_ros.ros.arena.camera_messages import camera_transform, to_camera_info
+from edgellm_arena.ros.camera_messages import camera_transform, to_camera_info
+from edgellm_arena.world.camera import CAMERA
 from edgellm_ros.ros.follower.node import FollowerNode
 
 VIEWS = Path(__file__).parents[2] / "views"

@@ -8,16 +8,17 @@ import time
 
 import pytest
 
-from edgellm_ros.ros.node.worker import (
+from edgellm_ros.ros.node.worker.job import (
     CANCELLED,
     COMPLETED,
+    ERROR,
     PREEMPTED,
     SKIPPED,
     TIMEOUT,
     Job,
     Outcome,
-    PlanWorker,
 )
+from edgellm_ros.ros.node.worker.worker import PlanWorker
 
 
 class Plans:
@@ -37,8 +38,10 @@ class Plans:
                 return job.stopped
         return Outcome(COMPLETED)
 
-    def job(self, name: str, timeout_s: float = 30.0) -> Job:
-        return Job(name, timeout_s, lambda outcome: self.outcomes.append((name, outcome.reason)))
+    def job(self, name: str, timeout_s: float = 30.0, client: str = "") -> Job:
+        return Job(
+            name, timeout_s, lambda outcome: self.outcomes.append((name, outcome.reason)), client=client
+        )
 
     def wait(self, count: int) -> list[tuple[str, str]]:
         end = time.monotonic() + 10
@@ -79,11 +82,44 @@ def test_is_full_only_when_a_goal_would_wait_too_long(plans):
     assert plans.worker.is_full
 
 
-def test_goals_come_before_topic_jobs(busy):
-    busy.worker.submit_topic(busy.job("topic"), preempt=False)
+def test_driving_has_the_next_free_slot(busy):
     busy.worker.submit_goal(busy.job("goal"))
+    busy.worker.submit_topic(busy.job("frame"), preempt=False)
     busy.go.set()
-    assert busy.wait(3) == [("busy", COMPLETED), ("goal", COMPLETED), ("topic", COMPLETED)]
+    assert busy.wait(3) == [("busy", COMPLETED), ("frame", COMPLETED), ("goal", COMPLETED)]
+
+
+def test_driving_goes_on_beside_clients_that_always_have_a_goal():
+    order: list[str] = []
+
+    def again(kind: str) -> Job:
+        def done(outcome: Outcome) -> None:
+            order.append(kind)
+            if len(order) < 60 and kind == "goal":
+                worker.submit_goal(again("goal"))
+            elif len(order) < 60:
+                worker.submit_topic(again("driving"), preempt=False)
+
+        return Job(kind, 30.0, done)
+
+    worker = PlanWorker(lambda job: Outcome(COMPLETED), queue_size=4)
+    for _ in range(4):
+        worker.submit_goal(again("goal"))
+    worker.submit_topic(again("driving"), preempt=False)
+    end = time.monotonic() + 10
+    while worker.pending and time.monotonic() < end:
+        time.sleep(0.002)
+    worker.close()
+    assert order[5:55].count("driving") == 25
+
+
+def test_a_goal_of_another_client_takes_the_place_of_a_greedy_one(busy):
+    for name in ("a1", "a2"):
+        busy.worker.submit_goal(busy.job(name, client="a"))
+    assert busy.worker.is_full
+    assert not busy.worker.make_room("a")
+    assert busy.worker.make_room("b")
+    assert busy.outcomes == [("a2", ERROR)]
 
 
 @pytest.mark.parametrize("preempt, reason", [(False, SKIPPED), (True, PREEMPTED)])

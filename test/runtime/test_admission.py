@@ -39,8 +39,8 @@ def run(runtime, first, late):
 @pytest.fixture
 def answers(acting_runtime):
     """Answers to the first and the admitted requests, by the id of the request."""
-    from edgellm_ros.runtime.inference_runtime import response_of
-    from edgellm_ros.runtime.prompt.tool_calls import ParsedAnswer
+    from edgellm_ros.runtime.prompt.tool_call_formats import ParsedAnswer
+    from edgellm_ros.runtime.response import response_of
 
     done, answer = run(acting_runtime, FIRST, LATE), ParsedAnswer("")
     return {id(sequence.request): response_of(sequence, {}, answer) for sequence in done}

@@ -13,7 +13,7 @@ from doubles.deferred_runtime import WatchedDevice, queueing
 from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.runtime.grammar import GrammarMatcher
+from edgellm_ros.runtime.grammar.grammar import GrammarMatcher
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.prefix_requests import REQUESTS
 from fixtures.random_requests import cancelled_at, random_request
@@ -40,8 +40,9 @@ def recording(acting_engine):
 
 @pytest.fixture(scope="module")
 def plain(acting_engine):
-    """A runtime on a deferred device whose decode steps are not recorded."""
-    with LLMInferenceRuntime(acting_engine, WatchedDevice(), prefix_cache_bytes=0) as runtime:
+    """A runtime on a deferred device that records nothing."""
+    device = WatchedDevice()
+    with LLMInferenceRuntime(acting_engine, device, prefix_cache_bytes=0, cuda_graphs=False) as runtime:
         runtime.pipeline.device.synchronize()
         yield runtime
 
@@ -360,7 +361,7 @@ class TestErrors:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pipeline.sampling, "sample", spoil_last_row)
             patch.setattr(pipeline.method.recorded, "_recorded", {})
-            patch.setattr(pipeline.method.recorded._recorder, "active", False)
+            patch.setattr(pipeline.method.recorded, "record_lazily", False)
             answers = deferred.handle_request([talking, ending])
         assert sampled_rows[len(expected[1].token_ids)] == 2
         for one, other in zip(answers, expected, strict=True):

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
+from edgellm_ros.engine_directory.chat_template import ChatTemplate
 from fixtures.conversations import (
     RECORDED_CASES,
     RECORDED_IMAGE_CASES,

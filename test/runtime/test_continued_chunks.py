@@ -21,7 +21,7 @@ ACTING = request(images=(IMAGE,), max_tokens=30, action_samples=2, denoise_steps
 def continuing(**condition):
     """Return ACTING as the continuation of CHUNK."""
     condition = {"executed": 1, "delay": 2} | condition
-    return dataclasses.replace(ACTING, previous_chunk=ChunkCondition(CHUNK, **condition))
+    return dataclasses.replace(ACTING, previous_chunk=ChunkCondition(actions=CHUNK, **condition))
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_the_same_condition_gives_the_same_bits(acting_runtime):
 
 def test_actions_beyond_the_limits_are_clipped(acting_runtime):
     chunk = np.full((6, 2), 9.0)
-    condition = ChunkCondition(chunk, executed=0, delay=1, form="frozen")
+    condition = ChunkCondition(actions=chunk, executed=0, delay=1, form="frozen")
     answer = acting_runtime.handle_request(dataclasses.replace(ACTING, previous_chunk=condition))
     high = np.float32(acting_runtime.config.action.action_space.high)
     np.testing.assert_array_equal(answer.actions[:, 0], np.stack([high] * 2))

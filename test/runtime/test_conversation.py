@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from edgellm_ros.builder import export
+from edgellm_ros.engine_directory.chat_template import ChatTemplate
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.conversation import AudioPart, ImagePart, Message, TextPart
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
-from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 from edgellm_ros.runtime.request import LLMGenerationRequest
+from edgellm_ros.runtime.text.tokenizer import Tokenizer
 from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, SOUND, assert_same_bits, request
 
 HELLO = Message("user", "hello")
@@ -278,9 +278,7 @@ def test_a_template_that_leaves_out_the_last_message_cannot_continue_it(builder_
         builder.build(one, (), (), ())
 
 
-BEGUN = talk(
-    HELLO, Message("assistant", "it is"), continue_final_message=True, sampling=request().sampling
-)
+BEGUN = talk(HELLO, Message("assistant", "it is"), continue_final_message=True, sampling=request().sampling)
 
 
 def test_the_answer_to_a_continued_message_is_its_new_part(runtime, tokenizer):

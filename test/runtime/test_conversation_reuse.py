@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A turn of a conversation computes its new tokens only.
 
-It answers as if it had computed all.
+The model answers as if it had computed all.
 """
 
 import shutil

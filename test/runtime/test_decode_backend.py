@@ -8,10 +8,10 @@ import pytest
 
 from doubles import tensorrt_double
 from doubles.deferred_runtime import WatchedDevice, queueing
-from edgellm_ros.builder.profiles import make_profiles
-from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plan
+from edgellm_ros.builder.tensorrt.plan import PlanOptions, build_plan
+from edgellm_ros.builder.tensorrt.profiles import make_profiles
 from edgellm_ros.engine.executor import BACKENDS
-from edgellm_ros.engine.tensorrt_backend import TensorRTBackend
+from edgellm_ros.engine.tensorrt.backend import TensorRTBackend
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.requests_for_tests import IMAGE, SOUND, assert_same_answer, assert_same_bits, request

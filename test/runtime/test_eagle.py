@@ -288,7 +288,7 @@ class TestPrefixReuse:
             assert_scores(draft, *reference(SHARED[1]))
 
     def test_a_file_without_the_heads_rows_is_refused(self, caching, engine, device, tmp_path):
-        with LLMInferenceRuntime(engine, device) as other:
+        with LLMInferenceRuntime(engine, device, drafting="off") as other:
             other.handle_request(SHARED[0])
             other.save_prefix_cache(tmp_path / "prefixes")
         with pytest.raises(ValueError, match=r"saved by another engine .*\+draft, format"):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Euler steps in fused kernels: the engine's trajectories, and when it samples.
 
-On a CPU the kernels are their double in NumPy.
+Without a GPU the kernels are their doubles in NumPy: the tests are about the runtime then, not the kernels.
 """
 
 from __future__ import annotations
@@ -24,18 +24,22 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import float8
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.fused_expert import FUSED_EXPERT_FILE, FusedExpertModel
+from edgellm_ros.fused.description.expert import FUSED_EXPERT_FILE, FusedExpertModel
+from edgellm_ros.fused.loading import actions as fused_actions
+from edgellm_ros.fused.loading import availability
+from edgellm_ros.fused.loading.availability import AUTO, ENGINE, FUSED
 from edgellm_ros.kernels import load_kernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
-from edgellm_ros.runtime.fused import actions as fused_actions
-from edgellm_ros.runtime.fused import loading
 from edgellm_ros.runtime.prompt.rope import make_rope_table
 from fixtures import on_device
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.fused_decoding import SIZES
 from fixtures.hybrid_checkpoints import add_action_expert
 
-pytestmark = pytest.mark.only_on("cpu", "cuda", reason="TensorRT has no fused kernels")
+pytestmark = [
+    pytest.mark.only_on("cpu", "cuda", reason="TensorRT has no fused kernels"),
+    pytest.mark.kernel_doubles,
+]
 on_host = pytest.mark.only_on("cpu", reason="the double of the kernels")
 LENGTHS = 20, 33, 7  # of the cache's rows
 CHUNK = np.linspace(-1, 1, 12, dtype=np.float32).reshape(6, 2)
@@ -91,7 +95,7 @@ class Actions:
         random = np.random.default_rng(0)
         for tensor in self.cache.bindings(range(3)).values():
             device.upload(tensor, random.standard_normal(tensor.shape).astype(dtype))
-        self.fused = fused_actions.load_fused_actions(engine, config, device, loading.FUSED)
+        self.fused = fused_actions.load_fused_actions(engine, config, device, FUSED)
         executor = EngineExecutor.open(engine / "action" / "model.onnx", device, shared=self.fused.shared)
         table = make_rope_table(llm.rope, builder.max_kv_cache_capacity + 6, device)
         head = FlowExpertHead(config.action, builder.max_kv_cache_capacity, device, kernels, table)
@@ -113,7 +117,7 @@ class Actions:
 def hosted(monkeypatch):
     """The kernels' double on a CPU; on a GPU the kernels are real."""
     if on_device.chosen == "cpu":
-        monkeypatch.setattr(loading, "device_problem", lambda device: None)
+        monkeypatch.setattr(availability, "device_problem", lambda device: None)
         monkeypatch.setattr(fused_actions, "make_expert", HostFusedExpert)
 
 
@@ -137,7 +141,7 @@ def test_trajectories_are_those_of_the_engine(actions, row, samples, steps):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_chunks_are_continued_as_in_the_engine(actions, form):
-    condition = ChunkCondition(CHUNK, executed=1, delay=3, form=form)
+    condition = ChunkCondition(actions=CHUNK, executed=1, delay=3, form=form)
     plain, steps = actions.sample(True, 1, 3, 4), STEPS_PER_GRAPH + 2
     for number in (4, steps):
         expected, found = (actions.sample(fused, 1, 3, number, condition) for fused in (False, True))
@@ -253,12 +257,12 @@ class TestWhenTheEngineSamples:
     def assert_reason(self, caplog, reason, engine, device, config=None):
         config = config or EngineConfig.load(engine)
         with pytest.raises(EngineError) as error:
-            fused_actions.load_fused_actions(engine, config, device, loading.FUSED)
+            fused_actions.load_fused_actions(engine, config, device, FUSED)
         assert str(error.value) == f"the action head's fused kernels are not available: {reason}"
         with caplog.at_level(logging.INFO, fused_actions.__name__):
-            assert fused_actions.load_fused_actions(engine, config, device, loading.AUTO) is None
+            assert fused_actions.load_fused_actions(engine, config, device, AUTO) is None
         assert [record.getMessage() for record in caplog.records] == [f"the engine samples actions: {reason}"]
-        assert fused_actions.load_fused_actions(engine, config, device, loading.ENGINE) is None
+        assert fused_actions.load_fused_actions(engine, config, device, ENGINE) is None
 
     def test_on_a_cpu(self, caplog, engine, device):
         self.assert_reason(caplog, "it needs the device 'cuda', not 'cpu'", engine, device)

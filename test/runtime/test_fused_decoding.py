@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode steps in the fused kernels: the engine's answers, and when it decodes.
 
-On a CPU the kernels are their double in NumPy.
+Without a GPU the kernels are their doubles in NumPy: the tests are about the runtime then, not the kernels.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from edgellm_ros.builder import export
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.fused_model import FUSED_FILE
+from edgellm_ros.fused.description.decoder import FUSED_FILE
+from edgellm_ros.fused.loading import decoder as loading
+from edgellm_ros.runtime.decoding import fused_choice as choice
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
-from edgellm_ros.runtime.fused import choice, loading
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures import on_device
 from fixtures.fused_decoding import SIZES, export_decoder, fused_on_host
@@ -32,7 +33,10 @@ from fixtures.quantized_checkpoint import write_quantized_checkpoint
 from fixtures.requests_for_tests import IMAGE, request
 from fixtures.tiny_adapter import write_adapter
 
-pytestmark = pytest.mark.only_on("cpu", "cuda", reason="TensorRT has no fused decoding")
+pytestmark = [
+    pytest.mark.only_on("cpu", "cuda", reason="TensorRT has no fused decoding"),
+    pytest.mark.kernel_doubles,
+]
 on_host = pytest.mark.only_on("cpu", reason="the double of the kernels")
 REQUESTS = [
     request("what do you see?", max_tokens=20),
@@ -153,7 +157,7 @@ def test_hidden_states_of_a_step_are_written(decoders, device, llama):
     for decode in ("engine", "fused"):
         with LLMInferenceRuntime(llama, device, decode=decode) as runtime:
             runtime.handle_request(request("hello", max_tokens=4))
-            buffers = runtime.pipeline.runner._decode_hidden_states
+            buffers = runtime.pipeline.runner._tensors.hidden_state_buffers
             found.append([device.download(buffers[f"hidden_states_{i}"].rows(0, 1)) for i in (1, 2)])
     for expected, mine in zip(*found, strict=True):
         expected = expected.astype(np.float32)
@@ -199,6 +203,39 @@ def test_an_lm_head_that_is_an_input_is_replaced_for_the_kernels_too(decoders, t
 
 
 @on_host
+def test_the_kernels_give_the_hidden_states_of_tokens(decoders, llama):
+    one, found = request("hello", max_tokens=8, output_hidden_states=True), []
+    for decode in ("engine", "fused"):
+        with LLMInferenceRuntime(llama, decode=decode) as runtime:
+            found.append(runtime.handle_request(one))
+    assert steps(decoders) == 7
+    assert found[0].token_ids == found[1].token_ids
+    for layer in (1, 2):
+        states = [answer.hidden_states[layer].astype(np.float32) for answer in found]
+        assert states[0].shape[0] == 8
+        np.testing.assert_allclose(*states, atol=0.02 * np.abs(states[0]).max())
+
+
+@on_host
+def test_the_kernels_use_the_lm_head_that_a_batch_has_in_common(decoders, tmp_path):
+    engine = export_decoder(tmp_path, "llama", lm_head_input=True)
+    config, found = EngineConfig.load(engine), []
+    shape = config.hidden_size, config.vocab_size
+    one = [request("hello", max_tokens=6, lm_head="other")] * 2
+    mixed = [request("hello", max_tokens=6, lm_head=name) for name in ("base", "other")]
+    for decode in ("engine", "fused"):
+        with LLMInferenceRuntime(engine, decode=decode) as runtime:
+            runtime.add_lm_head("other", np.random.default_rng(1).standard_normal(shape))
+            found.append(
+                [[answer.token_ids for answer in runtime.handle_request(batch)] for batch in (one, mixed)]
+            )
+            if decode == "fused":
+                assert steps(decoders) == 5  # of the first batch: the second needs a run for each head
+    assert found[0] == found[1]
+    assert found[0][1][0] != found[0][1][1] == found[0][0][0]
+
+
+@on_host
 @pytest.mark.slow
 def test_sequences_of_a_step_have_their_own_adapters(decoders, omni, monkeypatch):
     _every_shape(monkeypatch)
@@ -228,7 +265,7 @@ def test_a_step_of_different_adapters_is_recorded(decoders, omni, monkeypatch):
 @pytest.mark.slow
 def test_an_adapter_of_a_rank_that_the_kernels_do_not_take_is_run_by_the_engine(decoders, omni, monkeypatch):
     _every_shape(monkeypatch)
-    monkeypatch.setattr("edgellm_ros.kernels.cuda.fused.shape.MOST_LORA_RANK", 3)
+    monkeypatch.setattr("edgellm_ros.fused.plan.shape.MOST_LORA_RANK", 3)
     adapted = request("hello", max_tokens=6, lora="a")
     with LLMInferenceRuntime(omni, decode="fused") as runtime:
         assert runtime.handle_request(adapted).token_ids == answers(omni, [adapted], "engine")[0]
@@ -240,7 +277,7 @@ def test_an_adapter_of_a_rank_that_the_kernels_do_not_take_is_run_by_the_engine(
 def test_with_auto_the_engine_decodes_batches_with_an_adapter(decoders, omni, monkeypatch):
     _every_shape(monkeypatch)
     turns = itertools.count(1)  # a later measurement is a faster one: that of the kernels
-    monkeypatch.setattr(choice, "_time", lambda device, step: step() or 1 / next(turns))
+    monkeypatch.setattr(choice, "_time", lambda device, step, graphs: step() or 1 / next(turns))
     plain, adapted = request("hello", max_tokens=6), request("hello", max_tokens=6, lora="a")
     with LLMInferenceRuntime(omni, decode="auto") as runtime:
         assert runtime.fused_rows >= 2
@@ -278,8 +315,8 @@ def test_images_and_trajectories_are_those_of_the_engine(decoders, omni, monkeyp
 
 def _every_shape(monkeypatch) -> None:
     """Let the double take shapes that the kernels do not take."""
-    from edgellm_ros.kernels.cuda.fused.expert_shape import ExpertShape
-    from edgellm_ros.kernels.cuda.fused.shape import FusedShape
+    from edgellm_ros.fused.plan.expert_shape import ExpertShape
+    from edgellm_ros.fused.plan.shape import FusedShape
 
     for shape in (FusedShape, ExpertShape):
         monkeypatch.setattr(shape, "unsupported", lambda shape: None)
@@ -350,9 +387,7 @@ class TestWhenTheEngineDecodes:
             self.assert_reason(caplog, "cannot compile the CUDA kernels for 'sm_90': no NVRTC", llama)
 
     def test_with_another_decode_backend(self, decoders, caplog, llama):
-        self.assert_reason(
-            caplog, "decode_backend is 'onnxruntime'", llama, decode_backend="onnxruntime"
-        )
+        self.assert_reason(caplog, "decode_backend is 'onnxruntime'", llama, decode_backend="onnxruntime")
 
     def test_if_asked_to_without_a_word(self, decoders, caplog, llama):
         with caplog.at_level(logging.INFO), LLMInferenceRuntime(llama, decode="engine") as runtime:
@@ -392,7 +427,7 @@ class TestChoice:
         monkeypatch.setattr(choice, "_time", self.timed(times))
         caplog.clear()
         told = caplog.at_level(logging.INFO, choice.__name__)
-        with told, LLMInferenceRuntime(engine, **options) as runtime:
+        with told, LLMInferenceRuntime(engine, cuda_graphs=False, **options) as runtime:
             line = [record.getMessage() for record in caplog.records if record.name == choice.__name__]
             cache = runtime.pipeline.runner.kv_cache
             assert not runtime.pipeline.device.download(cache._slots).any()
@@ -403,7 +438,7 @@ class TestChoice:
     def timed(self, times):
         turns = iter(times)
 
-        def time(device, step):
+        def time(device, step, cuda_graphs):
             step()
             return next(turns) * 1e-3
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A draft head in the fused kernels: the engine's candidates, and when it drafts.
 
-On a CPU the kernels are their double in NumPy.
+Without a GPU the kernels are their doubles in NumPy: the tests are about the runtime then, not the kernels.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from doubles.scripted_drafter import draft_by_script
 from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.fused_draft import FUSED_DRAFT_FILE
+from edgellm_ros.fused.description.draft import FUSED_DRAFT_FILE
+from edgellm_ros.fused.loading import draft
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
-from edgellm_ros.runtime.fused import draft
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures import on_device
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
@@ -30,7 +30,10 @@ from fixtures.fused_drafting import SIZES, fused_head_on_host
 from fixtures.random_head import base_config, write_random_head
 from fixtures.requests_for_tests import request
 
-pytestmark = pytest.mark.only_on("cpu", "cuda", reason="TensorRT has no fused drafting")
+pytestmark = [
+    pytest.mark.only_on("cpu", "cuda", reason="TensorRT has no fused drafting"),
+    pytest.mark.kernel_doubles,
+]
 on_host = pytest.mark.only_on("cpu", reason="the double of the kernels")
 CHAIN = SpecDecodeDraftingConfig(1, 3, 4, falls_back=False)
 TREE = SpecDecodeDraftingConfig(2, 3, 6, falls_back=False)
@@ -56,7 +59,7 @@ def engines(tmp_path_factory):
         if name not in found:
             directory = root / str(len(found))
             head = write_random_head(directory / "head", base_config(checkpoint), **SIZES, **HEADS[name])
-            export(checkpoint, directory / "engine", "fp16", draft=head, max_batch_size=3)
+            export(checkpoint, directory / "engine", precision="fp16", draft=head, max_batch_size=3)
             found[name] = directory / "engine"
         return found[name]
 
@@ -118,9 +121,10 @@ def test_candidates_are_those_of_the_engine(heads, engines, device, name, drafti
 
 @on_host
 def test_recorded_rounds_run_the_kernels(heads, engines):
-    with queueing(), LLMInferenceRuntime(
-        engines(), WatchedDevice(), drafting=CHAIN, prefix_cache_bytes=0
-    ) as runtime:
+    with (
+        queueing(),
+        LLMInferenceRuntime(engines(), WatchedDevice(), drafting=CHAIN, prefix_cache_bytes=0) as runtime,
+    ):
         assert runtime.capture_decoding_cuda_graph()
         recorded = len(heads[0].runs)
         found = runtime.handle_request(ONE).token_ids
@@ -154,7 +158,7 @@ def test_whole_chains_of_the_kernel_are_those_of_the_engine(device, tmp_path, ca
     sizes = {"hidden_size": 256, "intermediate_size": 256}  # the smallest for 16 blocks
     checkpoint = write_decoder_checkpoint(tmp_path / "checkpoint", "llama", vocab_size=304, **sizes)
     head = write_random_head(tmp_path / "head", base_config(checkpoint), **(SIZES | sizes))
-    export(checkpoint, tmp_path / "engine", "fp16", draft=head, max_batch_size=3)
+    export(checkpoint, tmp_path / "engine", precision="fp16", draft=head, max_batch_size=3)
     expected = drafts(tmp_path / "engine", device, CHAIN, [ONE], "engine")
     with caplog.at_level(logging.INFO, draft.__name__):
         found = drafts(tmp_path / "engine", device, CHAIN, [ONE], "auto")
@@ -188,9 +192,10 @@ def test_only_later_rounds_of_an_answer_are_queued_ahead(engines, tokens, in_vai
     one = request("hello", max_tokens=tokens, repetition_penalty=1.3)
     with LLMInferenceRuntime(engines(), prefix_cache_bytes=0) as plain:
         answer = plain.handle_request(one).token_ids
-    with queueing(), LLMInferenceRuntime(
-        engines(), WatchedDevice(), drafting=CHAIN, prefix_cache_bytes=0
-    ) as runtime:
+    with (
+        queueing(),
+        LLMInferenceRuntime(engines(), WatchedDevice(), drafting=CHAIN, prefix_cache_bytes=0) as runtime,
+    ):
         drafter = draft_by_script(runtime, CHAIN.drafting_step, CHAIN.tree_size, right=1.0)
         drafter._back, drafter.answers = 1, lambda one: answer
         assert runtime.handle_request(one).token_ids == answer
@@ -200,9 +205,10 @@ def test_only_later_rounds_of_an_answer_are_queued_ahead(engines, tokens, in_vai
 
 @on_host
 def test_the_first_round_is_not_queued_ahead_after_an_answer_without_drafting(engines):
-    with queueing(), LLMInferenceRuntime(
-        engines(), WatchedDevice(), drafting=CHAIN, prefix_cache_bytes=0
-    ) as runtime:
+    with (
+        queueing(),
+        LLMInferenceRuntime(engines(), WatchedDevice(), drafting=CHAIN, prefix_cache_bytes=0) as runtime,
+    ):
         runtime.handle_request(request("hello", max_tokens=9, disable_spec_decode=True))
         one = request("hello", max_tokens=3)
         answer = runtime.handle_request(dataclasses.replace(one, disable_spec_decode=True)).token_ids
@@ -251,7 +257,7 @@ class TestWhenTheEngineDrafts:
         export(checkpoint, tmp_path / "fp32", draft=head)
         self.assert_reason(caplog, "the head has fp32, the kernels take fp16 and bf16", tmp_path / "fp32")
         caplog.clear()
-        export(checkpoint, tmp_path / "fp16", "fp16", draft=head)
+        export(checkpoint, tmp_path / "fp16", precision="fp16", draft=head)
         reason = "the kernels do not take this head: head_dim is 16, not one of (64, 96, 128, 256)"
         self.assert_reason(caplog, reason, tmp_path / "fp16")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafted tokens verified by the fused kernels: the answers of vanilla decoding.
 
-On a CPU the kernels are their doubles in NumPy.
+Without a GPU the kernels are their doubles in NumPy: the tests are about the runtime then, not the kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from doubles.scripted_drafter import draft_by_script
 from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.fused_draft import FUSED_DRAFT_FILE
+from edgellm_ros.fused.description.draft import FUSED_DRAFT_FILE
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures import on_device
@@ -30,7 +30,10 @@ from fixtures.fused_drafting import fused_head_on_host
 from fixtures.random_head import base_config, write_random_head
 from fixtures.requests_for_tests import request
 
-pytestmark = pytest.mark.only_on("cpu", "cuda", reason="TensorRT has no fused decoding")
+pytestmark = [
+    pytest.mark.only_on("cpu", "cuda", reason="TensorRT has no fused decoding"),
+    pytest.mark.kernel_doubles,
+]
 on_host = pytest.mark.only_on("cpu", reason="the doubles of the kernels")
 LOOKUP = SpecDecodeDraftingConfig(1, 3, 4, "lookup", falls_back=False)
 CHAIN = SpecDecodeDraftingConfig(1, 3, 4, falls_back=False)
@@ -47,7 +50,14 @@ def engine(tmp_path_factory):
     checkpoint = write_decoder_checkpoint(root / "checkpoint", "qwen3", **SIZES)
     states = {"layout": "speculators", "base_states": (0, 1, 2), "fc_norm": True, "fc_bias": True}
     head = write_random_head(root / "head", base_config(checkpoint), **HEAD_SIZES, **states)
-    export(checkpoint, root / "engine", "fp16", draft=head, max_batch_size=2, hidden_state_layers=(1, 2))
+    export(
+        checkpoint,
+        root / "engine",
+        precision="fp16",
+        draft=head,
+        max_batch_size=2,
+        hidden_state_layers=(1, 2),
+    )
     return root / "engine"
 
 
@@ -111,7 +121,7 @@ def test_a_verification_has_the_logits_of_the_engine(decoders, device, engine, d
 def verification(runtime, device, drafting) -> list[np.ndarray]:
     """Verify a tree after random KV rows; return the outputs.
 
-    They are logits, hidden states, states for the head if there is one, and the new rows.
+    The outputs are logits, hidden states, states for the head if there is one, and the new rows.
     """
     pipeline, rng, nodes = runtime.pipeline, np.random.default_rng(0), drafting.tree_size
     runner, cache = pipeline.runner, pipeline.runner.kv_cache
@@ -127,7 +137,10 @@ def verification(runtime, device, drafting) -> list[np.ndarray]:
         device.upload(target, values[None].astype(np.int64))
     embeds = pipeline.embedder.embed_tokens(tree.tokens)
     runner.execute_tree_decoding_step(embeds, tree, rounds.kernels, logits)
-    outputs = [logits, *(buffer.view(1, nodes, 64) for buffer in runner._decode_hidden_states.values())]
+    outputs = [
+        logits,
+        *(buffer.view(1, nodes, 64) for buffer in runner._tensors.hidden_state_buffers.values()),
+    ]
     if drafting.strategy == "eagle":
         outputs.append(runner.fused_hidden_states(1, nodes))
     rows = device.download(cache._slots)[:, 0, :, 40 : 40 + nodes]

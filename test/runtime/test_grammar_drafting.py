@@ -12,7 +12,7 @@ import pytest
 from doubles.deferred_runtime import WatchedDevice, queueing
 from doubles.scripted_drafter import ScriptedTrees, draft_by_script
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
-from edgellm_ros.runtime.grammar import GrammarMatcher
+from edgellm_ros.runtime.grammar.grammar import GrammarMatcher
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.answers_of_grammars import GRAMMARS, PLAN, WORD, check, random_requests
 from fixtures.requests_for_tests import assert_same_with_drafting, request

@@ -154,6 +154,15 @@ def test_an_engine_with_lora_inputs_has_the_same_hidden_states(
             assert_same_up_to_rounding(device.download(other.base_model_hidden_states(layer)), expected)
 
 
+@pytest.mark.only_on("cpu", reason="NumPy reads the host's memory")
+def test_other_libraries_read_hidden_states_and_embeddings(open_runtime, device):
+    open_runtime.handle_request(request("hello there"), output_thinker_embeddings=True)
+    for tensor in (open_runtime.embedding_table, open_runtime.base_model_hidden_states(LAST)):
+        found = np.from_dlpack(tensor)
+        np.testing.assert_array_equal(found, device.download(tensor))
+        assert found.__array_interface__["data"][0] == tensor.pointer
+
+
 def test_the_embedding_table_is_the_checkpoint_s(runtime, tiny_checkpoint, device):
     expected = checkpoint_tensor(tiny_checkpoint, "model.embed_tokens.weight")
     np.testing.assert_array_equal(device.download(runtime.embedding_table), expected)

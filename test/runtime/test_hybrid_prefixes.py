@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import export
-from edgellm_ros.builder.recurrent import CHUNK
+from edgellm_ros.builder.lowering.standard.recurrent import CHUNK
 from edgellm_ros.runtime.conversation import Message
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.prefix.prefix_cache import PAGE
@@ -156,9 +156,7 @@ def test_the_third_prompt_with_a_beginning_reuses_it_though_none_ended_there(reu
     assert tokens(answers) == tokens(map(recomputing.handle_request, batch))
 
 
-def test_the_second_prompt_with_a_long_beginning_reuses_it_though_the_first_did_not_end_there(
-    reusing, recomputing
-):
+def test_a_second_prompt_reuses_a_long_beginning_that_the_first_did_not_end_at(reusing, recomputing):
     system = "go to the red box and turn left at the door, then wait " * 10
     first, second = ask("what do you see?" * 9, 5, system), ask("go " * 40, 5, system)
     assert shared_tokens(reusing, first, second) > SPACING
@@ -260,3 +258,16 @@ class TestOnDisk:
         with pytest.raises(ValueError, match=r"prompts: damaged: "):
             reusing.load_prefix_cache(path)
         assert len(reusing.pipeline.reuse.states) == stored > 0
+
+
+def test_a_saved_system_prompt_and_its_state_stay_until_released(reusing, recomputing):
+    count = reusing.gen_and_save_system_prompt_kv_cache(SYSTEM)
+    for seed in range(8):  # more prompts than the pool has states
+        compute(reusing, random_ids(300, seed))
+    answer = reusing.handle_request(ask("what do you see?"))
+    assert answer.reused_tokens == count
+    assert answer.token_ids == recomputing.handle_request(ask("what do you see?")).token_ids
+    reusing.release_system_prompt_kv_cache(SYSTEM)
+    for seed in range(8):
+        compute(reusing, random_ids(300, seed))
+    assert reusing.handle_request(ask("where are you?")).reused_tokens == 0

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
 from edgellm_ros.builder import export
+from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, SamplingParams
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
@@ -15,11 +17,6 @@ from fixtures.requests_for_tests import assert_same_answer
 
 pytestmark = pytest.mark.slow
 WRITERS = {"nemotron_h": write_nemotron_h_checkpoint, "qwen3_5": write_qwen3_5_checkpoint}
-# As published models have them, a multiple of 4: then ONNX Runtime gives a row the same bits in every batch.
-HEADS = {
-    "nemotron_h": {"mamba_num_heads": 4, "n_groups": 2},
-    "qwen3_5": {"linear_num_value_heads": 8, "linear_num_key_heads": 4},
-}
 SYSTEM = "turn left at the red box "
 LIMITS = {"go": 12, "go to the red box and then turn left at the door " * 2: 3, "turn": 12, "to the door": 5}
 
@@ -27,7 +24,7 @@ LIMITS = {"go": 12, "go to the red box and then turn left at the door " * 2: 3, 
 @pytest.fixture(scope="module", params=WRITERS)
 def engine(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
-    export(WRITERS[request.param](folder / "checkpoint", **HEADS[request.param]), folder / "engine")
+    export(WRITERS[request.param](folder / "checkpoint"), folder / "engine")
     return folder / "engine"
 
 
@@ -44,6 +41,26 @@ def alone(engine, batch, runtime_device) -> list[LLMGenerationResponse]:
     """The answer to each request in a batch of its own, without a prefix cache."""
     with LLMInferenceRuntime(engine, runtime_device, prefix_cache_bytes=0) as runtime:
         return [runtime.handle_request(request) for request in batch]
+
+
+def test_the_config_has_the_sizes_of_the_recurrent_layers(engine):
+    config = EngineConfig.load(engine)
+    told = json.loads((engine.parent / "checkpoint" / "config.json").read_text())
+    if config.model_type == "nemotron_h":
+        inner = told["mamba_num_heads"] * told["mamba_head_dim"]
+        sizes = told["mamba_num_heads"], told["mamba_head_dim"], told["ssm_state_size"]
+        convolved = inner + 2 * told["n_groups"] * told["ssm_state_size"], told["conv_kernel"]
+        layers = [told["hybrid_override_pattern"].count(letter) for letter in "M*"]
+    else:
+        told = told.get("text_config", told)
+        keys = told["linear_num_key_heads"] * told["linear_key_head_dim"]
+        values = told["linear_num_value_heads"] * told["linear_value_head_dim"]
+        sizes = told["linear_num_value_heads"], told["linear_value_head_dim"], told["linear_key_head_dim"]
+        convolved = 2 * keys + values, told["linear_conv_kernel_dim"]
+        layers = [told["layer_types"].count(kind) for kind in ("linear_attention", "full_attention")]
+    assert [config.num_mamba_layers, config.num_attention_layers] == layers
+    assert (config.mamba_num_heads, config.mamba_head_dim, config.ssm_state_size) == sizes
+    assert (config.conv_dim, config.conv_kernel) == convolved
 
 
 def tokens(responses) -> list[list[int]]:

@@ -206,6 +206,13 @@ class TestActions:
         with pytest.raises(ValueError, match="noise seed must be from 0"):
             acting_runtime.set_action_noise_seed(-1)
 
+    def test_a_speed_without_a_history_means_a_straight_past(self, acting_runtime):
+        """A past at standstill would contradict the speed."""
+        history = np.column_stack([0.07 * np.arange(-3, 1), np.zeros(4)])
+        expected = self.act(acting_runtime, action_samples=1, speed=0.7, history=history)
+        given = self.act(acting_runtime, action_samples=1, speed=0.7)
+        np.testing.assert_array_equal(given.actions, expected.actions)
+
     def test_speed_is_the_request_s_or_follows_from_the_history(self, acting_runtime):
         history = np.stack([np.linspace(-0.15, 0, 4), np.zeros(4), np.zeros(4)], axis=1)
         given = self.act(acting_runtime, action_samples=1, speed=0.7)
@@ -343,6 +350,7 @@ class TestRefusals:
             lambda: runtime.embedding_table,
             lambda: runtime.base_model_hidden_states(0),
             lambda: runtime.base_model_input_token_ids,
+            lambda: runtime.batch_index_mapping,
             lambda: runtime.base_model_prefill_length,
         ):
             with pytest.raises(EngineError, match="closed"):
@@ -364,7 +372,7 @@ class TestEnginesWithoutEncoders:
         export(checkpoint, tmp_path / "engine")
         with LLMInferenceRuntime(tmp_path / "engine", runtime_device) as runtime:
             assert runtime.handle_request(request(images=(IMAGE,))).token_ids
-            chunk = ChunkCondition(np.zeros((6, 2)), executed=0, delay=1)
+            chunk = ChunkCondition(actions=np.zeros((6, 2)), executed=0, delay=1)
             refused = ({"action_samples": 1}, {"history": np.zeros((4, 2))}, {"previous_chunk": chunk})
             for parameters in refused:
                 with pytest.raises(ValueError, match="no action head"):
@@ -431,7 +439,7 @@ def test_a_lost_device_raises_the_first_error(tiny_engine, monkeypatch):
     with LLMInferenceRuntime(tiny_engine) as runtime:
         pipeline = runtime.pipeline
 
-        def lose(*_: object) -> None:
+        def lose(*_: object, **__: object) -> None:
             raise DeviceLostError("the GPU is gone")
 
         def gone(*_: object) -> None:

@@ -48,7 +48,9 @@ def prefill(device, runner, opened):
         logits = device.empty((batch, 1, VOCABULARY), np.float32)
         positions = np.broadcast_to(np.arange(tokens, dtype=np.float32), (batch, 3, tokens))
         deepstack = [device.zeros(inputs.shape, np.float32) for _ in range(2)]
-        runner.execute_prefill_step(put(device, inputs), lengths, positions, deepstack, logits)
+        runner.execute_prefill_step(
+            put(device, inputs), lengths, positions, deepstack_embeds=deepstack, output_logits=logits
+        )
         for sequence, length in zip(opened, lengths, strict=True):
             sequence.kv_length = length
         return device.download(logits)[:, 0]
@@ -122,11 +124,15 @@ def test_the_runner_has_the_engine_s_config(runner, tiny_engine):
     assert runner.config.num_attention_layers == runner.config.num_decoder_layers == 3
     assert (runner.config.num_kv_heads, runner.config.head_dim, runner.config.rotary_dim) == (2, 16, 16)
     assert (runner.config.hidden_size, runner.config.vocab_size) == (HIDDEN, VOCABULARY)
+    assert (runner.config.reduced_vocab_size, runner.config.output_vocab_size) == (0, VOCABULARY)
+    assert (runner.config.num_mamba_layers, runner.config.conv_kernel) == (0, 0)
     limits = config.builder
     assert runner.config.max_supported_batch_size == limits.max_batch_size
     assert runner.config.max_supported_input_length == limits.max_input_len
     assert runner.config.max_kv_cache_capacity == runner.kv_cache.capacity == limits.max_kv_cache_capacity
     assert runner.config.max_supported_lora_rank == limits.max_lora_rank
+    assert not runner.config.enable_eagle_spec_decode
+    assert runner.config.max_verify_tree_size == 61  # of the verification profile
     assert runner.config.num_deepstack_features == 2
     assert runner.config.image_token_id == config.special_tokens.image_token_id
     assert runner.config.audio_token_id == config.special_tokens.audio_token_id

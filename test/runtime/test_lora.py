@@ -17,8 +17,8 @@ from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.runtime.adapters.lora import LoraAdapters
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-from edgellm_ros.runtime.lora import LoraAdapters
 from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
 from fixtures.tiny_adapter import write_adapter
 
@@ -223,6 +223,18 @@ class TestActive:
 
 
 class TestAddAndRemove:
+    def test_a_map_of_names_to_files_gives_the_answers_of_directories(
+        self, engine, directories, loaded, runtime_device
+    ):
+        """The map of the constructor, as TensorRT Edge-LLM's `loraWeightsMap`."""
+        files = {name: directories[name] / "adapter_model.safetensors" for name in "ab"}
+        with LLMInferenceRuntime(engine, runtime_device, lora_dirs=files, prefix_cache_bytes=0) as runtime:
+            for name in files:
+                expected = loaded.handle_request(request(lora=name))
+                assert_same_answer(runtime.handle_request(request(lora=name)), expected)
+            runtime.add_lora("late", directories["c"] / "adapter_model.safetensors")
+            assert runtime.pipeline.loras.get("late").digest == loaded.pipeline.loras.get("c").digest
+
     def test_an_adapter_can_be_added_at_run_time(self, fresh, loaded, directories):
         with pytest.raises(ValueError, match="unknown LoRA adapter 'c'; loaded: a, b"):
             fresh.handle_request(request(lora="c"))
@@ -372,6 +384,30 @@ class TestEngineDirectory:
             assert runtime.lora_names() == ["a", "b"]
         with LLMInferenceRuntime(engine, runtime_device, lora_dirs={}) as runtime:
             assert runtime.lora_names() == []
+
+    def test_an_adapter_that_is_one_file_is_loaded(
+        self, tiny_lora_engine, directories, tmp_path, runtime_device
+    ):
+        engine = shutil.copytree(tiny_lora_engine, tmp_path / "engine")
+        (engine / "lora").mkdir()
+        metadata = {"lora_adapter_metadata": (directories["b"] / "adapter_config.json").read_text()}
+        tensors = load_file(directories["b"] / "adapter_model.safetensors")
+        save_file(tensors, engine / "lora" / "one.safetensors", metadata)
+        with LLMInferenceRuntime(engine, runtime_device) as runtime:
+            assert runtime.lora_names() == ["one"]
+            runtime.add_lora("b", directories["b"])
+            one, b = (runtime.handle_request(request(lora=name)) for name in ("one", "b"))
+        assert (one.lora, b.lora) == ("one", "b")
+        assert one.token_ids == b.token_ids
+
+    def test_a_file_and_a_directory_of_one_name_are_refused(
+        self, tiny_lora_engine, directories, tmp_path, runtime_device
+    ):
+        engine = shutil.copytree(tiny_lora_engine, tmp_path / "engine")
+        shutil.copytree(directories["a"], engine / "lora" / "a")
+        shutil.copyfile(directories["a"] / "adapter_model.safetensors", engine / "lora" / "a.safetensors")
+        with pytest.raises(ValueError, match=r"a\.safetensors: .*lora/a is an adapter of this name too"):
+            LLMInferenceRuntime(engine, runtime_device)
 
     def test_a_broken_adapter_is_named_at_loading(
         self, tiny_lora_engine, directories, tmp_path, runtime_device

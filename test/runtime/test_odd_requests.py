@@ -6,22 +6,24 @@ import pytest
 
 from edgellm_ros.builder import export
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-from edgellm_ros.runtime.request import MAX_PENALTY, MAX_SPEED, MAX_TEMPERATURE, MIN_PENALTY, MIN_TEMPERATURE
+from edgellm_ros.runtime.request import MAX_SPEED
+from edgellm_ros.runtime.sampling_params import SAMPLED
 from fixtures.requests_for_tests import IMAGE, assert_same_answer, assert_same_bits, request
 from fixtures.tiny_checkpoint import write_tiny_checkpoint
 
+TEMPERATURE, PENALTY = SAMPLED["temperature"], SAMPLED["repetition_penalty"]
 NEIGHBOUR = request("what do you see?", images=(IMAGE,), temperature=0.9, seed=7, logprobs=2, max_tokens=10)
 ODD = {
     "tiny top_p": request(temperature=1.0, top_p=1e-30),
     "min_p 1": request(temperature=1.0, min_p=1.0),
     "min_p below float32": request(temperature=1.0, min_p=1e-300),
     "largest top_k": request(temperature=1.0, top_k=2**31 - 1),
-    "smallest penalty": request(repetition_penalty=MIN_PENALTY),
-    "largest penalty": request(temperature=1.0, repetition_penalty=MAX_PENALTY),
-    "smallest temperature": request(temperature=MIN_TEMPERATURE, min_p=0.5, top_p=0.5),
-    "largest temperature": request(temperature=MAX_TEMPERATURE, top_p=0.99),
+    "smallest penalty": request(repetition_penalty=PENALTY.least),
+    "largest penalty": request(temperature=1.0, repetition_penalty=PENALTY.most),
+    "smallest temperature": request(temperature=TEMPERATURE.least, min_p=0.5, top_p=0.5),
+    "largest temperature": request(temperature=TEMPERATURE.most, top_p=0.99),
     "everything at once": request(
-        temperature=MIN_TEMPERATURE, repetition_penalty=MIN_PENALTY, top_p=1e-30, min_p=1.0, top_k=1
+        temperature=TEMPERATURE.least, repetition_penalty=PENALTY.least, top_p=1e-30, min_p=1.0, top_k=1
     ),
     "no text": request("", images=(IMAGE,)),
     "one token": request("a", max_tokens=1),

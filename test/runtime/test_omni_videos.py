@@ -58,7 +58,7 @@ def test_text_and_answer_continue_after_the_last_time_of_a_video(computing):
     assert following == pytest.approx(sequence.positions[0, -1] + 1)
 
 
-def test_a_batch_with_positions_between_whole_ones_gives_the_answers_of_each_request_alone(computing):
+def test_a_batch_with_fractional_positions_gives_the_answers_of_each_request_alone(computing):
     requests = [
         ask(VIDEO, action_samples=2),
         ask(IMAGE, SOUND),

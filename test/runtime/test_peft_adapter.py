@@ -10,7 +10,7 @@ import pytest
 from ml_dtypes import bfloat16
 from safetensors.numpy import load_file, save_file
 
-from edgellm_ros.engine_directory.peft_adapter import read_peft_adapter
+from edgellm_ros.engine_directory.adapters.peft_adapter import read_adapter
 from fixtures.tiny_adapter import PREFIX, module_shapes, write_adapter
 
 Q, DOWN = "layers.1.self_attn.q_proj", "layers.1.mlp.down_proj"
@@ -67,7 +67,7 @@ def tensor(directory, module, matrix, prefix=PREFIX):
 )
 def test_rank_and_scaling_follow_the_config(write, targets, config, ranks, expected):
     directory = write(ranks=ranks, **config)
-    adapter = read_peft_adapter(directory, targets, max_rank=8)
+    adapter = read_adapter(directory, targets, max_rank=8)
     for module, (rank, scaling) in expected.items():
         a, b = adapter.weights[f"model.{module}"]
         assert (a.shape[1], b.shape[0]) == (rank, rank)
@@ -91,14 +91,14 @@ def test_rank_and_scaling_follow_the_config(write, targets, config, ranks, expec
 def test_the_decoder_is_found_in_every_model_that_peft_may_have_wrapped(write, targets, path):
     prefix = f"base_model.model.{path}"
     directory = write(prefix=prefix)
-    adapter = read_peft_adapter(directory, targets, max_rank=8)
+    adapter = read_adapter(directory, targets, max_rank=8)
     assert adapter.weights.keys() == targets.keys()
     a, _ = adapter.weights[f"model.{DOWN}"]
     np.testing.assert_array_equal(a, tensor(directory, DOWN, "A", prefix).T)
 
 
 def test_modules_without_lora_weights_are_left_out(write, targets):
-    adapter = read_peft_adapter(write(modules=("q_proj", "up_proj")), targets, max_rank=8)
+    adapter = read_adapter(write(modules=("q_proj", "up_proj")), targets, max_rank=8)
     assert {name.rpartition(".")[2] for name in adapter.weights} == {"q_proj", "up_proj"}
 
 
@@ -106,7 +106,7 @@ def test_modules_without_lora_weights_are_left_out(write, targets):
 def test_half_precision_files_become_float32(write, targets, dtype):
     directory = write(dtype=dtype, lora_alpha=4)
     for array, matrix in zip(
-        read_peft_adapter(directory, targets, max_rank=8).weights[f"model.{Q}"], "AB", strict=True
+        read_adapter(directory, targets, max_rank=8).weights[f"model.{Q}"], "AB", strict=True
     ):
         assert array.dtype == np.float32
         np.testing.assert_array_equal(array, tensor(directory, Q, matrix).T.astype(np.float32))
@@ -143,7 +143,7 @@ BAD_TENSORS = {
 @pytest.mark.parametrize(("change", "message"), BAD_TENSORS.values(), ids=BAD_TENSORS)
 def test_tensors_that_are_not_plain_lora_of_this_model_are_named(write, targets, change, message):
     with pytest.raises(ValueError, match=rf"adapter_model\.safetensors: .*{message}"):
-        read_peft_adapter(write(change), targets, max_rank=8)
+        read_adapter(write(change), targets, max_rank=8)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_modules_without_lora_inputs_are_named_beside_those_with(write, targets,
 
     message = rf"no LoRA inputs for {named}; it has them for model\.layers\.\*\.mlp\.down_proj, .*v_proj$"
     with pytest.raises(ValueError, match=message):
-        read_peft_adapter(write(change), targets, max_rank=8)
+        read_adapter(write(change), targets, max_rank=8)
 
 
 def test_two_adapters_of_one_module_are_refused(write, targets):
@@ -171,12 +171,12 @@ def test_two_adapters_of_one_module_are_refused(write, targets):
             tensors[key.replace("language_model.", "")] = tensors[key]
 
     with pytest.raises(ValueError, match="a module has more than one adapter"):
-        read_peft_adapter(write(change), targets, max_rank=8)
+        read_adapter(write(change), targets, max_rank=8)
 
 
 def test_a_rank_above_the_engine_s_names_both(write, targets):
     with pytest.raises(ValueError, match=r"has rank 16; this engine supports at most 8 \(max_lora_rank\)"):
-        read_peft_adapter(write(r=16), targets, max_rank=8)
+        read_adapter(write(r=16), targets, max_rank=8)
 
 
 BAD_CONFIGS = {
@@ -208,12 +208,12 @@ def test_another_kind_of_adapter_is_refused_by_key_and_value(write, targets, con
     path = directory / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
     with pytest.raises(ValueError, match=rf"adapter_config\.json: {message}"):
-        read_peft_adapter(directory, targets, max_rank=8)
+        read_adapter(directory, targets, max_rank=8)
 
 
 def test_training_keys_and_empty_keys_are_ignored(write, targets):
     config = {"lora_dropout": 0.1, "target_modules": "all-linear", "inference_mode": True, "use_quux": None}
-    assert read_peft_adapter(write(**config), targets, max_rank=8).rank == 4
+    assert read_adapter(write(**config), targets, max_rank=8).rank == 4
 
 
 @pytest.mark.parametrize("size", [0, 7, 100, -1])
@@ -221,7 +221,7 @@ def test_a_truncated_file_is_refused(write, targets, size):
     path = write() / "adapter_model.safetensors"
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(ValueError, match=r"adapter_model\.safetensors: damaged or cut short"):
-        read_peft_adapter(path.parent, targets, max_rank=8)
+        read_adapter(path.parent, targets, max_rank=8)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\x80"])
@@ -229,15 +229,103 @@ def test_a_damaged_config_is_refused(write, targets, text):
     path = write() / "adapter_config.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=r"adapter_config\.json: (not valid JSON|expected an object)"):
-        read_peft_adapter(path.parent, targets, max_rank=8)
+        read_adapter(path.parent, targets, max_rank=8)
 
 
 def test_missing_files_are_named(write, targets, tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere is not a directory"):
-        read_peft_adapter(tmp_path / "nowhere", targets, max_rank=8)
+    with pytest.raises(FileNotFoundError, match="nowhere: expected the directory of a PEFT adapter"):
+        read_adapter(tmp_path / "nowhere", targets, max_rank=8)
     with pytest.raises(FileNotFoundError, match=r"adapter_config\.json not found"):
-        read_peft_adapter(tmp_path, targets, max_rank=8)
+        read_adapter(tmp_path, targets, max_rank=8)
     directory = write()
     (directory / "adapter_model.safetensors").rename(directory / "adapter_model.bin")
     with pytest.raises(FileNotFoundError, match=r"adapter_model\.bin is not read, save .* as safetensors"):
-        read_peft_adapter(directory, targets, max_rank=8)
+        read_adapter(directory, targets, max_rank=8)
+
+
+class TestOneFile:
+    """One `.safetensors` file gives the weights that the directory gives."""
+
+    @pytest.fixture
+    def directory(self, write):
+        return write(r=4, lora_alpha=8, rank_pattern={"q_proj": 2}, ranks={"q_proj": 2})
+
+    @pytest.fixture
+    def expected(self, directory, targets):
+        return read_adapter(directory, targets, 8)
+
+    def assert_equal(self, found, expected):
+        assert found.rank == expected.rank
+        assert found.weights.keys() == expected.weights.keys()
+        for module, pair in expected.weights.items():
+            for array, other in zip(found.weights[module], pair, strict=True):
+                np.testing.assert_array_equal(array, other)
+
+    def test_with_the_configuration_beside_it(self, directory, targets, expected):
+        self.assert_equal(read_adapter(directory / "adapter_model.safetensors", targets, 8), expected)
+
+    def test_with_the_configuration_in_its_header(self, directory, targets, expected, tmp_path):
+        """The header wins over a configuration of another adapter in the same folder."""
+        metadata = {"lora_adapter_metadata": (directory / "adapter_config.json").read_text()}
+        tensors = load_file(directory / "adapter_model.safetensors")
+        save_file(tensors, tmp_path / "alone.safetensors", metadata)
+        self.assert_equal(read_adapter(tmp_path / "alone.safetensors", targets, 8), expected)
+        (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 99}')
+        self.assert_equal(read_adapter(tmp_path / "alone.safetensors", targets, 8), expected)
+
+    def test_converted_for_tensorrt_edge_llm(self, directory, targets, expected, tmp_path):
+        """Its names are the engine's, A is [K, r], and the scaling is in B [r, N]."""
+        tensors = {}
+        for module, (a, b) in expected.weights.items():
+            tensors |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+        save_file(tensors, tmp_path / "processed_adapter_model.safetensors")
+        (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 99}')
+        path = tmp_path / "processed_adapter_model.safetensors"
+        self.assert_equal(read_adapter(path, targets, 8), expected)
+
+    def test_a_converted_file_of_another_size_is_refused_in_its_own_layout(self, targets, tmp_path):
+        k, n = targets[f"model.{DOWN}"]
+        tensors = {
+            f"model.{DOWN}.lora_A.weight": np.zeros((k, 2), np.float16),
+            f"model.{DOWN}.lora_B.weight": np.zeros((2, n + 1), np.float16),
+        }
+        save_file(tensors, tmp_path / "other.safetensors")
+        expected = rf"other\.safetensors: lora_B of model\.{DOWN} is \[2, {n + 1}\], .* must be \[2, {n}\]"
+        with pytest.raises(ValueError, match=expected):
+            read_adapter(tmp_path / "other.safetensors", targets, 8)
+
+    def test_without_a_configuration_the_error_says_how_to_give_one(self, directory, targets, tmp_path):
+        (directory / "adapter_model.safetensors").rename(tmp_path / "alone.safetensors")
+        expected = r"alone\.safetensors: rank and alpha are missing: .*adapter_config\.json .* beside the"
+        with pytest.raises(ValueError, match=expected):
+            read_adapter(tmp_path / "alone.safetensors", targets, 8)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("{", "lora_adapter_metadata: not valid JSON"),
+            ("[" * 10_000, "lora_adapter_metadata: JSON that is nested too deep"),
+            ("[]", "lora_adapter_metadata: expected an object, got list"),
+            ('{"r": 4}', "lora_adapter_metadata: lora_alpha None: expected a positive number"),
+            ('{"r": 4, "lora_alpha": 8, "use_dora": true}', "use_dora True: not supported"),
+            ('{"r": 6, "lora_alpha": 8}', r"lora_A of .* is \[\d+, \d+\], but by rank"),
+        ],
+    )
+    def test_a_damaged_configuration_in_the_header_is_named(
+        self, directory, targets, tmp_path, text, message
+    ):
+        tensors = load_file(directory / "adapter_model.safetensors")
+        save_file(tensors, tmp_path / "alone.safetensors", {"lora_adapter_metadata": text})
+        with pytest.raises(ValueError, match=rf"alone\.safetensors: .*{message}"):
+            read_adapter(tmp_path / "alone.safetensors", targets, 8)
+
+    @pytest.mark.parametrize("contents", [b"", b"not a file of tensors", b"\xff" * 100])
+    def test_a_damaged_file_is_named(self, targets, tmp_path, contents):
+        (tmp_path / "alone.safetensors").write_bytes(contents)
+        with pytest.raises(ValueError, match=r"alone\.safetensors: damaged or cut short"):
+            read_adapter(tmp_path / "alone.safetensors", targets, 8)
+
+    def test_a_file_with_another_ending_is_refused(self, targets, tmp_path):
+        (tmp_path / "adapter.bin").write_bytes(b"")
+        with pytest.raises(FileNotFoundError, match=r"adapter\.bin: expected the directory of a PEFT"):
+            read_adapter(tmp_path / "adapter.bin", targets, 8)

@@ -12,6 +12,7 @@ import pytest
 from edgellm_ros.builder import export
 from edgellm_ros.diffusion.chunking import ChunkCondition
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.multimodal.device_image import DeviceImage
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
@@ -25,6 +26,12 @@ REQUEST = LLMGenerationRequest(
     "pick it up", images=tuple(FRAMES.values()), state=np.array([0.3, -1, 2]), action_samples=2, noise_seed=7
 )
 CHUNK = np.linspace(-1, 1, HORIZON * ACTIONS).reshape(HORIZON, ACTIONS)
+
+
+class OnGpu:
+    """What an image on a GPU looks like to a machine without one."""
+
+    shape = (48, 64, 3)
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +135,9 @@ def test_actions_are_the_models_values_times_scale_plus_offset(engine, policy, e
         ({"images": (FRAMES["top"],)}, "1 images for the cameras top, wrist: name the cameras"),
         ({"images": (FRAMES["top"],), "cameras": ("left",)}, "unknown camera 'left'; the policy has"),
         ({"images": (FRAMES["top"][0], FRAMES["wrist"])}, "camera top: an image must be a uint8 array"),
+        ({"images": (DeviceImage(OnGpu()), FRAMES["wrist"])}, "camera top: .* resized on the host"),
+        ({"lm_head": "first"}, "this engine is a policy, the request has lm_head"),
+        ({"output_hidden_states": True}, "the request has output_hidden_states"),
         ({"prompt": "x" * 24}, "the prompt has 25 tokens; the policy takes at most 24"),
         ({"action_samples": 65}, "action_samples is 65; this engine takes at most 64"),
         ({"system_prompt": "be kind"}, "this engine is a policy, the request has system_prompt"),
@@ -135,11 +145,11 @@ def test_actions_are_the_models_values_times_scale_plus_offset(engine, policy, e
         ({"speed": 1.0}, "the request has speed"),
         ({"sampling": SamplingParams(regex="a+")}, "the request has a grammar"),
         (
-            {"previous_chunk": ChunkCondition(CHUNK[:, :2], 1, 1)},
+            {"previous_chunk": ChunkCondition(actions=CHUNK[:, :2], executed=1, delay=1)},
             r"previous_chunk: actions must have shape \[6, 4\], got \[6, 2\]",
         ),
         (
-            {"previous_chunk": ChunkCondition(CHUNK, 1, 1, form="trained")},
+            {"previous_chunk": ChunkCondition(actions=CHUNK, executed=1, delay=1, form="trained")},
             "previous_chunk: form must be guided or frozen",
         ),
     ],
@@ -173,7 +183,7 @@ def test_a_request_is_cancelled_at_its_next_step(policy, stage):
 
 
 def test_a_frozen_chunk_begins_with_the_previous_actions(policy, expected):
-    chunk = ChunkCondition(CHUNK, executed=1, delay=2, form="frozen")
+    chunk = ChunkCondition(actions=CHUNK, executed=1, delay=2, form="frozen")
     found = policy.handle_request(changed(previous_chunk=chunk)).actions
     np.testing.assert_array_equal(found[:, :2], np.stack([CHUNK[1:3].astype(np.float32)] * 2))
     assert np.abs(found[:, 2:] - expected[:, 2:]).max() > 0.01

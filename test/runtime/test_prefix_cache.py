@@ -156,6 +156,74 @@ def test_the_least_recently_used_page_is_evicted(make_cache, compute, assert_loa
         assert_loads(cache, keys, length)
 
 
+def test_a_pinned_prompt_outlives_others_until_it_is_unpinned(make_cache, compute, assert_loads):
+    cache = make_cache(pages=4)
+    saved = list(range(PAGE + 9))
+    cache.insert("", saved, compute(saved))
+    assert cache.pin("", saved)
+    assert not cache.pin("", saved)
+    assert cache.pinned_bytes == 2 * PAGE_BYTES
+    for first in range(100, 104):
+        other = [first] * 2 * PAGE
+        cache.insert("", other, compute(other))
+        assert_loads(cache, [*saved, -1], PAGE + 9)
+        assert_loads(cache, other, 2 * PAGE - 1)
+    assert cache.unpin("", saved)
+    assert not cache.unpin("", saved)
+    assert cache.pinned_bytes == 0
+    for first in range(104, 106):
+        other = [first] * 2 * PAGE
+        cache.insert("", other, compute(other))
+    assert cache.match("", saved).length == 0
+
+
+def test_prompts_that_share_pages_are_pinned_each(make_cache, compute, assert_loads):
+    cache = make_cache(pages=2)
+    short, long = list(range(PAGE)), list(range(2 * PAGE))
+    for prompt in (short, long):
+        cache.insert("", prompt, compute(prompt))
+        cache.pin("", prompt)
+    cache.unpin("", long)
+    other = [-2] * 2 * PAGE
+    cache.insert("", other, compute(other))  # takes the page that is not pinned any more
+    assert_loads(cache, [*short, -1], PAGE)
+    assert_loads(cache, other, PAGE)
+
+
+def test_a_prompt_that_goes_on_from_a_pinned_one_finds_its_rows(make_cache, compute, assert_loads):
+    cache = make_cache(pages=3)
+    saved = list(range(PAGE - 5))
+    cache.insert("", saved, compute(saved))
+    cache.pin("", saved)
+    for last in range(-9, -1):
+        prompt = [*saved, *[last] * 2 * PAGE]
+        cache.insert("", prompt, compute(prompt))
+        assert_loads(cache, [*saved, 7], PAGE - 5)
+
+
+def test_a_cache_that_is_pinned_as_a_whole_stores_nothing_more(make_cache, compute, assert_loads):
+    cache = make_cache(pages=2)
+    saved = list(range(2 * PAGE))
+    cache.insert("", saved, compute(saved))
+    cache.pin("", saved)
+    cache.insert("", [5, 6, 7], compute([5, 6, 7]))
+    assert cache.match("", [5, 6, 7]).length == 0
+    assert_loads(cache, saved, 2 * PAGE - 1)
+
+
+def test_clearing_and_removing_an_adapter_unpin(cache, compute):
+    keys = list(range(PAGE))
+    for adapter in ("", "one"):
+        cache.insert(adapter, keys, compute(keys))
+        cache.pin(adapter, keys)
+    cache.remove("one")
+    assert cache.pinned_bytes == PAGE_BYTES
+    assert not cache.unpin("one", keys)
+    cache.clear()
+    assert cache.pinned_bytes == 0
+    assert not cache.unpin("", keys)
+
+
 def test_a_prompt_that_is_too_long_is_stored_up_to_the_capacity(make_cache, compute, assert_loads):
     cache = make_cache(pages=2)
     old, long = prompt(("old", 20)), prompt(("long", 120))

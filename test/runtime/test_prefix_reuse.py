@@ -286,6 +286,49 @@ class TestSystemPrompt:
         ):
             runtime.gen_and_save_system_prompt_kv_cache(SYSTEM)
 
+    def test_a_saved_system_prompt_stays_until_it_is_released(self, lora_engine, recomputing, runtime_device):
+        page = 24576
+        with LLMInferenceRuntime(lora_engine, runtime_device, prefix_cache_bytes=12 * page) as runtime:
+            tokens = runtime.gen_and_save_system_prompt_kv_cache(SYSTEM, "one")
+            one = dataclasses.replace(REQUESTS[0], lora="one")
+
+            def fill() -> None:  # the cache with other prompts, several times
+                for letter in "abcdefgh":
+                    runtime.handle_request(request(letter * 150, max_tokens=1))
+
+            fill()
+            answer = runtime.handle_request(one)
+            assert answer.reused_tokens == tokens
+            assert_same_answer(answer, recomputing.handle_request(one))
+            runtime.release_system_prompt_kv_cache(SYSTEM, "one")
+            with pytest.raises(ValueError, match="is not saved for the adapter 'one'"):
+                runtime.release_system_prompt_kv_cache(SYSTEM, "one")
+            fill()
+            assert runtime.handle_request(one).reused_tokens == 0
+
+    def test_saved_system_prompts_that_leave_no_room_for_another_are_named(self, lora_engine, runtime_device):
+        page = 24576
+        with LLMInferenceRuntime(lora_engine, runtime_device, prefix_cache_bytes=6 * page) as runtime:
+            runtime.gen_and_save_system_prompt_kv_cache("a" * 120)
+            saved = runtime.pipeline.prefixes.pinned_bytes
+            assert 4 * page <= saved < 6 * page
+            with pytest.raises(ValueError, match=f"{saved} bytes of it are saved system prompts: release"):
+                runtime.gen_and_save_system_prompt_kv_cache("b" * 120)
+            answer = runtime.handle_request(REQUESTS[0])  # needs no room in the cache
+            assert answer.token_ids
+            runtime.release_system_prompt_kv_cache("a" * 120)
+            assert runtime.gen_and_save_system_prompt_kv_cache("b" * 120) > 120
+
+    def test_what_drops_a_saved_system_prompt(self, reusing, tmp_path):
+        reusing.gen_and_save_system_prompt_kv_cache(SYSTEM)
+        reusing.save_prefix_cache(tmp_path / "prompts")
+        for drop in (reusing.clear_prefix_cache, lambda: reusing.load_prefix_cache(tmp_path / "prompts")):
+            reusing.gen_and_save_system_prompt_kv_cache(SYSTEM)
+            drop()
+            with pytest.raises(ValueError, match="is not saved for the base model"):
+                reusing.release_system_prompt_kv_cache(SYSTEM)
+        assert reusing.handle_request(REQUESTS[0]).reused_tokens > len(SYSTEM)  # from the file
+
 
 class TestOnDisk:
     def test_another_process_reuses_saved_prompts(
@@ -390,3 +433,9 @@ def test_reuse_does_not_depend_on_the_number_of_threads(lora_engine, threads, ru
     ):
         for one in (*REQUESTS[:6], *REQUESTS[:6]):
             assert_same_answer(reusing.handle_request(one), recomputing.handle_request(one))
+
+
+def test_an_engine_with_room_for_less_than_a_page_keeps_nothing(tiny_checkpoint, tmp_path, device):
+    export(tiny_checkpoint, tmp_path / "engine", max_batch_size=1, max_input_len=28, max_kv_cache_capacity=30)
+    with LLMInferenceRuntime(tmp_path / "engine", device) as runtime:
+        assert runtime.pipeline.prefixes.capacity_bytes == 0

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from edgellm_ros.builder import export
-from edgellm_ros.builder.vocabulary import template_tokens, tokenizer_files
+from edgellm_ros.builder.config.prompt_files import chat_template, template_tokens
+from edgellm_ros.engine_directory.chat_template import ChatTemplate
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
-from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 from edgellm_ros.runtime.request import LLMGenerationRequest
+from edgellm_ros.runtime.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -249,8 +249,8 @@ def checkpoint_with(tiny_checkpoint, tmp_path):
 
 @pytest.mark.parametrize("files", TEMPLATE_FILES)
 def test_the_template_of_a_processor_comes_before_the_tokenizer_s(checkpoint_with, files):
-    written = tokenizer_files(checkpoint_with(files))
-    assert written["chat_template.jinja"].decode() == TEMPLATE_FILES[files]
+    _, text = chat_template(checkpoint_with(files))
+    assert text == TEMPLATE_FILES[files]
 
 
 @pytest.mark.parity
@@ -266,14 +266,14 @@ def test_transformers_takes_the_template_from_the_same_file(checkpoint_with, fil
 def test_a_tokenizer_without_a_processor_does_not_read_the_template_of_processors(checkpoint_with):
     checkpoint = checkpoint_with(("chat_template.json", "chat_template.jinja"))
     (checkpoint / "processor_config.json").unlink()
-    assert tokenizer_files(checkpoint)["chat_template.jinja"] == b"chat_template.jinja"
+    assert chat_template(checkpoint)[1] == "chat_template.jinja"
 
 
 def test_a_template_of_another_type_is_refused_at_export(checkpoint_with):
     checkpoint = checkpoint_with(())
     (checkpoint / "chat_template.json").write_text('{"chat_template": ["a"]}')
     with pytest.raises(ValueError, match=r"chat_template\.json: chat_template \['a'\]: expected a string"):
-        tokenizer_files(checkpoint)
+        chat_template(checkpoint)
 
 
 @pytest.mark.parity

@@ -20,13 +20,19 @@ ACTING = request(images=(IMAGE,), max_tokens=30, action_samples=2, denoise_steps
 
 def continuing(**condition):
     """Return ACTING as the continuation of CHUNK."""
-    return dataclasses.replace(ACTING, previous_chunk=ChunkCondition(CHUNK, executed=1, **condition))
+    return dataclasses.replace(ACTING, previous_chunk=ChunkCondition(actions=CHUNK, executed=1, **condition))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _queueing():
     with queueing():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _only_engines(monkeypatch):
+    """Leave decode steps and prefills unrecorded, to count graphs of engines only."""
+    monkeypatch.setattr(LLMInferenceRuntime, "capture_decoding_cuda_graph", lambda runtime: False)
 
 
 @pytest.fixture

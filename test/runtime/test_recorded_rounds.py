@@ -4,6 +4,7 @@
 import dataclasses
 import itertools
 import logging
+import time
 
 import numpy as np
 import pytest
@@ -40,7 +41,8 @@ def plain(draft_engine):
 
 
 def open_drafting(engine, drafting, **options):
-    options = {"lora_dirs": {}, "prefix_cache_bytes": 0, **options}
+    """Open a runtime that has recorded nothing yet."""
+    options = {"lora_dirs": {}, "prefix_cache_bytes": 0, "cuda_graphs": False, **options}
     return LLMInferenceRuntime(engine, WatchedDevice(), drafting=drafting, **options)
 
 
@@ -157,6 +159,58 @@ def drafts(runtime, *batch) -> list[list[np.ndarray]]:
     return found
 
 
+def test_rounds_are_recorded_when_the_runtime_is_made(draft_engine, plain):
+    with open_drafting(draft_engine, EAGLE, cuda_graphs=True) as runtime:
+        found = used(runtime, TALKING)
+        assert found.rounds > 3
+        assert (found.launches, found.captures) == (found.rounds + found.vanilla_steps, 0)
+        assert_same_answers(runtime, plain, TALKING)
+
+
+class TestMeasuredRounds:
+    """The seconds of draft, verification and acceptance on a device with queued work."""
+
+    def test_each_part_is_a_graph_between_marks(self, recorded, plain):
+        metrics, runner = recorded.spec_decode_generation_metrics, recorded.pipeline.runner
+        recorded.measure_rounds()
+        runner.records_prefills = False
+        try:
+            first = used(recorded, TALKING)
+            assert first.captures == 3  # the first round of all, which is not counted
+            assert metrics.timed_runs == first.rounds - 1
+            found = used(recorded, TALKING)
+            assert found.rounds > 3
+            assert found.launches - found.vanilla_steps - 3 * found.rounds in (0, 1)  # 1: the prefill
+            assert metrics.timed_runs == first.rounds - 1 + found.rounds
+            assert min(metrics.draft_seconds, metrics.verify_seconds, metrics.accept_seconds) > 0
+            assert_same_answers(recorded, plain, TALKING)
+            assert_same_answers(recorded, plain, DRAWING, TALKING)
+        finally:
+            recorded.measure_rounds(False)
+            runner.records_prefills = True
+
+    def test_the_parts_take_what_a_round_takes(self, draft_engine):
+        """One part is made slow; its seconds tell, and the others do not."""
+        with open_drafting(draft_engine, CHAIN) as runtime:
+            device, verified = runtime.pipeline.device, runtime.pipeline.runner.execute_tree_decoding_step
+
+            def slow(*arguments):
+                verified(*arguments)
+                device.queue(lambda: time.sleep(0.02))
+
+            runtime.pipeline.runner.execute_tree_decoding_step = slow
+            runtime.measure_rounds()
+            runtime.handle_request(dataclasses.replace(TALKING, sampling=request(max_tokens=4).sampling))
+            metrics = runtime.spec_decode_generation_metrics
+            assert metrics.verify_seconds > 0.02 * metrics.timed_runs > 0
+            assert max(metrics.draft_seconds, metrics.accept_seconds) < metrics.verify_seconds
+
+    def test_nothing_is_measured_unless_a_caller_asks(self, draft_engine):
+        with open_drafting(draft_engine, CHAIN) as runtime:
+            assert used(runtime, TALKING).rounds > 3
+            assert runtime.spec_decode_generation_metrics.timed_runs == 0
+
+
 def test_recorded_rounds_draft_as_unrecorded_ones(draft_engine, eagle):
     with open_drafting(draft_engine, EAGLE) as unrecorded:
         for batch in ([TALKING], [DRAWING, TALKING]):
@@ -209,7 +263,8 @@ def test_a_batch_of_different_adapters_runs_rounds_without_a_graph_and_logs_it_o
             assert used(runtime, *batch).launches == 0
         assert_same_answers(runtime, plain, *batch)
     assert [record.getMessage() for record in caplog.records] == [
-        f"{kind} of 2 sequences run without a graph: different adapters need one run each"
+        f"{kind} of 2 sequences with base, a run without a graph: different adapters or LM heads "
+        "need one run each"
         for kind in ("decode steps", "rounds of drafting")
     ]
 
@@ -233,7 +288,7 @@ def test_a_drafter_that_needs_the_host_runs_without_a_graph_and_is_kept(draft_en
         assert (found.launches, found.captures, found.vanilla_steps) == (0, 0, 0)
         assert_same_answers(runtime, plain, TALKING, DRAWING)
     assert [record.getMessage() for record in caplog.records] == [
-        "rounds of drafting of 1 sequences run without a graph: "
+        "rounds of drafting of 1 sequence, 2 sequences, 4 sequences run without a graph: "
         "a graph cannot be recorded: it has a copy from host memory"
     ]
 

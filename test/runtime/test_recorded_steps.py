@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode steps as graphs: which are recorded, are replayed, cannot be recorded."""
+"""Decode steps as graphs: which are recorded, are replayed, cannot be recorded.
+
+Most tests switch off what is recorded when the runtime is made, and record with the explicit call.
+"""
 
 import logging
 import re
@@ -10,7 +13,9 @@ import pytest
 from doubles.deferred_runtime import WatchedDevice, queueing, used
 from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
+from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.decoding.recorded_steps import batch_sizes
+from edgellm_ros.runtime.decoding.vanilla import VanillaStep
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.requests_for_tests import assert_same_answer, request
 from fixtures.tiny_adapter import write_adapter
@@ -44,8 +49,78 @@ def on_cpu(engine):
 
 @pytest.fixture
 def runtime(engine):
-    with LLMInferenceRuntime(engine, WatchedDevice(), lora_dirs={}, prefix_cache_bytes=0) as runtime:
+    """A runtime that has recorded nothing yet."""
+    with open_runtime(engine, cuda_graphs=False) as runtime:
         yield runtime
+
+
+def open_runtime(engine, device=None, lora_dirs=None, **options):
+    """Open a runtime on a WatchedDevice, without adapters and prefix reuse."""
+    device = WatchedDevice() if device is None else device
+    return LLMInferenceRuntime(engine, device, lora_dirs=lora_dirs or {}, prefix_cache_bytes=0, **options)
+
+
+def test_a_plain_request_replays_the_steps_recorded_when_the_runtime_was_made(engine, on_cpu):
+    with open_runtime(engine) as runtime:
+        assert runtime.pipeline.device.calls["capture"] == 2  # batches of 1 and 2
+        assert used(runtime, request(**WORDS)) == (TOKENS - 1, 0)
+        assert used(runtime, request(**WORDS), request(**WORDS)) == (TOKENS - 1, 0)
+        assert_same_answer(runtime.handle_request(request(**WORDS)), on_cpu.handle_request(request(**WORDS)))
+
+
+def test_steps_with_the_constructors_adapters_are_recorded_with_the_runtime(engine):
+    with open_runtime(engine, lora_dirs={"a": engine / "lora" / "a"}) as runtime:
+        assert runtime.pipeline.device.calls["capture"] == 2 * 2
+        assert used(runtime, request(lora="a", **WORDS)) == (TOKENS - 1, 0)
+
+
+def test_without_cuda_graphs_nothing_is_recorded(tiny_engine):
+    """Decode steps, prefills, the encoder and the action head all run unrecorded."""
+    picture = np.full((64, 64, 3), 90, np.uint8)
+    one = request(images=(picture,), action_samples=1, **WORDS)
+    for graphs, recorded in ((False, False), (True, True)):
+        with open_runtime(tiny_engine, cuda_graphs=graphs) as runtime:
+            found = [used(runtime, one) for _ in range(3)]
+            assert any(captures for _, captures in found) is recorded
+            assert (sum(launches for launches, _ in found) > 0) is recorded
+
+
+def test_steps_that_cannot_be_recorded_do_not_keep_the_runtime_from_answering(engine, on_cpu, caplog):
+    with open_runtime(engine, Refusing(EngineError("a library copies"))) as runtime:
+        assert_same_answer(runtime.handle_request(request(**WORDS)), on_cpu.handle_request(request(**WORDS)))
+    expected = "decode steps of 1 sequence, 2 sequences run without a graph: a library copies"
+    assert [(r.levelno, r.getMessage()) for r in caplog.records] == [(logging.WARNING, expected)]
+
+
+def test_the_runtime_answers_after_a_step_that_failed_while_steps_were_recorded(
+    engine, on_cpu, caplog, monkeypatch
+):
+    """As the largest batch does where the device has no memory for it."""
+    embed = InputEmbedder.embed_tokens
+
+    def embed_one(embedder, tokens):
+        if tokens.shape[0] > 1:
+            raise DeviceMemoryError("none left")
+        return embed(embedder, tokens)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InputEmbedder, "embed_tokens", embed_one)
+        runtime = open_runtime(engine)
+    with runtime:
+        assert used(runtime, request(**WORDS)) == (TOKENS - 1, 0)
+        both = [request(**WORDS), request("stop", **WORDS)]
+        for answer, one in zip(runtime.handle_request(both), both, strict=True):
+            assert_same_answer(answer, on_cpu.handle_request(one))
+    expected = "decoding goes on with the graphs recorded so far: a step failed: none left"
+    assert [r.getMessage() for r in caplog.records] == [expected]
+
+
+def test_nothing_runs_when_a_runtime_is_made_on_a_cpu(engine, monkeypatch):
+    ran = []
+    monkeypatch.setattr(VanillaStep, "run", lambda step: ran.append("step"))
+    with open_runtime(engine, "cpu") as runtime:
+        assert runtime.capture_decoding_cuda_graph() is False
+    assert not ran
 
 
 def test_steps_of_every_batch_size_and_adapter_are_recorded_and_replayed(runtime, engine):
@@ -151,7 +226,7 @@ def test_a_graph_is_not_replayed_for_other_bindings(runtime, engine):
     moved = runtime.pipeline.device.empty((48, 302), np.float32)
     weights = np.random.default_rng(0).standard_normal((48, 302)).astype(np.float32)
     runtime.pipeline.device.upload(moved, weights)
-    runner._shared["lm_head.weight"] = moved
+    runner._runs.shared["lm_head.weight"] = moved
     assert used(runtime, one) == (TOKENS - 2, 1)  # the first step of the new binding is not a replay
     assert used(runtime, one) == (TOKENS - 1, 1)  # the second prefill
     with LLMInferenceRuntime(engine, "cpu", lora_dirs={}) as other:
@@ -200,7 +275,8 @@ def test_a_batch_of_different_adapters_runs_without_a_graph_and_logs_it_once(run
     for answer, one in zip(runtime.handle_request(batch), batch, strict=True):
         assert_same_answer(answer, on_cpu.handle_request(one))
     assert [record.getMessage() for record in caplog.records] == [
-        "decode steps of 2 sequences run without a graph: different adapters need one run each"
+        "decode steps of 2 sequences with base, a run without a graph: different adapters or LM heads "
+        "need one run each"
     ]
 
 
@@ -231,30 +307,55 @@ class Refusing(WatchedDevice):
 @pytest.mark.parametrize("error", [EngineError("a library copies"), DeviceMemoryError("none left")])
 def test_steps_that_cannot_be_recorded_run_without_a_graph_and_log_why_once(engine, on_cpu, caplog, error):
     device = Refusing(error)
-    with LLMInferenceRuntime(engine, device, lora_dirs={}, prefix_cache_bytes=0) as runtime:
+    with open_runtime(engine, device, cuda_graphs=False) as runtime:
         assert runtime.capture_decoding_cuda_graph() is False
         for one in [request(**WORDS), request("stop", **WORDS)]:
             assert_same_answer(runtime.handle_request(one), on_cpu.handle_request(one))
-    assert device.calls["refused"] == 1
-    expected = f"decode steps of 1 sequences run without a graph: {error}"
+    assert device.calls["refused"] == 2  # batches of 1 and 2, once each
+    expected = f"decode steps of 1 sequence, 2 sequences run without a graph: {error}"
     assert [(r.levelno, r.getMessage()) for r in caplog.records] == [(logging.WARNING, expected)]
 
 
 def test_steps_recorded_before_an_error_are_replayed(engine):
     device = Refusing(DeviceMemoryError("none left"), allowed=1)
-    with LLMInferenceRuntime(engine, device, lora_dirs={}, prefix_cache_bytes=0) as runtime:
+    with open_runtime(engine, device, cuda_graphs=False) as runtime:
         assert runtime.capture_decoding_cuda_graph() is False
         assert used(runtime, request(**WORDS)) == (TOKENS - 1, 0)
         assert used(runtime, request(**WORDS), request(**WORDS)) == (0, 0)
 
 
 def test_a_device_lost_during_recording_is_an_error(engine):
-    device = Refusing(DeviceLostError("gone"))
     with (
-        LLMInferenceRuntime(engine, device, lora_dirs={}, prefix_cache_bytes=0) as runtime,
+        open_runtime(engine, Refusing(DeviceLostError("gone")), cuda_graphs=False) as runtime,
         pytest.raises(DeviceLostError, match="gone"),
     ):
         runtime.capture_decoding_cuda_graph()
+
+
+class RefusingSome(WatchedDevice):
+    """A device that refuses the graphs whose numbers are in `refused`, counted from 1."""
+
+    refused = range(0)
+
+    def capture(self, record):
+        self.calls["tried"] += 1
+        if self.calls["tried"] in self.refused:
+            raise EngineError("a library copies")
+        return super().capture(record)
+
+
+def test_a_step_that_cannot_be_recorded_does_not_keep_others_from_being_recorded(engine, caplog):
+    device = RefusingSome()
+    device.refused = range(3, 5)  # those of the first adapter: the base model's two steps come first
+    folders = {name: engine / "lora" / name for name in "ab"}
+    with open_runtime(engine, device, folders) as runtime:
+        assert device.calls["capture"] == 4
+        assert used(runtime, request(**WORDS)) == (TOKENS - 1, 0)
+        assert used(runtime, request(lora="a", **WORDS)) == (0, 0)  # and is not tried again
+        assert used(runtime, request(lora="b", **WORDS)) == (TOKENS - 1, 0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "decode steps of 1 sequence with a, 2 sequences with a run without a graph: a library copies"
+    ]
 
 
 def test_capture_on_a_device_without_graphs_changes_and_logs_nothing(on_cpu, caplog):

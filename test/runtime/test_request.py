@@ -4,22 +4,15 @@ import math
 import numpy as np
 import pytest
 
-from edgellm_ros.runtime.request import (
-    MAX_PENALTY,
-    MAX_TEMPERATURE,
-    MIN_PENALTY,
-    MIN_TEMPERATURE,
-    MIN_TOP_P,
-    LLMGenerationRequest,
-    SamplingParams,
-)
+from edgellm_ros.runtime.request import LLMGenerationRequest
+from edgellm_ros.runtime.sampling_params import SAMPLED, SamplingParams
 
 
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"temperature": -0.1}, r"temperature must be a number from 0 to 1e\+06, got -0.1"),
-        ({"temperature": 1e39}, r"temperature must be a number from 0 to 1e\+06, got 1e\+39"),
+        ({"temperature": -0.1}, r"temperature must be 0 or a number from 1e-06 to 1e\+06, got -0.1"),
+        ({"temperature": 1e39}, r"temperature must be 0 or a number from 1e-06 to 1e\+06, got 1e\+39"),
         ({"temperature": 1e-40}, r"temperature must be 0 or a number from 1e-06 to 1e\+06, got 1e-40"),
         ({"temperature": math.nan}, "temperature"),
         ({"temperature": math.inf}, "temperature"),
@@ -73,15 +66,9 @@ def test_lists_are_accepted_and_stored_as_tuples():
     assert LLMGenerationRequest("x", images=[]).images == ()
 
 
-@pytest.mark.parametrize("name", ["temperature", "top_p", "repetition_penalty", "min_p"])
+@pytest.mark.parametrize("name", [name for name, how in SAMPLED.items() if isinstance(how.least, float)])
 def test_every_accepted_bound_is_a_normal_float32(name):
-    low, high = {
-        "temperature": (MIN_TEMPERATURE, MAX_TEMPERATURE),
-        "top_p": (MIN_TOP_P, 1.0),
-        "repetition_penalty": (MIN_PENALTY, MAX_PENALTY),
-        "min_p": (0.0, 1.0),
-    }[name]
-    for bound in (low, high, np.float32(1.0), 1):
+    for bound in (SAMPLED[name].least, SAMPLED[name].most, np.float32(1.0), 1):
         SamplingParams(**{name: bound})
         assert np.isfinite(np.float32(bound))
         assert bound == 0 or np.float32(bound) >= np.finfo(np.float32).tiny

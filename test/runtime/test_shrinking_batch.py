@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.random_requests import cancelled_at, random_request
 from fixtures.requests_for_tests import IMAGE, assert_same_answer, request
 
@@ -32,9 +33,10 @@ def test_the_random_requests_cover_every_way_to_end(acting_runtime):
     assert len({len(answer.token_ids) for answer in answers}) > 12
 
 
-def test_a_step_computes_only_active_sequences(acting_runtime, monkeypatch):
+def test_a_step_computes_only_active_sequences(acting_engine, device, monkeypatch):
     sizes = []
-    runner = acting_runtime.pipeline.runner
+    runtime = LLMInferenceRuntime(acting_engine, device, prefix_cache_bytes=0, cuda_graphs=False)
+    runner = runtime.pipeline.runner
     step = runner.execute_vanilla_decoding_step
 
     def watched(embeds, logits, adapters):
@@ -42,13 +44,13 @@ def test_a_step_computes_only_active_sequences(acting_runtime, monkeypatch):
         step(embeds, logits, adapters)
 
     monkeypatch.setattr(runner, "execute_vanilla_decoding_step", watched)
-    acting_runtime.handle_request(
+    runtime.handle_request(
         [request(max_tokens=n, repetition_penalty=1.3) for n in (3, 10, 6)]
         + [cancelled_at(request(max_tokens=12, repetition_penalty=1.3), "decode", 4)]
     )
     # The prefill samples the first tokens; a sequence ends with each of the steps 2, 5 and 9.
     # On a device with queued steps, the cancellation after step 4 is seen when step 5 is queued.
-    fifth = 3 if acting_runtime.pipeline.device.max_queued_steps else 2
+    fifth = 3 if device.max_queued_steps else 2
     assert sizes == [4, 4, 3, 3, fifth, 1, 1, 1, 1]
 
 

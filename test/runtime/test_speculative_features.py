@@ -11,11 +11,16 @@ import pytest
 
 from doubles.deferred_runtime import WatchedDevice, queueing
 from edgellm_ros.builder import export
+from edgellm_ros.cli.token_runs import record_runs
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.conversation import Message
-from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig, drafting_config
+from edgellm_ros.runtime.decoding.speculative.drafting_config import (
+    SpecDecodeDraftingConfig,
+    check_drafting,
+    drafting_config,
+)
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from fixtures.cuda_graphs import use_on_cpu
@@ -140,7 +145,7 @@ def test_without_drafting_nothing_of_it_is_loaded(draft_engine, device, monkeypa
         return start(cls, path, *rest)
 
     monkeypatch.setattr(EngineExecutor, "open", classmethod(watched))
-    with LLMInferenceRuntime(draft_engine, device) as runtime:
+    with LLMInferenceRuntime(draft_engine, device, drafting="off") as runtime:
         assert "llm/model.onnx" in opened
         assert not {"llm/verify.onnx", "draft/model.onnx"} & set(opened)
         assert runtime.speculative_decoding_strategy_name == ""
@@ -179,6 +184,7 @@ def test_metrics_name_the_drafter_and_count_what_it_yields(pair, drafting):
     assert found.tokens_per_verification >= 1
     if runtime.pipeline.device.max_queued_steps == 0:
         assert min(found.draft_seconds, found.verify_seconds, found.accept_seconds) > 0
+        assert found.timed_runs == found.total_runs
 
 
 @pytest.mark.only_on("cpu", reason="brings its own device")
@@ -205,7 +211,8 @@ def test_falling_back_and_forth_gives_the_same_answers(draft_engine, device, pai
 
 def test_a_failing_draft_engine_ends_in_vanilla_decoding(draft_engine, device, pair, caplog):
     plain, _ = pair
-    with LLMInferenceRuntime(draft_engine, device, prefix_cache_bytes=0, drafting=EAGLE) as runtime:
+    options = {"prefix_cache_bytes": 0, "drafting": EAGLE, "cuda_graphs": False}  # each run is a call
+    with LLMInferenceRuntime(draft_engine, device, **options) as runtime:
         head = runtime.pipeline.drafter.drafter._head
         calls, execute = [], head._engine.executor.execute
 
@@ -225,6 +232,12 @@ def test_a_failing_draft_engine_ends_in_vanilla_decoding(draft_engine, device, p
         "drafting (eagle) has failed, decoding goes on without it: draft/model.onnx: out of luck"
     ]
     assert len(calls) == 7
+
+
+def test_the_config_tells_how_many_tokens_an_engine_verifies(draft_engine, tiny_engine):
+    with_head, without = EngineConfig.load(draft_engine), EngineConfig.load(tiny_engine)
+    assert (with_head.enable_eagle_spec_decode, with_head.max_verify_tree_size) == (True, 64)
+    assert (without.enable_eagle_spec_decode, without.max_verify_tree_size) == (False, 61)
 
 
 class TestRefused:
@@ -292,6 +305,39 @@ def test_auto_drafts_where_the_engine_has_a_head(draft_engine, on_cpu):
     config = EngineConfig.load(draft_engine)
     assert drafting_config("auto", config, on_cpu) == drafting_config("eagle", config, on_cpu)
     assert drafting_config("auto", dataclasses.replace(config, draft=None), on_cpu) is None
+
+
+def test_a_runtime_drafts_by_default_where_the_engine_has_a_head(draft_engine, tiny_engine, device):
+    for engine, strategy in ((draft_engine, "eagle"), (tiny_engine, "")):
+        with LLMInferenceRuntime(engine, device) as runtime:
+            assert runtime.speculative_decoding_strategy_name == strategy
+
+
+@pytest.mark.only_on("cpu", reason="runs are recorded on the CPU")
+def test_runs_for_calibration_have_the_inputs_of_each_token_once(draft_engine):
+    """The draft head is not used, as a verification has inputs of guesses too."""
+    one = request("what do you see?", max_tokens=9)
+    (run,) = record_runs(draft_engine, {"one": one})
+    with LLMInferenceRuntime(draft_engine) as runtime:
+        prompt = runtime.handle_request(one).prompt_tokens
+    assert run.tokens == prompt + len(run.answer) - 1
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_auto_takes_a_head_with_little_room_for_drafts(draft_engine, rows, on_cpu, monkeypatch):
+    """The longest chain that fits; no draft where not even a chain of one token does."""
+    monkeypatch.setattr("edgellm_ros.runtime.decoding.speculative.drafting_config.SMALL_HIDDEN_SIZE", 0)
+    config = EngineConfig.load(draft_engine)
+    assert config.draft is not None
+    config = dataclasses.replace(config, draft=dataclasses.replace(config.draft, max_draft_tree_size=rows))
+    chosen = drafting_config("auto", config, on_cpu)
+    if rows == 1:
+        assert chosen is None
+        return
+    assert chosen is not None
+    assert chosen.drafting_step == rows - 1
+    check_drafting(chosen, config, on_cpu)
 
 
 def test_small_dense_models_draft_chains_of_the_kernels_rows_on_a_gpu(draft_engine, monkeypatch):

@@ -142,6 +142,21 @@ class TestPool:
         snapshots.insert("", [1, 3], 0)
         assert [snapshots.has("", keys) for keys in ([1], [1, 2], [1, 3])] == [True, False, True]
 
+    def test_a_pinned_state_makes_no_room(self, snapshots):
+        snapshots.insert("", [1], 0)
+        snapshots.pin("", [1])
+        for last in (2, 3, 4):
+            snapshots.begin_batch()
+            snapshots.insert("", [last], 0)
+        assert [snapshots.has("", [key]) for key in (1, 2, 3, 4)] == [True, False, False, True]
+        assert snapshots.free_places == 1
+        snapshots.pin("", [4])
+        snapshots.insert("", [5], 0)
+        assert not snapshots.has("", [5])
+        snapshots.pin("", [1], -1)
+        snapshots.insert("", [5], 0)
+        assert [snapshots.has("", [key]) for key in (1, 4, 5)] == [False, True, True]
+
     def test_states_of_a_removed_adapter_are_dropped(self, snapshots):
         snapshots.insert("a", [1], 0)
         snapshots.insert("b", [1], 0)

@@ -4,8 +4,8 @@ import itertools
 import pytest
 import tokenizers
 
-from edgellm_ros.runtime.prompt.text_stream import TextStream
-from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
+from edgellm_ros.runtime.text.text_stream import TextStream
+from edgellm_ros.runtime.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_characters_appear_when_they_are_complete(tokenizer):
     ]
 
 
-def test_a_continued_text_keeps_the_space_that_the_decoder_removes_from_the_first_token(tmp_path):
+def test_a_continued_text_keeps_the_space_that_decoding_removes_from_its_first_token(tmp_path):
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"\u2581go": 0, "\u2581there": 1}, "\u2581go"))
     words.decoder = tokenizers.decoders.Metaspace()
     words.save(str(tmp_path / "tokenizer.json"))

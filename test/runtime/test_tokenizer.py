@@ -5,7 +5,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
-from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
+from edgellm_ros.runtime.text.tokenizer import Tokenizer
 
 
 def special(tokenizer, token) -> int:
@@ -78,7 +78,7 @@ ODD_TOKENS = {
 def odd_file(tmp_path_factory):
     """A tokenizer whose special tokens have every option of the library.
 
-    It cuts at 3 tokens by default.
+    The tokenizer cuts at 3 tokens by default.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: i for i, letter in enumerate([*alphabet, "$a"])}

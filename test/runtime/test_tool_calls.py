@@ -10,11 +10,12 @@ import logging
 
 import pytest
 
+from edgellm_ros.engine_directory.chat_template import ChatTemplate
 from edgellm_ros.runtime.conversation import Message
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
-from edgellm_ros.runtime.prompt.tool_calls import FORMATS, ToolCall, ToolCallReader, find_format
-from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+from edgellm_ros.runtime.prompt.tool_call_formats import FORMATS
+from edgellm_ros.runtime.prompt.tool_calls import ToolCallReader, find_format
+from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams, ToolCall
 from fixtures.conversations import SPECIAL_TOKENS, TEMPLATES, WEATHER, recorded_prompts
 from fixtures.requests_for_tests import request
 
@@ -284,7 +285,7 @@ def test_the_call_of_an_answer_goes_back_into_the_conversation(hermes):
 def test_special_tokens_mark_calls_but_are_no_content(tmp_path, template):
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    from edgellm_ros.runtime.prompt import tokenizer as ours
+    from edgellm_ros.runtime.text import tokenizer as ours
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))

@@ -198,9 +198,12 @@ def test_a_lost_device_is_raised(drafting):
 def test_rounds_are_queued_ahead_on_an_asynchronous_device(acting_draft_engine, acting_runtime, monkeypatch):
     monkeypatch.setattr(tree_decoding, "STEPS_ALONE", 0)  # the answers are short
     rng = np.random.default_rng(3)
-    with queueing(), LLMInferenceRuntime(
-        acting_draft_engine, WatchedDevice(), prefix_cache_bytes=0, drafting=TREES
-    ) as runtime:
+    with (
+        queueing(),
+        LLMInferenceRuntime(
+            acting_draft_engine, WatchedDevice(), prefix_cache_bytes=0, drafting=TREES
+        ) as runtime,
+    ):
         device = runtime.pipeline.device
         for _ in range(4):
             batch = [random_request(rng)() for _ in range(int(rng.integers(1, 5)))]

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from edgellm_ros.builder import export
+from edgellm_ros.engine_directory.chat_template import ChatTemplate
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.multimodal.video import Video
 from edgellm_ros.runtime.conversation import ImagePart, Message, TextPart, VideoPart
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
 from edgellm_ros.runtime.prompt.rope import VisionBlock, get_rope_index
-from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 from edgellm_ros.runtime.request import LLMGenerationRequest
+from edgellm_ros.runtime.text.tokenizer import Tokenizer
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
 from fixtures.reference_inputs import VISION_START, make_image
 from fixtures.requests_for_tests import IMAGE, assert_same_answer, request
@@ -90,9 +90,7 @@ def test_times_are_words_before_each_group_or_positions(computing, family):
     if family == "qwen3_vl":
         groups = [
             [*encode(words), *group]
-            for words, group in zip(
-                ("<1.2 seconds>", "<2.2 seconds>", "<3.5 seconds>"), groups, strict=True
-            )
+            for words, group in zip(("<1.2 seconds>", "<2.2 seconds>", "<3.5 seconds>"), groups, strict=True)
         ]
         expected = [start, *groups[0], *groups[1], *groups[2], end]
     else:
@@ -138,7 +136,7 @@ def test_an_image_beside_a_video_changes_the_answer(computing):
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl"], indirect=True)
-def test_the_history_of_an_action_head_follows_the_videos_that_the_message_begins_with(engine, tiny_engine):
+def test_an_action_heads_history_follows_the_videos_that_the_message_begins_with(engine, tiny_engine):
     action = EngineConfig.load(tiny_engine)
     config = EngineConfig.load(engine)
     config = dataclasses.replace(config, action=action.action, stop_token_ids=action.stop_token_ids)
@@ -266,3 +264,11 @@ def test_an_engine_that_takes_images_only_refuses_videos(runtime, tmp_path, devi
         pytest.raises(ValueError, match="this engine takes no videos"),
     ):
         tiles.handle_request(LLMGenerationRequest(videos=(VIDEO,)))
+
+
+def test_a_video_is_refused_if_the_encoder_was_left_out(engine, runtime_device):
+    with (
+        LLMInferenceRuntime(engine, runtime_device, without=["visual"]) as runtime,
+        pytest.raises(ValueError, match=r"the vision encoder was left out .*, the request has a video"),
+    ):
+        runtime.handle_request(request(videos=(VIDEO,)))

@@ -109,7 +109,7 @@ def answered(table):
 class ReferenceHead:
     """The head made of modules of transformers' Llama.
 
-    It runs on a whole sequence with a causal mask.
+    The head runs on a whole sequence with a causal mask.
     """
 
     def __init__(self, head):
@@ -335,7 +335,7 @@ def test_the_command_writes_a_head(tmp_path):
 def test_the_runtime_yields_the_tokens_of_the_simulation(arena, tmp_path):
     """The draft head is the demo's own.
 
-    It gets the same states, positions and embeddings in training and in the runtime.
+    The head gets the same states, positions and embeddings in training and in the runtime.
     """
     policy, adapters, batch = arena
     adapters.use(BASE)

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.parity, pytest.mark.timeout(900)]
 from peft import PeftModel  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-from edgellm_ros.engine_directory.peft_adapter import read_peft_adapter  # noqa: E402
+from edgellm_ros.engine_directory.adapters.peft_adapter import read_adapter  # noqa: E402
 from training.checkpoint import new_thinker, save_checkpoint, thinker_config  # noqa: E402
 from training.expert import ExpertDims, FlowExpert  # noqa: E402
 from training.lora import adapter_rank, load_adapter, put_adapters, save_adapter  # noqa: E402
@@ -63,7 +63,7 @@ def test_the_runtime_reads_the_same_weights(adapted):
     _, adapters, directory = adapted
     name = lambda key: key.replace("model.language_model.", "model.")  # noqa: E731
     targets = {name(key): (a.linear.in_features, a.linear.out_features) for key, a in adapters.items()}
-    read = read_peft_adapter(directory, targets, RANK)
+    read = read_adapter(directory, targets, RANK)
     assert read.rank == RANK
     assert set(read.weights) == set(targets)
     for key, adapter in adapters.items():
@@ -100,7 +100,7 @@ def test_the_command_writes_both_adapters(tmp_path):
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
     space = {**ACTION_SPACE, "mean": [0.0, 0.0], "std": [0.6, 0.8]}
     save_checkpoint(tmp_path, thinker(), FlowExpert(ExpertDims()), tokenizer, space)
-    options = "--minutes 0.05 --batch 2 --first 32 --capacity 64 --clips 700 --workers 2 --eval-scenes 1"
+    options = "--minutes 0.05 --batch 2 --first 32 --capacity 64 --clips 700 --workers 2 --eval-scenes 4"
     options += " --rank 2"
     printed = run_python("-m", "training.adapters", "--checkpoint", str(tmp_path), *options.split())
     for name in ("german", "cautious"):

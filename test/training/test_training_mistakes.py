@@ -8,16 +8,17 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from edgellm_ros.arena import expert
-from edgellm_ros.arena.situation import situations
-from edgellm_ros.arena.unicycle import ROBOT_RADIUS, State, rollout
+from edgellm_arena.driving import expert
+from edgellm_arena.driving.search import LEFT, RIGHT, search
+from edgellm_arena.episodes.situation import situations
+from edgellm_arena.world.unicycle import ROBOT_RADIUS, State, rollout
 from training.mistakes import FAR, LONGEST, continuations, continued, mistaken_scene
 
 
 @pytest.fixture(scope="module")
 def made():
     """Situations with their continuations."""
-    return list(islice(continued(np.random.default_rng(0), situations(3)), 96))
+    return list(islice(continued(np.random.default_rng(0), situations(3)), 192))
 
 
 def test_a_mistaken_driver_sees_the_target_and_misses_other_solids(made):
@@ -79,7 +80,7 @@ def test_given_rows_often_lead_elsewhere_than_the_experts_own(made):
 
 def test_the_expert_stops_a_driver_who_should_stop(made):
     """Also one who drives: words and motion agree."""
-    stops = [(s, c) for s, c in made if c is not None and s.target is None]
+    stops = [(s, c) for s, c in made if c is not None and s.kind == "stop"]
     assert len(stops) > 3
     begun = [rollout(s.state, c.actions)[c.given] for s, c in stops]
     assert max(state[3] for state in begun) > 0.3
@@ -87,6 +88,16 @@ def test_the_expert_stops_a_driver_who_should_stop(made):
         rest = continuation.actions[continuation.given :]
         np.testing.assert_allclose(rest, expert.brake(state[3])[: len(rest)])
         assert rollout(State(*state), rest)[-1, 3] < 0.01
+
+
+def test_a_search_goes_on_after_the_given_rows(made):
+    searches = [(s, c) for s, c in made if c is not None and s.side is not None]
+    assert len(searches) > 3
+    for situation, continuation in searches:
+        reached = State(*rollout(situation.state, continuation.actions[: continuation.given])[-1])
+        rest = continuation.actions[continuation.given :]
+        ways = [search(situation.scene, reached, side)[: len(rest)] for side in (LEFT, RIGHT)]
+        assert min(np.abs(way - rest).max() for way in ways) < 1e-6
 
 
 def test_some_given_rows_keep_the_speed_also_at_rest_and_the_expert_changes_it(made):

@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import pytest
 
-from fixtures.training_command import run_python
+from fixtures.training_command import REPOSITORY, run_python
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.parity, pytest.mark.timeout(900)]
 
+from tokenizers import Tokenizer  # noqa: E402
+
+from training.checkpoint import load_expert  # noqa: E402
 from training.ranks import Ranks  # noqa: E402
+
+ARENA = REPOSITORY / "models/arena"
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
@@ -55,7 +60,7 @@ def test_the_command_writes_one_checkpoint(tmp_path):
     """With a few steps on few samples, in two processes."""
     options = "--minutes 0.02 --batch 2 --first 32 --capacity 64 --clips 700 --workers 2 --eval-scenes 2"
     options += " --corpus 60"
-    where = ["--init", "models/arena", "--out", str(tmp_path)]
+    where = ["--init", str(ARENA), "--out", str(tmp_path)]
     printed = run_python(*TORCHRUN, "-m", "training.train", *where, *options.split())
     assert "steps of 2 x 2" in printed
     assert printed.count("written to") == 1
@@ -65,3 +70,6 @@ def test_the_command_writes_one_checkpoint(tmp_path):
     thinker, report = Thinker.from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"]
     assert all(parameter.isfinite().all() for parameter in thinker.parameters())
+    assert load_expert(tmp_path).dims == load_expert(ARENA).dims
+    old, new = (Tokenizer.from_file(str(folder / "tokenizer.json")) for folder in (ARENA, tmp_path))
+    assert new.get_vocab() == old.get_vocab()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from edgellm_ros.arena.language import sample_command
+from edgellm_arena.words.language import sample_command
 from edgellm_ros.multimodal.sound import Sound
 from training.data import MEANINGS, SequenceWriter, meaning_of
 from training.speech import (

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.engine_directory.draft_config import NUM_BASE_STATES
 
 LAYER_LIST = "eagle_aux_hidden_state_layer_ids"
 
 
 def read_base_state_layers(config: ConfigSection, layers: int) -> tuple[int, ...]:
-    """Read the layers whose inputs are the head's states.
+    """Return the base's layers whose input states the draft head takes.
 
     layers: how many the base has. Lists count outputs of layers; speculators counts inputs. Without a list
     they are the inputs of the layers 2, L // 2 and L - 3.

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from edgellm_ros.builder.draft.head import DraftHead
 from edgellm_ros.builder.draft.layout import MODULE, layer
-from edgellm_ros.builder.fused import StoredWeights, describe_layer
-from edgellm_ros.builder.graph import GraphBuilder
-from edgellm_ros.builder.lm_head import LMHead
+from edgellm_ros.builder.graph.graph import GraphBuilder
+from edgellm_ros.builder.graph.lm_head import LMHead
+from edgellm_ros.builder.lowering.fused import StoredWeights, describe_layer, inner_size
 from edgellm_ros.engine_directory.draft_config import NUM_BASE_STATES
-from edgellm_ros.engine_directory.fused_draft import FusedDraftModel, StoredFusion
+from edgellm_ros.fused.description.draft import FusedDraftModel, StoredFusion
 
 
 def describe_head(
@@ -24,13 +24,14 @@ def describe_head(
     `build_draft` built `draft/model.onnx`. draft, verify: the graphs, and the names of their files.
     """
     decoder, weights = head.decoder, StoredWeights(*draft)
-    layers = range(decoder.runner.num_hidden_layers)
     return FusedDraftModel(
         file=weights.file,
-        intermediate_size=decoder.intermediate_size,
-        epsilon=decoder.epsilon,
+        intermediate_size=inner_size(decoder),
+        epsilon=decoder.norm.epsilon,
         norm_before_residual=head.norm_before_residual,
-        layers=tuple(describe_layer(decoder, i, capacity, layer(i), weights.place) for i in layers),
+        layers=tuple(
+            describe_layer(each, capacity, layer(i), weights.place) for i, each in enumerate(decoder.layers)
+        ),
         hidden_norm=weights.place(f"{layer(0)}.hidden_norm.weight"),
         norm=weights.place(f"{MODULE}.norm.weight"),
         lm_head=weights.place(lm_head.tensor),

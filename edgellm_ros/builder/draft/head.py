@@ -15,11 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.checkpoint_config import ConfigSection, read_section
-from edgellm_ros.builder.decoder import DecoderArchitecture
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_section
+from edgellm_ros.builder.config.rope import read_position_limit, read_rope, rope_section
 from edgellm_ros.builder.draft.base_states import is_speculators, read_base_state_layers
-from edgellm_ros.builder.draft.fusion import Fusion
 from edgellm_ros.builder.draft.layout import (
     D2T,
     EMBEDDING,
@@ -31,10 +29,12 @@ from edgellm_ros.builder.draft.layout import (
 )
 from edgellm_ros.builder.draft.tensors import check_kind, check_shared, check_tensors, tensor_shapes
 from edgellm_ros.builder.draft.unsupported import SUPPORTED, refuse_config, refuse_files, refuse_tensors
-from edgellm_ros.builder.model import Model
-from edgellm_ros.builder.rope import read_position_limit, read_rope, rope_section
-from edgellm_ros.engine_directory.config import LanguageModelConfig
+from edgellm_ros.builder.families.model import Model
+from edgellm_ros.builder.graph.fusion import Fusion
+from edgellm_ros.builder.model.decoder import Attention, Decoder, RMSNorm, SwiGLU, attention_layer
+from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory.draft_config import DraftConfig
+from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
 from edgellm_ros.engine_directory.rope_config import RopeConfig
 
 NESTED_LAYER = "transformer_layer_config"  # of the heads of speculators
@@ -45,7 +45,7 @@ class DraftHead:
     """A head that was read and checked. Its tensors have the names of `layout.py`."""
 
     weights: Weights
-    decoder: DecoderArchitecture  # of the layers; the vocabulary is the head's own
+    decoder: Decoder  # of the layers; the vocabulary is the head's own
     fusion: Fusion
     norm_before_residual: bool  # the first layer adds attention to the normed state
     feeds_back_normed_state: bool
@@ -55,15 +55,15 @@ class DraftHead:
 
     def config(self, max_draft_tree_size: int, max_verify_tree_size: int) -> DraftConfig:
         """Make the section of `config.json`. ValueError for a limit that is not possible."""
-        runner = self.decoder.runner
+        llm = self.decoder.config
         return DraftConfig(
-            hidden_size=runner.hidden_size,
-            num_layers=runner.num_hidden_layers,
-            num_attention_heads=runner.num_attention_heads,
-            num_key_value_heads=runner.num_key_value_heads,
-            head_dim=runner.head_dim,
-            vocab_size=runner.vocab_size,
-            rope=runner.rope,
+            hidden_size=llm.hidden_size,
+            num_layers=llm.num_hidden_layers,
+            num_attention_heads=llm.num_attention_heads,
+            num_key_value_heads=llm.num_key_value_heads,
+            head_dim=llm.head_dim,
+            vocab_size=llm.vocab_size,
+            rope=llm.rope,
             base_state_layers=self.fusion.base_state_layers,
             max_draft_tree_size=max_draft_tree_size,
             max_verify_tree_size=max_verify_tree_size,
@@ -72,9 +72,7 @@ class DraftHead:
         )
 
 
-def read_head(
-    directory: Path, model: Model, base: Weights, dtype: np.dtype, capacity: int
-) -> DraftHead:
+def read_head(directory: Path, model: Model, base: Weights, dtype: np.dtype, capacity: int) -> DraftHead:
     """Read the head in a directory for a model with the weights `base`.
 
     dtype: of the export; capacity: of the base's KV cache. Only `d2t` is read, and the head's table of
@@ -105,8 +103,8 @@ def read_head(
         weights,
         read_base_state_layers(config, llm.num_hidden_layers),
         base_hidden_size=llm.hidden_size,
-        hidden_size=decoder.runner.hidden_size,
-        epsilon=decoder.epsilon,
+        hidden_size=decoder.config.hidden_size,
+        epsilon=decoder.norm.epsilon,
         bias=f"{MODULE}.fc.bias" in weights,
         state_norms=weights.has_module(f"{MODULE}.fc_norm"),
         joined_norm=weights.has_module(f"{MODULE}.input_norm"),
@@ -118,12 +116,12 @@ def read_head(
             raise config.fail(key, "the tensors of this norm are in the file, supported: true")
 
     # 3. Tensors.
-    optional = {EMBEDDING: (llm.vocab_size, decoder.runner.hidden_size), D2T: (vocabulary,)}
+    optional = {EMBEDDING: (llm.vocab_size, decoder.config.hidden_size), D2T: (vocabulary,)}
     expected = tensor_shapes(decoder, fusion, config) | optional
-    expected[LM_HEAD] = (vocabulary, decoder.runner.hidden_size)
+    expected[LM_HEAD] = (vocabulary, decoder.config.hidden_size)
     check_tensors(weights, names, expected, {*optional, LM_HEAD}, config)
     own_table = EMBEDDING in weights and not _same_table(weights, base, model.embedding, dtype)
-    check_shared(weights, own_table, decoder.runner, llm)
+    check_shared(weights, own_table, decoder.config, llm)
     normed = config.flag("norm_output", False)
     return DraftHead(
         weights,
@@ -140,13 +138,13 @@ def read_head(
 
 def _read_decoder(
     text: ConfigSection, weights: Weights, vocabulary: int, model: Model, capacity: int
-) -> DecoderArchitecture:
+) -> Decoder:
     text.one_of("hidden_act", ["silu"], default="silu")
     heads, hidden = text.size("num_attention_heads"), text.size("hidden_size")
     kv_heads = text.size("num_key_value_heads", heads)
     attention = f"{layer(0)}.self_attn"
     head_dim = _head_dim(text, weights, f"{attention}.q_proj.weight", heads)
-    runner = text.make(
+    llm = text.make(
         LanguageModelConfig,
         hidden_size=hidden,
         num_hidden_layers=_num_layers(text, weights),
@@ -159,15 +157,19 @@ def _read_decoder(
         num_deepstack_features=0,
         rope=_read_rope(text, head_dim, model.llm.rope, capacity),
     )
-    return DecoderArchitecture(
-        runner=runner,
-        intermediate_size=text.size("intermediate_size"),
-        epsilon=text.number("rms_norm_eps", 1e-6),
-        prefix=MODULE,
+    mlp = SwiGLU(text.size("intermediate_size"), bias=f"{layer(0)}.mlp.gate_proj.bias" in weights)
+    later = Attention(
         qkv_bias=text.flag("attention_bias", False) or f"{attention}.q_proj.bias" in weights,
         output_bias=f"{attention}.o_proj.bias" in weights,
-        mlp_bias=f"{layer(0)}.mlp.gate_proj.bias" in weights,
         head_norms=f"{attention}.q_norm.weight" in weights,
+    )
+    first = dataclasses.replace(later, inputs=2 * hidden)  # embedding and state side by side
+    blocks = [first, *[later] * (llm.num_hidden_layers - 1)]
+    return Decoder(
+        config=llm,
+        layers=tuple(attention_layer(block, mlp) for block in blocks),
+        norm=RMSNorm(text.number("rms_norm_eps", 1e-6)),
+        prefix=MODULE,
     )
 
 
@@ -181,9 +183,9 @@ def _num_layers(text: ConfigSection, weights: Weights) -> int:
 
 
 def _head_dim(text: ConfigSection, weights: Weights, name: str, heads: int) -> int:
-    """Compute the size of a head from the rows of its queries.
+    """Compute head_dim from the rows of the query projection.
 
-    Configurations leave it out, or have a wrong one.
+    Some configurations lack it or have a wrong one.
     """
     if name not in weights:
         raise ValueError(f"{weights.where}: tensor {published_name(name)} is missing; {SUPPORTED}")

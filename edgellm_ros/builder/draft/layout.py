@@ -11,7 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-MODULE = "draft"  # the head's tensors are in this module
+from edgellm_ros.builder.graph.fusion import HEAD_MODULE
+
+MODULE = HEAD_MODULE
 D2T = f"{MODULE}.d2t"
 EMBEDDING = f"{MODULE}.embed_tokens.weight"
 LM_HEAD = f"{MODULE}.lm_head.weight"

@@ -6,23 +6,23 @@ Some tensors must be there, others may be.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.checkpoint_config import ConfigSection
-from edgellm_ros.builder.decoder import DecoderArchitecture
-from edgellm_ros.builder.draft.fusion import Fusion
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
+from edgellm_ros.builder.checkpoint.safetensors_file import FLOATS, INTEGERS
 from edgellm_ros.builder.draft.layout import D2T, FC, LM_HEAD, MODULE, layer, published_name
 from edgellm_ros.builder.draft.unsupported import SUPPORTED, describe
-from edgellm_ros.builder.safetensors_file import FLOATS, INTEGERS
-from edgellm_ros.engine_directory.config import LanguageModelConfig
+from edgellm_ros.builder.graph.fusion import Fusion
+from edgellm_ros.builder.model.decoder import Attention, Decoder, Residual, SwiGLU
+from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory.draft_config import NUM_BASE_STATES
+from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
 
 
 def check_kind(config: ConfigSection, weights: Weights, base_hidden_size: int) -> None:
     """Raise ValueError unless it is an EAGLE-3 head for states of this size.
 
-    It is one if it has a vocabulary of its own, or if its fc takes three states.
+    A head is one of EAGLE-3 if it has a vocabulary of its own, or if its fc takes three states.
     """
     wanted = NUM_BASE_STATES * base_hidden_size
     claim = f"; {kind}" if (kind := describe(config)) else ""
@@ -43,16 +43,12 @@ def check_kind(config: ConfigSection, weights: Weights, base_hidden_size: int) -
     )
 
 
-def tensor_shapes(
-    decoder: DecoderArchitecture, fusion: Fusion, config: ConfigSection
-) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(decoder: Decoder, fusion: Fusion, config: ConfigSection) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of the tensors that a head must have.
 
-    They depend on the head's switches.
+    The tensors depend on the head's switches.
     """
-    runner, hidden = decoder.runner, decoder.runner.hidden_size
-    inner, head_dim = decoder.intermediate_size, runner.head_dim
-    queries, keys = runner.num_attention_heads * head_dim, runner.num_key_value_heads * head_dim
+    hidden = decoder.config.hidden_size
     joined = NUM_BASE_STATES * fusion.base_hidden_size
     shapes: dict[str, tuple[int, ...]] = {FC: (hidden, joined), f"{MODULE}.norm.weight": (hidden,)}
     if fusion.bias:
@@ -62,26 +58,33 @@ def tensor_shapes(
         shapes |= {f"{MODULE}.fc_norm.{i}.weight": (size,) for i in range(NUM_BASE_STATES)}
     if fusion.joined_norm or config.flag("norm_before_fc", False):
         shapes[f"{MODULE}.input_norm.weight"] = (joined,)
-    for i in range(runner.num_hidden_layers):
-        wide = hidden if i else 2 * hidden  # the first layer takes embedding and state side by side
-        linears = {
-            "self_attn.q_proj": (queries, wide, decoder.qkv_bias),
-            "self_attn.k_proj": (keys, wide, decoder.qkv_bias),
-            "self_attn.v_proj": (keys, wide, decoder.qkv_bias),
-            "self_attn.o_proj": (hidden, queries, decoder.output_bias),
-            "mlp.gate_proj": (inner, hidden, decoder.mlp_bias),
-            "mlp.up_proj": (inner, hidden, decoder.mlp_bias),
-            "mlp.down_proj": (hidden, inner, decoder.mlp_bias),
-        }
-        for name, (rows, columns, bias) in linears.items():
-            shapes[f"{layer(i)}.{name}.weight"] = (rows, columns)
-            if bias:
-                shapes[f"{layer(i)}.{name}.bias"] = (rows,)
-        norms = ("input_layernorm", "post_attention_layernorm", *(() if i else ("hidden_norm",)))
-        shapes |= {f"{layer(i)}.{norm}.weight": (hidden,) for norm in norms}
-        if decoder.head_norms:
-            shapes |= {f"{layer(i)}.self_attn.{norm}_norm.weight": (head_dim,) for norm in "qk"}
+    shapes[f"{layer(0)}.hidden_norm.weight"] = (hidden,)
+    for i, residuals in enumerate(decoder.layers):
+        for residual in residuals:
+            shapes[f"{layer(i)}.{residual.norm}.weight"] = (hidden,)
+            module = f"{layer(i)}.{residual.module}"
+            shapes |= {f"{module}.{name}": shape for name, shape in _block_shapes(residual, decoder.config)}
     return shapes
+
+
+def _block_shapes(residual: Residual, config: LanguageModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield names and shapes of a block's tensors."""
+    block, hidden, linears = residual.block, config.hidden_size, {}
+    if isinstance(block, Attention):
+        for name, rows in block.widths(config).items():
+            linears[name] = rows, block.inputs or hidden, block.qkv_bias
+        linears["o_proj"] = hidden, config.num_attention_heads * config.head_dim, block.output_bias
+        for norm in ("q_norm", "k_norm") if block.head_norms else ():
+            yield f"{norm}.weight", (config.head_dim,)
+    elif isinstance(block, SwiGLU):
+        linears = {name: (block.inner, hidden, block.bias) for name in ("gate_proj", "up_proj")}
+        linears["down_proj"] = hidden, block.inner, block.bias
+    else:
+        raise TypeError(f"no draft head has {type(block).__name__}")
+    for name, (rows, columns, bias) in linears.items():
+        yield f"{name}.weight", (rows, columns)
+        if bias:
+            yield f"{name}.bias", (rows,)
 
 
 def check_tensors(

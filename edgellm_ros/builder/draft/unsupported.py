@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from edgellm_ros.builder.checkpoint import FILE, INDEX
-from edgellm_ros.builder.checkpoint_config import ConfigSection
-from edgellm_ros.builder.unsupported import refuse_quantised
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
+from edgellm_ros.builder.config.unsupported import refuse_quantised
+from edgellm_ros.builder.weights.weights import FILE, INDEX
 
 SUPPORTED = "supported are EAGLE-3 heads"
 CONFIG_KEYS = {  # of config.json, at any depth
@@ -58,7 +58,7 @@ def refuse_config(config: ConfigSection) -> None:
 
 
 def refuse_tensors(stored: Iterable[str], where: object) -> None:
-    """Raise ValueError if the names of tensors are those of another kind of drafter."""
+    """Raise ValueError if the tensor names belong to another kind of drafter."""
     for name in sorted(stored):
         for part, kind in TENSORS.items():
             if part in name:

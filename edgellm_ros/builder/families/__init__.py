@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.checkpoint_config import ConfigSection, MixtureOfExpertsError
-from edgellm_ros.builder.model import Model
-from edgellm_ros.builder.unsupported import find_experts
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, MixtureOfExpertsError
+from edgellm_ros.builder.config.known_policies import hint, is_policy
+from edgellm_ros.builder.config.unsupported import find_experts
+from edgellm_ros.builder.families.model import Model
+from edgellm_ros.builder.weights.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,18 @@ def families() -> list[Family]:
 def find_family(config: ConfigSection) -> Family:
     """Find the family of a checkpoint by `model_type`.
 
-    ValueError lists the supported types and names the nearest; MixtureOfExpertsError if the model is of no
-    family and has experts.
+    ValueError lists the supported types, and names the nearest or says which policy it is;
+    MixtureOfExpertsError if the model is of no family and has experts.
     """
     by_type = {model_type: family for family in families() for model_type in family.model_types}
     model_type = config.text("model_type")
     if model_type in by_type:
         return by_type[model_type]
     experts = find_experts(config)
-    if experts:
+    if experts and not is_policy(model_type):
         raise MixtureOfExpertsError(f"{experts}; model_type {model_type!r} is not supported either")
-    raise config.fail("model_type", f"supported: {', '.join(sorted(by_type))}{_nearest(model_type, by_type)}")
+    more = hint(model_type) or _nearest(model_type, by_type)
+    raise config.fail("model_type", f"supported: {', '.join(sorted(by_type))}{more}")
 
 
 def _nearest(model_type: str, known: Iterable[str]) -> str:
@@ -64,7 +66,7 @@ def _nearest(model_type: str, known: Iterable[str]) -> str:
 
 @contextmanager
 def registered(family: Family) -> Iterator[None]:
-    """Make a family from outside this package known inside a `with` block."""
+    """Register an external family for the duration of a `with` block."""
     _registered.append(family)
     try:
         yield

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.checkpoint_config import ConfigSection
-from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
+from edgellm_ros.builder.config.known_policies import OPENPI, hint, is_policy
+from edgellm_ros.builder.graph.layers import ModelBuilder
+from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.diffusion.policy_config import PolicyConfig
-from edgellm_ros.engine_directory.config import LanguageModelConfig
+from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,17 @@ def find_policy(config: ConfigSection) -> Policy | None:
     """Find the policy of a checkpoint by `type`.
 
     None if `config.json` is not that of a policy. LeRobot writes `type` and the features of inputs and
-    outputs, transformers `model_type`. ValueError for a type that is not supported.
+    outputs, transformers `model_type`. ValueError for a type that is not supported, with what it is if it is
+    known.
     """
-    if config.has("model_type") or not (config.has("type") and config.has("output_features")):
+    known, kind = {policy.name: policy for policy in policies()}, config.data.get("type")
+    if config.has("model_type"):
         return None
-    known = {policy.name: policy for policy in policies()}
-    return known[config.one_of("type", sorted(known))]
+    if config.has(OPENPI):
+        raise config.fail(OPENPI, f"a checkpoint of openpi{hint('pi0')}")
+    if not config.has("output_features") and kind not in known and not is_policy(kind):
+        return None
+    kind = config.text("type")
+    if kind in known:
+        return known[kind]
+    raise config.fail("type", f"supported: {', '.join(sorted(known))}{hint(kind)}")

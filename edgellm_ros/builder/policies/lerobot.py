@@ -15,29 +15,36 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.checkpoint_config import ConfigSection, read_section
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_section
+from edgellm_ros.builder.policies.processors import (
+    EPSILON,
+    NORMALIZER,
+    POSTPROCESSOR,
+    PREPROCESSOR,
+    UNNORMALIZER,
+    state_file,
+)
+from edgellm_ros.builder.weights.weights import Weights
 
 STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
-PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
-NORMALIZER, UNNORMALIZER = "normalizer_processor", "unnormalizer_processor"
 STANDARD_FPS = 30.0  # of LeRobot's recordings
-EPSILON = 1e-8  # what the processors add to a standard deviation, or take for a range of 0
 RANGES = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}
 
 Stats = Mapping[str, np.ndarray]  # of one feature: mean, std, min, ... -> values
 
 
-def camera_names(config: ConfigSection) -> tuple[str, ...]:
+def camera_names(config: ConfigSection, renamed: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Read the cameras in the order of `input_features`.
 
     The name of observation.images.top is top. Cameras of `empty_cameras`, which never have an image, are left
-    out. ValueError if there is none.
+    out. renamed: the policy's name of an observation -> the robot's, which counts. ValueError if there is no
+    camera.
     """
     features = config.section("input_features")
     keys = [key for key in features.data if features.section(key).text("type") == "VISUAL"]
     empty = tuple(f"{IMAGES}empty_camera_{i}" for i in range(config.integer("empty_cameras", 0)))
-    names = tuple(key.removeprefix(IMAGES) for key in keys if key not in empty)
+    sources = renamed or {}
+    names = tuple(sources.get(key, key).removeprefix(IMAGES) for key in keys if key not in empty)
     if not names:
         raise features.fail(f"{IMAGES}...", "expected at least one camera (type VISUAL)")
     return names
@@ -58,8 +65,12 @@ def normalization(config: ConfigSection, kind: str) -> str:
     return mapping.one_of(kind, ["MEAN_STD", "IDENTITY", *RANGES], default="IDENTITY")
 
 
-def read_stats(checkpoint: Path, weights: Weights, key: str, dataset: Path | None) -> tuple[Stats, str]:
+def read_stats(
+    checkpoint: Path, weights: Weights, key: str, dataset: Path | None, source: str
+) -> tuple[Stats, str]:
     """Read the statistics of a feature, and where they are.
+
+    source: the feature's name in the data set.
 
     The first source that has them counts: `dataset`, the folder `meta` of a LeRobot data set; the processor
     that LeRobot saves beside the policy; buffers of the policy, which LeRobot saved before 0.4. ValueError if
@@ -71,13 +82,13 @@ def read_stats(checkpoint: Path, weights: Weights, key: str, dataset: Path | Non
         places.append(str(path))
         if path.is_file():
             section = read_section(path)
-            if section.has(key):
-                stats = section.section(key)
+            if section.has(source):
+                stats = section.section(source)
                 names = [name for name in stats.data if isinstance(stats.data[name], list)]
                 return {name: np.array(stats.numbers(name), np.float32) for name in names}, str(path)
     processor, step = (POSTPROCESSOR, UNNORMALIZER) if key == ACTION else (PREPROCESSOR, NORMALIZER)
     places.append(str(checkpoint / processor))
-    state = _state_file(checkpoint / processor, step)
+    state = state_file(checkpoint, processor, step)
     if state is not None:
         stats_of_key = _with_prefix(_load(state), f"{key}.")
         if stats_of_key:
@@ -151,21 +162,6 @@ def _is_list_of_text(value: object, size: int) -> bool:
     return isinstance(value, list) and len(value) == size and all(isinstance(each, str) for each in value)
 
 
-def _state_file(processor: Path, step: str) -> Path | None:
-    """Find the tensors of a step of a processor; None if it has none."""
-    if not processor.is_file():
-        return None
-    for entry in read_section(processor).data.get("steps", ()):
-        if isinstance(entry, Mapping) and entry.get("registry_name") == step:
-            name = entry.get("state_file")
-            if name is None:
-                return None
-            if not isinstance(name, str) or Path(name).name != name:
-                raise ValueError(f"{processor}: state_file {name!r}: expected the name of a file beside it")
-            return processor.with_name(name)
-    return None
-
-
 def _load(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} not found")
@@ -176,6 +172,4 @@ def _load(path: Path) -> dict[str, np.ndarray]:
 
 
 def _with_prefix(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    return {
-        name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)
-    }
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

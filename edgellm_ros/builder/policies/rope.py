@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.builder.graph.layers import ModelBuilder
 
 ROPE_THETA = 10000.0  # a constant of LeRobot's `apply_rope`, whatever the language model's config says
 
@@ -19,7 +19,7 @@ CosSin = tuple[ir.Value, ir.Value]
 def rope_table(graph: ModelBuilder, head_dim: int, positions: int, theta: float = ROPE_THETA) -> CosSin:
     """Add the cosines and sines [positions,D/2] of all positions.
 
-    They are computed in fp32.
+    The table is computed in fp32.
     """
     half = head_dim // 2
     exponents = np.float32(2.0 / head_dim) * np.arange(half, dtype=np.float32)

@@ -5,22 +5,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import tokenizers
+from edgellm_ros.builder.config.prompt_files import read_tokenizer
+from edgellm_ros.engine_directory.tokenizer_file import named_errors
 
 
-def tokens_around(path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def tokens_around(path: Path, vocab_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Find the tokens that a `tokenizer.json` puts around a text.
 
-    Returns those before the text and those behind it, such as <bos>. ValueError for a file that the
-    tokenizers library cannot load.
+    Returns those before the text and those after it, such as <bos>. ValueError for a file that the
+    tokenizers library cannot load, that encodes nothing or that has ids outside the vocabulary.
     """
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise ValueError(f"{path}: not a tokenizer: {error}") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    plain, full = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
+    tokenizer = read_tokenizer(path, vocab_size)
+    with named_errors(path, "a tokenizer that cannot encode text"):
+        plain, full = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
     starts = [start for start in range(len(full)) if full[start : start + len(plain)] == plain]
     if not plain or not starts:
         raise ValueError(f"{path}: special tokens change the tokens of the text between them")

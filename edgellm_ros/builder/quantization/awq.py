@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.quantization.matrix import INT4, QuantizedMatrix
 from edgellm_ros.builder.quantization.tensors import (
     FLOAT_TYPES,
@@ -48,13 +48,13 @@ class AwqLayout:
         zeros = need(tensors, f"{module}.qzeros", ["I32"], (groups, words), why)
         scales = need(tensors, f"{module}.scales", FLOAT_TYPES, (groups, fan_out), why)
         return QuantizedMatrix(
-            fan_in,
-            fan_out,
-            INT4,
-            group,
-            lambda: _unpacked(packed.read()),
-            lambda: floats(scales),
-            zeros_or_none(_unpacked(zeros.read())),
+            fan_in=fan_in,
+            fan_out=fan_out,
+            dtype=INT4,
+            group=group,
+            values=lambda: _unpacked(packed.read()),
+            scales=lambda: floats(scales),
+            zeros=zeros_or_none(_unpacked(zeros.read())),
         )
 
 

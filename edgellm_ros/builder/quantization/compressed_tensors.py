@@ -14,7 +14,8 @@ import math
 
 import numpy as np
 
-from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
+from edgellm_ros.builder.checkpoint.safetensors_file import StoredTensor
 from edgellm_ros.builder.quantization.fp8 import read_block
 from edgellm_ros.builder.quantization.matrix import INT4, INT8, QuantizedMatrix
 from edgellm_ros.builder.quantization.scaled import Block, scaled_matrix
@@ -29,7 +30,6 @@ from edgellm_ros.builder.quantization.tensors import (
     unpack,
     zeros_or_none,
 )
-from edgellm_ros.builder.safetensors_file import StoredTensor
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
 STRATEGIES = ("tensor", "channel", "group", "block")
@@ -93,14 +93,14 @@ class CompressedTensorsLayout:
             return rows if order is None else rows[order]
 
         return QuantizedMatrix(
-            fan_in,
-            fan_out,
-            INT4 if bits == 4 else INT8,
-            group,
-            values,
-            lambda: floats(scales).T,
-            zeros,
-            order,
+            fan_in=fan_in,
+            fan_out=fan_out,
+            dtype=INT4 if bits == 4 else INT8,
+            group=group,
+            values=values,
+            scales=lambda: floats(scales).T,
+            zeros=zeros,
+            order=order,
         )
 
     def _bits_of(self, packed: StoredTensor, fan_out: int, fan_in: int) -> int:

@@ -10,7 +10,7 @@ Sources: Model-Optimizer, modelopt/torch/export/quant_utils.py; transformers, in
 
 from __future__ import annotations
 
-from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.quantization.matrix import QuantizedMatrix
 from edgellm_ros.builder.quantization.scaled import Block, scaled_matrix
 from edgellm_ros.builder.quantization.tensors import Stored

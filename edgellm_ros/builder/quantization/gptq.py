@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.quantization.matrix import INT4, INT8, QuantizedMatrix
 from edgellm_ros.builder.quantization.tensors import (
     FLOAT_TYPES,
@@ -65,14 +65,14 @@ class GptqLayout:
             return rows if order is None else rows[order]
 
         return QuantizedMatrix(
-            fan_in,
-            fan_out,
-            INT4 if bits == 4 else INT8,
-            group,
-            values,
-            lambda: floats(scales),
-            self._zeros(unpack(stored.read(), bits, axis=1)[:, :fan_out]),
-            order,
+            fan_in=fan_in,
+            fan_out=fan_out,
+            dtype=INT4 if bits == 4 else INT8,
+            group=group,
+            values=values,
+            scales=lambda: floats(scales),
+            zeros=self._zeros(unpack(stored.read(), bits, axis=1)[:, :fan_out]),
+            order=order,
         )
 
     def _zeros(self, stored: np.ndarray) -> np.ndarray | None:

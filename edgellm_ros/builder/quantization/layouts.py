@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from edgellm_ros.builder.checkpoint_config import ConfigSection, read_section
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_section
+from edgellm_ros.builder.config.unsupported import METHOD_KEYS, MODELOPT_FILE, QUANTISATION_KEYS
 from edgellm_ros.builder.quantization.awq import AwqLayout
 from edgellm_ros.builder.quantization.compressed_tensors import CompressedTensorsLayout
 from edgellm_ros.builder.quantization.fp8 import BlockFp8Layout, ModelOptLayout
 from edgellm_ros.builder.quantization.gptq import GptqLayout
 from edgellm_ros.builder.quantization.matrix import QuantizedMatrix
 from edgellm_ros.builder.quantization.tensors import Stored
-from edgellm_ros.builder.unsupported import METHOD_KEYS, MODELOPT_FILE, QUANTISATION_KEYS
 
 
 class Layout(Protocol):

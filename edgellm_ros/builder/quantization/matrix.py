@@ -14,7 +14,7 @@ QUANTIZED = (INT4, INT8, FLOAT8)
 Read = Callable[[], np.ndarray]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class QuantizedMatrix:
     """A matrix [K,N] in 4 or 8 bits, with a scale per group of rows in each column.
 
@@ -38,7 +38,6 @@ class QuantizedMatrix:
 
     @property
     def groups(self) -> int:
-        """Return the number of groups of a column."""
         return self.fan_in // self.group
 
     def dequantized(self) -> np.ndarray:
@@ -60,14 +59,14 @@ class QuantizedMatrix:
             return self
         zeros = None if self.zeros is None else np.repeat(self.zeros, times, axis=0)
         return QuantizedMatrix(
-            self.fan_in,
-            self.fan_out,
-            self.dtype,
-            group,
-            self.values,
-            lambda: np.repeat(scales(), times, axis=0),
-            zeros,
-            self.order,
+            fan_in=self.fan_in,
+            fan_out=self.fan_out,
+            dtype=self.dtype,
+            group=group,
+            values=self.values,
+            scales=lambda: np.repeat(scales(), times, axis=0),
+            zeros=zeros,
+            order=self.order,
         )
 
 
@@ -85,14 +84,14 @@ def join(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix | None:
         given = [none.repeat(part.fan_out, 1) if part.zeros is None else part.zeros for part in parts]
         zeros = np.concatenate(given, axis=1)
     return QuantizedMatrix(
-        first.fan_in,
-        sum(part.fan_out for part in parts),
-        first.dtype,
-        first.group,
-        lambda: np.concatenate([part.values() for part in parts], axis=1),
-        lambda: np.concatenate([part.scales() for part in parts], axis=1),
-        zeros,
-        first.order,
+        fan_in=first.fan_in,
+        fan_out=sum(part.fan_out for part in parts),
+        dtype=first.dtype,
+        group=first.group,
+        values=lambda: np.concatenate([part.values() for part in parts], axis=1),
+        scales=lambda: np.concatenate([part.scales() for part in parts], axis=1),
+        zeros=zeros,
+        order=first.order,
     )
 
 

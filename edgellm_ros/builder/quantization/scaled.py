@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from edgellm_ros.builder.checkpoint.safetensors_file import StoredTensor
 from edgellm_ros.builder.quantization.matrix import FLOAT8, INT8, QuantizedMatrix
 from edgellm_ros.builder.quantization.tensors import (
     FLOAT_TYPES,
@@ -21,7 +22,6 @@ from edgellm_ros.builder.quantization.tensors import (
     need_matrix,
     zeros_or_none,
 )
-from edgellm_ros.builder.safetensors_file import StoredTensor
 
 TYPES = {"I8": INT8, "F8_E4M3": FLOAT8}
 Block = tuple[int, int]  # outputs and inputs that share a scale
@@ -47,13 +47,13 @@ def scaled_matrix(
         points = need(tensors, f"{module}.weight_zero_point", ["I8"], scales.shape, f"{scales.name!r}")
         zeros = zeros_or_none(spread(points.read()))
     return QuantizedMatrix(
-        fan_in,
-        fan_out,
-        TYPES[weight.dtype],
-        group,
-        lambda: weight.read().T,
-        lambda: spread(floats(scales)),
-        zeros,
+        fan_in=fan_in,
+        fan_out=fan_out,
+        dtype=TYPES[weight.dtype],
+        group=group,
+        values=lambda: weight.read().T,
+        scales=lambda: spread(floats(scales)),
+        zeros=zeros,
     )
 
 

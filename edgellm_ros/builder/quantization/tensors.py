@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edgellm_ros.builder.safetensors_file import FLOATS, StoredTensor
+from edgellm_ros.builder.checkpoint.safetensors_file import FLOATS, StoredTensor
 
 Stored = Mapping[str, StoredTensor]
 
@@ -109,9 +109,7 @@ def group_order(index: StoredTensor, groups: int, group: int) -> np.ndarray | No
         return None
     if found.min() < 0 or found.max() >= groups:
         wrong = found[(found < 0) | (found >= groups)][0]
-        raise ValueError(
-            f"{index.file}: tensor {index.name!r} has group {wrong}, expected 0 to {groups - 1}"
-        )
+        raise ValueError(f"{index.file}: tensor {index.name!r} has group {wrong}, expected 0 to {groups - 1}")
     order = np.argsort(found, kind="stable")
     if not np.array_equal(found[order], expected):
         counts = np.bincount(found, minlength=groups)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The head beside a language model that answers.
 
-Its actions attend to the KV cache of prompt and answer. `builder/flow_expert.py` writes its engine.
+The actions attend to the KV cache of prompt and answer. `builder/action/flow_expert.py` writes its engine.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class PolicyHead(ActionHead, Protocol):
         ...
 
     def prefix_rows(self, images: int, tokens: int) -> int:
-        """Return the rows of the prefix of a request with so many images and tokens."""
+        """Return the number of rows of a prefix with these images and tokens."""
         ...
 
     def prefix_inputs(self, state: np.ndarray) -> Mapping[str, np.ndarray]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The head of SmolVLA.
 
-Its actions attend to keys and values of a prefix of images, task and state.
+The actions attend to keys and values of a prefix of images, task and state.
 
 Source of the model: LeRobot 0.4.4, policies/smolvla.
 """

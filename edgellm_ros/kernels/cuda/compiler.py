@@ -36,13 +36,7 @@ SIZES = (
     "MOST_CHAIN_TOKENS",
 )  # of `layout`
 Files = tuple[str, ...]
-EARLY_START = 90  # compute capability from which a kernel may start before the one before it has ended
 DIGEST_BYTES = hashlib.sha256().digest_size
-
-
-def compute_capability(arch: str) -> int:
-    """Return 90 for "sm_90"."""
-    return int("".join(filter(str.isdigit, arch)))
 
 
 def source(files: Files = KERNELS) -> str:
@@ -99,9 +93,9 @@ def cached(
     compile: Callable[[], bytes],
     directory: Path | None = None,
 ) -> bytes:
-    """Return the cubin of a program with these options from a cache folder.
+    """Return the cubin of a program from a cache folder, compiled if there is none.
 
-    It is compiled if the folder has none. A damaged file is replaced. If the folder is not writable, the
+    A damaged file is replaced. If the folder is not writable, the
     kernels are compiled each time.
     """
     file = (directory or cache_directory()) / f"{arch}-{_key(arch, program, chosen)}.cubin"

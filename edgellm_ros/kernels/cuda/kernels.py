@@ -18,6 +18,7 @@ from edgellm_ros.kernels.cuda.launches import (
     check_float32,
     check_logits,
     lowest_bit,
+    of_table,
     row_bytes,
     widest_unit,
 )
@@ -54,29 +55,31 @@ class CudaKernels(CudaLaunches):
         across, down = self._weights(width, out_width), self._weights(height, out_height)
         if height_first((height, width), (out_height, out_width)):
             between = self._between(out_height * width * channels)
-            self._resize_height(between, image, down, 1, height, out_height, width * channels)
-            self._resize_width(out, between, across, channels, out_height, width, out_width)
+            self._resize_height(between, image, down, (1, height, out_height, width * channels))
+            self._resize_width(out, between, across, (channels, out_height, width, out_width))
         else:
             between = self._between(channels * height * out_width)
-            self._resize_width(between, image, across, channels, height, width, out_width)
-            self._resize_height(out, between, down, channels, height, out_height, out_width)
+            self._resize_width(between, image, across, (channels, height, width, out_width))
+            self._resize_height(out, between, down, (channels, height, out_height, out_width))
 
     def _resize_width(
-        self, out: Tensor, image: Tensor, weights: ResizeWeights, channels: int, height: int, *widths: int
+        self, out: Tensor, image: Tensor, weights: ResizeWeights, sizes: tuple[int, int, int, int]
     ) -> None:
+        channels, height, width, out_width = sizes
         self._by_element(
-            "resize_width", channels * height * widths[1],
-            out.pointer, image.pointer, weights.first.pointer, weights.weights.pointer,
-            channels, height, *widths, weights.taps,
+            "resize_width", channels * height * out_width,
+            out=out, image=image, first=weights.first, weights=weights.weights, channels=channels,
+            height=height, width=width, out_width=out_width, taps=weights.taps,
         )  # fmt: skip
 
     def _resize_height(
-        self, out: Tensor, planes: Tensor, weights: ResizeWeights, count: int, height: int, *sizes: int
+        self, out: Tensor, planes: Tensor, weights: ResizeWeights, sizes: tuple[int, int, int, int]
     ) -> None:
+        count, height, out_height, width = sizes
         self._by_element(
-            "resize_height", count * sizes[0] * sizes[1],
-            out.pointer, planes.pointer, weights.first.pointer, weights.weights.pointer,
-            count, height, *sizes, weights.taps,
+            "resize_height", count * out_height * width,
+            out=out, planes=planes, first=weights.first, weights=weights.weights, count=count,
+            height=height, out_height=out_height, width=width, taps=weights.taps,
         )  # fmt: skip
 
     def cut_patches(self, levels: Tensor, frames: Tensor, layout: PatchLayout, out: Tensor) -> None:
@@ -85,8 +88,10 @@ class CudaKernels(CudaLaunches):
         repeated = out.shape[-1] // (channels * layout.patch_size**2)
         self._by_element(
             "cut_patches", out.size,
-            out.pointer, levels.pointer, frames.pointer, out.size, count, repeated, channels, height, width,
-            layout.tile_height, layout.tile_width, layout.patch_size, layout.block_size // layout.patch_size,
+            out=out, levels=levels, pixels=frames, size=out.size, frames=count, repeated=repeated,
+            channels=channels, height=height, width=width, tile_height=layout.tile_height,
+            tile_width=layout.tile_width, patch=layout.patch_size,
+            merge=layout.block_size // layout.patch_size,
         )  # fmt: skip
 
     def embed(self, token_ids: Tensor, table: Tensor, multimodal_rows: Tensor, out: Tensor) -> None:
@@ -94,8 +99,8 @@ class CudaKernels(CudaLaunches):
         width = widest_unit(row, table, multimodal_rows, out)
         self._by_token(
             f"embed_{width}", token_ids, row // width,
-            out.pointer, token_ids.pointer, table.pointer, multimodal_rows.pointer,
-            token_ids.size, table.shape[0], multimodal_rows.shape[0], row // width,
+            out=out, ids=token_ids, table=table, multimodal=multimodal_rows, tokens=token_ids.size,
+            vocab=table.shape[0], multimodal_count=multimodal_rows.shape[0], units=row // width,
         )  # fmt: skip
 
     def deepstack(self, token_ids: Tensor, vocab_size: int, multimodal_rows: Tensor, out: Tensor) -> None:
@@ -103,8 +108,8 @@ class CudaKernels(CudaLaunches):
         width = widest_unit(row, multimodal_rows, out)
         self._by_token(
             f"deepstack_{width}", token_ids, row // width,
-            out.pointer, token_ids.pointer, multimodal_rows.pointer,
-            token_ids.size, vocab_size, multimodal_rows.shape[0], row // width,
+            out=out, ids=token_ids, multimodal=multimodal_rows, tokens=token_ids.size, vocab=vocab_size,
+            multimodal_count=multimodal_rows.shape[0], units=row // width,
         )  # fmt: skip
 
     def rope_rows(
@@ -119,9 +124,8 @@ class CudaKernels(CudaLaunches):
         check_float32(table.cos, table.sin, table.frequencies, deltas, cos, sin)
         self._by_element(
             "rope_rows", cos.size,
-            cos.pointer, sin.pointer, table.cos.pointer, table.sin.pointer, table.frequencies.pointer,
-            lengths.pointer, deltas.pointer, cos.shape[0], cos.shape[1], *table.cos.shape,
-            0 if filled is None else filled.pointer,
+            cos=cos, sin=sin, **of_table(table), lengths=lengths, deltas=deltas, batch=cos.shape[0],
+            steps=cos.shape[1], filled=filled,
         )  # fmt: skip
         if filled is not None and not cos.size:  # without a launch
             self.visible_rows(lengths, cos.shape[1], filled)
@@ -139,9 +143,10 @@ class CudaKernels(CudaLaunches):
         time, height, width = mrope_section or (cos.shape[2], 0, 0)
         self._by_element(
             "mrope_rows", cos.size,
-            cos.pointer, sin.pointer, table.cos.pointer, table.sin.pointer, table.frequencies.pointer,
-            positions.pointer, cos.shape[0], cos.shape[1], *table.cos.shape,
-            time, height, width, int(interleaved),
+            cos=cos, sin=sin, cos_table=table.cos, sin_table=table.sin, radians=table.frequencies,
+            positions=positions, batch=cos.shape[0], steps=cos.shape[1],
+            table_positions=table.cos.shape[0], frequencies=table.cos.shape[1], time=time, height=height,
+            width=width, interleaved=int(interleaved),
         )  # fmt: skip
 
     def causal_mask(self, lengths: Tensor, out: Tensor) -> None:
@@ -149,11 +154,11 @@ class CudaKernels(CudaLaunches):
         width = widest_unit(capacity, out)
         self._by_element(
             f"causal_mask_{width}", out.size // width,
-            out.pointer, lengths.pointer, batch, steps, capacity // width,
+            out=out, lengths=lengths, batch=batch, steps=steps, units=capacity // width,
         )  # fmt: skip
 
     def visible_rows(self, lengths: Tensor, steps: int, out: Tensor) -> None:
-        self._by_element("visible_rows", out.size, out.pointer, lengths.pointer, out.size, steps)
+        self._by_element("visible_rows", out.size, out=out, lengths=lengths, batch=out.size, steps=steps)
 
     def copy_cache_rows(
         self,
@@ -165,15 +170,18 @@ class CudaKernels(CudaLaunches):
     ) -> None:
         layers, _, heads, _, _ = source.shape
         row = row_bytes(source)
-        addresses, strides = [], []
-        for cache, (sequence, first) in ((target, target_at), (source, source_at)):
+        addresses: list[int] = []
+        strides: dict[str, int] = {}
+        for name, cache, (sequence, first) in (("target", target, target_at), ("source", source, source_at)):
             _, batch, _, capacity, _ = cache.shape
             addresses.append(cache.pointer + (sequence * heads * capacity + first) * row)
-            strides += [batch * heads * capacity * row, capacity * row]
+            strides |= {f"{name}_layer_stride": batch * heads * capacity * row}
+            strides |= {f"{name}_head_stride": capacity * row}
         width = lowest_bit(WIDEST, row, *addresses)
         self._by_plane(
             f"copy_cache_rows_{width}", layers * heads, count * row // width,
-            *addresses, layers, heads, *(stride // width for stride in strides), count * row // width,
+            target=addresses[0], source=addresses[1], layers=layers, heads=heads,
+            units=count * row // width, **{name: stride // width for name, stride in strides.items()},
         )  # fmt: skip
 
     def mask_logits(self, logits: Tensor, masks: Tensor) -> None:
@@ -183,7 +191,7 @@ class CudaKernels(CudaLaunches):
             raise ValueError(f"the masks of {logits!r} must have a bit for each logit, got {masks!r}")
         self._by_element(
             "mask_logits", logits.size,
-            logits.pointer, masks.pointer, logits.size, vocab, words, EXCLUDED,
+            logits=logits, masks=masks, size=logits.size, vocab=vocab, words=words, excluded=EXCLUDED,
         )  # fmt: skip
 
     def sample(self, logits: Tensor, state: SamplingState, tokens: Tensor) -> None:
@@ -192,25 +200,25 @@ class CudaKernels(CudaLaunches):
         if not rows:
             return
         blocks = self._sampling_blocks(rows, vocab)
-        self._program.launch(
+        self._launch(
             "sample", (blocks, rows), SAMPLE_THREADS,
-            logits.pointer, vocab, state.temperature.pointer, state.top_k.pointer, state.top_p.pointer,
-            state.min_p.pointer, state.repetition_penalty.pointer, state.seed.pointer, state.position.pointer,
-            state.seen.pointer, tokens.pointer, tokens.shape[1], self._sampling_scratch(rows),
+            logits=logits, vocab=vocab, **state.rules, positions=state.position, seen=state.seen,
+            tokens=tokens, tokens_per_sequence=tokens.shape[1], scratch=self._sampling_scratch(rows),
             cooperative=blocks > 1,
         )  # fmt: skip
 
     def map_tokens(self, tokens: Tensor, vocab_map: Tensor, out: Tensor) -> None:
         self._by_element(
             "map_tokens", out.size,
-            out.pointer, tokens.pointer, vocab_map.pointer, out.size, vocab_map.size,
+            out=out, tokens=tokens, vocab_map=vocab_map, batch=out.size, map_size=vocab_map.size,
         )  # fmt: skip
 
     def count_tokens(self, tokens: Tensor, offered: Tensor, state: StopState, counts: Tensor) -> None:
         self._by_element(
             "count_tokens", counts.size,
-            tokens.pointer, offered.pointer, state.tokens_left.pointer, state.trigger_token.pointer,
-            state.stop_ids.pointer, state.stop_ids.size, counts.pointer, *tokens.shape,
+            tokens=tokens, offered=offered, tokens_left=state.tokens_left,
+            trigger_token=state.trigger_token, stop_ids=state.stop_ids, stop_count=state.stop_ids.size,
+            counts=counts, batch=tokens.shape[0], width=tokens.shape[1],
         )  # fmt: skip
 
     def commit_tokens(
@@ -218,12 +226,13 @@ class CudaKernels(CudaLaunches):
     ) -> None:
         self._by_element(
             "commit_tokens", counts.size,
-            sampled.pointer, tokens.pointer, counts.pointer, state.position.pointer, state.seen.pointer,
-            last_tokens.pointer, *tokens.shape, state.seen.shape[1],
+            sampled=sampled, tokens=tokens, counts=counts, positions=state.position, seen=state.seen,
+            last_tokens=last_tokens, batch=tokens.shape[0], width=tokens.shape[1],
+            vocab=state.seen.shape[1],
         )  # fmt: skip
 
     def commit_rows(self, lengths: Tensor, counts: Tensor) -> None:
-        self._by_element("commit_rows", lengths.size, lengths.pointer, counts.pointer, lengths.size)
+        self._by_element("commit_rows", lengths.size, lengths=lengths, counts=counts, batch=lengths.size)
 
     def commit_states(self, states: Tensor, next_states: Tensor, first_row: int, counts: Tensor) -> None:
         layers, batch, _ = states.shape
@@ -231,7 +240,8 @@ class CudaKernels(CudaLaunches):
         width = widest_unit(row, states, next_states)
         self._by_plane(
             f"commit_states_{width}", layers * rows, row // width,
-            states.pointer, next_states.pointer, counts.pointer, layers, batch, first_row, rows, row // width,
+            states=states, next_states=next_states, counts=counts, layers=layers, batch=batch,
+            first_row=first_row, rows=rows, units=row // width,
         )  # fmt: skip
 
     def log_probabilities(self, logits: Tensor, tokens: Tensor, top_ids: Tensor, top_values: Tensor) -> None:
@@ -241,16 +251,18 @@ class CudaKernels(CudaLaunches):
         if not 0 <= width - 1 <= most:
             raise ValueError(f"{width - 1} most likely tokens requested, expected at most {most}")
         if rows:
-            self._program.launch(
+            self._launch(
                 "log_probabilities", (rows,), SAMPLE_THREADS,
-                logits.pointer, vocab, tokens.pointer, top_ids.pointer, top_values.pointer, width,
+                all_logits=logits, vocab=vocab, tokens=tokens, top_ids=top_ids, top_values=top_values,
+                width=width,
             )  # fmt: skip
 
     def euler_step(self, x: Tensor, velocity: Tensor, dt: float, time: Tensor, next_time: float) -> None:
         check_float32(x, velocity, time)
         self._by_element(
             "euler_step", x.size,
-            x.pointer, velocity.pointer, x.size, float(dt), time.pointer, time.size, float(next_time),
+            x=x, velocity=velocity, size=x.size, dt=float(dt), time=time, times=time.size,
+            next_time=float(next_time),
         )  # fmt: skip
 
     def conditioned_step(
@@ -259,8 +271,8 @@ class CudaKernels(CudaLaunches):
         check_float32(x, velocity, previous, factors, time)
         self._by_element(
             "conditioned_step", x.size,
-            x.pointer, velocity.pointer, previous.pointer, factors.pointer, x.size, *previous.shape,
-            float(dt), time.pointer, time.size,
+            x=x, velocity=velocity, previous=previous, factors=factors, size=x.size,
+            rows=previous.shape[0], actions=previous.shape[1], dt=float(dt), time=time, times=time.size,
         )  # fmt: skip
 
     def _between(self, size: int) -> Tensor:

@@ -9,6 +9,8 @@ import numpy as np
 
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.cuda.layout import MAX_BLOCKS_PER_ROW, MAX_VOCAB, ROW_SCRATCH_BYTES
+from edgellm_ros.kernels.cuda.signatures import in_order
+from edgellm_ros.kernels.protocol import RopeTable
 
 WIDEST = 16  # bytes that one thread moves with one instruction
 THREADS = 256  # per block, by default
@@ -30,22 +32,35 @@ class CudaLaunches:
         # Recorded graphs use the scratch memory of their recording, so none of it is freed before self.
         self._scratch: dict[str, list[Tensor]] = {}
 
-    def _by_token(self, name: str, token_ids: Tensor, units: int, *arguments: Any) -> None:
+    def _launch(
+        self, name: str, grid: tuple[int, ...], threads: int, /, cooperative: bool = False, **parameters: Any
+    ) -> None:
+        """Launch a kernel with its parameters by name.
+
+        A tensor is passed by its address, None as 0.
+        """
+        values = (
+            0 if value is None else value.pointer if isinstance(value, Tensor) else value
+            for value in in_order(name, parameters)
+        )
+        self._program.launch(name, grid, threads, *values, cooperative=cooperative)
+
+    def _by_token(self, name: str, token_ids: Tensor, units: int, /, **parameters: Any) -> None:
         """Launch a block per token, with a thread per unit of its row."""
         if token_ids.size and units:
             grid = (min(token_ids.size, MAX_BLOCKS),)
-            self._program.launch(name, grid, min(THREADS, -(-units // 32) * 32), *arguments)
+            self._launch(name, grid, min(THREADS, -(-units // 32) * 32), **parameters)
 
-    def _by_plane(self, name: str, planes: int, units: int, *arguments: Any) -> None:
+    def _by_plane(self, name: str, planes: int, units: int, /, **parameters: Any) -> None:
         """Launch blocks per plane, with a thread per unit."""
         if planes and units:
             grid = (min(-(-units // THREADS), MAX_BLOCKS), min(planes, MAX_PLANES))
-            self._program.launch(name, grid, THREADS, *arguments)
+            self._launch(name, grid, THREADS, **parameters)
 
-    def _by_element(self, name: str, elements: int, *arguments: Any) -> None:
+    def _by_element(self, name: str, elements: int, /, **parameters: Any) -> None:
         """Launch a thread per element."""
         if elements:
-            self._program.launch(name, (min(-(-elements // THREADS), MAX_BLOCKS),), THREADS, *arguments)
+            self._launch(name, (min(-(-elements // THREADS), MAX_BLOCKS),), THREADS, **parameters)
 
     def _sampling_blocks(self, rows: int, vocab: int) -> int:
         """Return the number of blocks for each row of logits; all of them can run at once."""
@@ -93,3 +108,15 @@ def check_logits(logits: Tensor, vocab: int) -> None:
     check_float32(logits)
     if logits.shape[-1] != vocab or not 0 < vocab <= MAX_VOCAB:
         raise ValueError(f"logits must have {vocab} tokens, at most {MAX_VOCAB}, got {logits.shape[-1]}")
+
+
+def of_table(table: RopeTable) -> dict[str, Any]:
+    """Return the parameters of kernels that read a table of RoPE rows."""
+    positions, frequencies = table.cos.shape
+    return {
+        "cos_table": table.cos,
+        "sin_table": table.sin,
+        "radians": table.frequencies,
+        "positions": positions,
+        "frequencies": frequencies,
+    }

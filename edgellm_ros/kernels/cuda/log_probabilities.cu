@@ -29,8 +29,7 @@ __device__ inline void find_bin(LogprobShared& shared, u32 wanted) {
 
 // Returns a rank that only the `wanted` most likely tokens reach; 1 <= wanted <= vocab.
 template <class Read>
-__device__ u64 least_rank(LogprobShared& shared, Read read, int vocab, Ranks ranks, u64 best, Scale scale,
-                          u32 wanted) {
+__device__ u64 least_rank(LogprobShared& shared, Read read, int vocab, Ranks ranks, u64 best, Scale scale, u32 wanted) {
   const u32 top_key = ranks.key(best);
   const float top = ranks.score(best);
   constexpr int beyond = THREADS - 1;  // the last bin, also for all larger distances
@@ -42,10 +41,8 @@ __device__ u64 least_rank(LogprobShared& shared, Read read, int vocab, Ranks ran
   });
   find_bin(shared, wanted);
   const int bin = shared.bin;
-  if (threadIdx.x == 0)
-    shared.least_key = bin == beyond ? KEY_OF_LOWEST : least_key_of_bins(top_key, bin, scale.high);
-  if (threadIdx.x == 32)
-    shared.greatest_key = bin == 0 ? top_key : least_key_of_bins(top_key, bin - 1, scale.high) - 1;
+  if (threadIdx.x == 0) shared.least_key = bin == beyond ? KEY_OF_LOWEST : least_key_of_bins(top_key, bin, scale.high);
+  if (threadIdx.x == 32) shared.greatest_key = bin == 0 ? top_key : least_key_of_bins(top_key, bin - 1, scale.high) - 1;
   __syncthreads();
   u64 low = ranks.last_of_key(shared.least_key), high = ranks.first_of_key(shared.greatest_key);
   while (shared.through != wanted) {  // the bin holds too many tokens
@@ -67,7 +64,7 @@ __device__ u64 least_rank(LogprobShared& shared, Read read, int vocab, Ranks ran
 extern "C" __global__ void __launch_bounds__(THREADS)
     log_probabilities(const float* all_logits, i64 vocab, const i64* tokens, i64* top_ids, float* top_values,
                       i64 width) {
-  wait_for_kernel_before();
+  pdl_wait();
   __shared__ LogprobShared shared;
   const float* logits = all_logits + blockIdx.x * vocab;
   i64* ids = top_ids + blockIdx.x * width;

@@ -20,9 +20,7 @@ __device__ inline u32 order_key(float score) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-__device__ inline float score_of_key(u32 key) {
-  return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
-}
+__device__ inline float score_of_key(u32 key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
 
 // Unique ranks of tokens: greater for greater scores, then for smaller ids.
 struct Ranks {

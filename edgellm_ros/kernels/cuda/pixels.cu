@@ -11,8 +11,8 @@ __device__ inline u8 weighted(int sum) {
 
 // out [channels, height, out_width]; image [height, width, channels]; first [out_width], weights [out_width, taps].
 extern "C" __global__ void resize_width(u8* out, const u8* image, const int* first, const int* weights, i64 channels,
-                                       i64 height, i64 width, i64 out_width, i64 taps) {
-  wait_for_kernel_before();
+                                        i64 height, i64 width, i64 out_width, i64 taps) {
+  pdl_wait();
   for (i64 i = first_index(); i < channels * height * out_width; i += index_stride()) {
     const u32 x = (u32)i % (u32)out_width, line = (u32)i / (u32)out_width;
     const u32 y = line % (u32)height, channel = line / (u32)height;
@@ -28,8 +28,8 @@ extern "C" __global__ void resize_width(u8* out, const u8* image, const int* fir
 
 // out [count, out_height, width]; planes [count, height, width]; first [out_height], weights [out_height, taps].
 extern "C" __global__ void resize_height(u8* out, const u8* planes, const int* first, const int* weights, i64 count,
-                                          i64 height, i64 out_height, i64 width, i64 taps) {
-  wait_for_kernel_before();
+                                         i64 height, i64 out_height, i64 width, i64 taps) {
+  pdl_wait();
   for (i64 i = first_index(); i < count * out_height * width; i += index_stride()) {
     const u32 x = (u32)i % (u32)width, line = (u32)i / (u32)width;
     const u32 y = line % (u32)out_height, plane = line / (u32)out_height;
@@ -48,7 +48,7 @@ extern "C" __global__ void resize_height(u8* out, const u8* planes, const int* f
 extern "C" __global__ void cut_patches(float* out, const float* levels, const u8* pixels, i64 size, i64 frames,
                                        i64 repeated, i64 channels, i64 height, i64 width, i64 tile_height,
                                        i64 tile_width, i64 patch, i64 merge) {
-  wait_for_kernel_before();
+  pdl_wait();
   for (i64 i = first_index(); i < size; i += index_stride()) {
     u32 rest = (u32)i;
     const auto next = [&rest](i64 count) {  // the last index of those that are left

@@ -9,10 +9,10 @@ from typing import Any
 from cuda.bindings import driver
 from cuda.core import Kernel, LaunchConfig, ObjectCode, launch
 
-from edgellm_ros.engine.cuda_device import CudaDevice
-from edgellm_ros.engine.cuda_errors import check
+from edgellm_ros.engine.cuda.device import CudaDevice
+from edgellm_ros.engine.cuda.errors import check
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.kernels.cuda.compiler import EARLY_START, compute_capability
+from edgellm_ros.kernels.capability import EARLY_START, compute_capability
 
 Grid = tuple[int, ...]
 
@@ -21,7 +21,7 @@ class CudaProgram:
     """The kernels in a cubin for the device's architecture.
 
     early: kernels may start before those before them have ended, where the GPU supports it; each waits by
-    itself (`wait_for_kernel_before`).
+    itself (`pdl_wait`).
     """
 
     def __init__(self, device: CudaDevice, cubin: bytes, early: bool = False) -> None:

@@ -52,34 +52,34 @@ __device__ void commit_states(Unit* states, const Unit* next_states, const i64* 
   }
 }
 
-#define ROW_KERNELS(width, Unit)                                                                                    \
-  extern "C" __global__ void embed_##width(Unit* out, const i64* ids, const Unit* table, const Unit* multimodal,    \
-                                           i64 tokens, i64 vocab, i64 multimodal_count, i64 units) {                \
-    wait_for_kernel_before();                                                                                       \
-    embed(out, ids, table, multimodal, tokens, vocab, multimodal_count, units);                                     \
-  }                                                                                                                 \
-  extern "C" __global__ void deepstack_##width(Unit* out, const i64* ids, const Unit* multimodal, i64 tokens,       \
-                                               i64 vocab, i64 multimodal_count, i64 units) {                        \
-    wait_for_kernel_before();                                                                                       \
-    deepstack(out, ids, multimodal, tokens, vocab, multimodal_count, units);                                        \
-  }                                                                                                                 \
-  extern "C" __global__ void copy_cache_rows_##width(                                                               \
-      Unit* target, const Unit* source, i64 layers, i64 heads, i64 target_layer_stride, i64 target_head_stride,     \
-      i64 source_layer_stride, i64 source_head_stride, i64 units) {                                                 \
-    wait_for_kernel_before();                                                                                       \
-    copy_cache_rows(target, source, layers, heads, target_layer_stride, target_head_stride, source_layer_stride,    \
-                    source_head_stride, units);                                                                     \
-  }                                                                                                                 \
-  extern "C" __global__ void commit_states_##width(Unit* states, const Unit* next_states, const i64* counts,        \
-                                                   i64 layers, i64 batch, i64 first_row, i64 rows, i64 units) {     \
-    wait_for_kernel_before();                                                                                       \
-    commit_states(states, next_states, counts, layers, batch, first_row, rows, units);                              \
+#define ROW_KERNELS(width, Unit)                                                                                   \
+  extern "C" __global__ void embed_##width(Unit* out, const i64* ids, const Unit* table, const Unit* multimodal,   \
+                                           i64 tokens, i64 vocab, i64 multimodal_count, i64 units) {               \
+    pdl_wait();                                                                                                    \
+    embed(out, ids, table, multimodal, tokens, vocab, multimodal_count, units);                                    \
+  }                                                                                                                \
+  extern "C" __global__ void deepstack_##width(Unit* out, const i64* ids, const Unit* multimodal, i64 tokens,      \
+                                               i64 vocab, i64 multimodal_count, i64 units) {                       \
+    pdl_wait();                                                                                                    \
+    deepstack(out, ids, multimodal, tokens, vocab, multimodal_count, units);                                       \
+  }                                                                                                                \
+  extern "C" __global__ void copy_cache_rows_##width(Unit* target, const Unit* source, i64 layers, i64 heads,      \
+                                                     i64 target_layer_stride, i64 target_head_stride,              \
+                                                     i64 source_layer_stride, i64 source_head_stride, i64 units) { \
+    pdl_wait();                                                                                                    \
+    copy_cache_rows(target, source, layers, heads, target_layer_stride, target_head_stride, source_layer_stride,   \
+                    source_head_stride, units);                                                                    \
+  }                                                                                                                \
+  extern "C" __global__ void commit_states_##width(Unit* states, const Unit* next_states, const i64* counts,       \
+                                                   i64 layers, i64 batch, i64 first_row, i64 rows, i64 units) {    \
+    pdl_wait();                                                                                                    \
+    commit_states(states, next_states, counts, layers, batch, first_row, rows, units);                             \
   }
 
 FOR_EACH_WIDTH(ROW_KERNELS)
 
-// Writes zeros: replaces the memset nodes of graphs (engine/cuda_graph.py).
+// Writes zeros: replaces the memset nodes of graphs (engine/cuda/graph.py).
 extern "C" __global__ void fill(unsigned char* out, i64 bytes) {
-  wait_for_kernel_before();
+  pdl_wait();
   for (i64 i = first_index(); i < bytes; i += index_stride()) out[i] = 0;
 }

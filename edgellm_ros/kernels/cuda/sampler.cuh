@@ -278,8 +278,8 @@ struct RowSampler {
     const u64 own = measure == MASS ? bin.mass : bin.count;
     const u64 through = measure == MASS ? bin.mass_through : bin.count_through;
     if (through > target && through - own <= target)
-      shared.found = {(int)threadIdx.x,           bin.count, bin.count_through - bin.count, bin.id, bin.mass,
-                      bin.mass_through - bin.mass};
+      shared.found = {(int)threadIdx.x, bin.count, bin.count_through - bin.count,
+                      bin.id,           bin.mass,  bin.mass_through - bin.mass};
     __syncthreads();
     const Found found = shared.found;
     __syncthreads();
@@ -293,20 +293,15 @@ struct RowSampler {
     const u32 top_key = order_key(shared.top);
     if (threadIdx.x == 0) shared.least_key = least_key_of_bins(top_key, found.bin, shared.scale.high);
     if (threadIdx.x == 32)
-      shared.greatest_key =
-          found.bin == 0 ? top_key : least_key_of_bins(top_key, found.bin - 1, shared.scale.high) - 1;
+      shared.greatest_key = found.bin == 0 ? top_key : least_key_of_bins(top_key, found.bin - 1, shared.scale.high) - 1;
     __syncthreads();
     u64 low = ranks.last_of_key(shared.least_key), high = ranks.first_of_key(shared.greatest_key);
     while (found.count > 1) {
       const int shift = bin_shift(low, high);
       const Bin fine = fine_bins(low, high, shift);
       const Found finer = find(fine, target - (measure == MASS ? found.mass_before : found.count_before), measure);
-      found = {finer.bin,
-               finer.count,
-               found.count_before + finer.count_before,
-               finer.id,
-               finer.mass,
-               found.mass_before + finer.mass_before};
+      found = {finer.bin, finer.count, found.count_before + finer.count_before,
+               finer.id,  finer.mass,  found.mass_before + finer.mass_before};
       high -= (u64)finer.bin << shift;
       const u64 last = high - ((1ull << shift) - 1);
       low = last > low && last <= high ? last : low;

@@ -2,20 +2,26 @@
 // Samples a token from each row of logits, in one cooperative launch.
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    sample(const float* logits, i64 vocab, const float* temperatures, const i64* top_ks, const float* top_ps,
-           const float* min_ps, const float* penalties, const u64* seeds, const i64* positions, const bool* seen,
+    sample(const float* logits, i64 vocab, const float* temperature, const i64* top_k, const float* top_p,
+           const float* min_p, const float* repetition_penalty, const u64* seed, const i64* positions, const bool* seen,
            i64* tokens, i64 tokens_per_sequence, RowScratch* scratch) {
-  wait_for_kernel_before();
+  pdl_wait();
   __shared__ SampleShared shared;
   __shared__ Rules rules;  // not in registers, of which 1024 threads have few
   const int row = blockIdx.y, sequence = row / (int)tokens_per_sequence;
   if (threadIdx.x == 0) {
-    rules = {temperatures[sequence], top_ks[sequence], top_ps[sequence], min_ps[sequence], seeds[sequence]};
+    rules = {temperature[sequence], top_k[sequence], top_p[sequence], min_p[sequence], seed[sequence]};
     shared.barriers = 0;
   }
   const Share share(vocab);
-  RowSampler sampler{shared,              scratch[row], logits + (i64)row * vocab, seen + (i64)sequence * vocab,
-                     penalties[sequence], Ranks(vocab), share.begin,               share.end};
+  RowSampler sampler{shared,
+                     scratch[row],
+                     logits + (i64)row * vocab,
+                     seen + (i64)sequence * vocab,
+                     repetition_penalty[sequence],
+                     Ranks(vocab),
+                     share.begin,
+                     share.end};
 
   const u64 own_best = sampler.block_best();
   i64 token = -1;

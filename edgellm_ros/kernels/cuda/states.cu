@@ -7,7 +7,7 @@ extern "C" __global__ void __launch_bounds__(STATE_THREADS)
     advance_states(float* states, const float* keys, const float* values, const float* decays, const float* strengths,
                    const i64* counts, i64 batch, i64 rows, i64 tokens, i64 heads, i64 key_heads, i64 key_dim,
                    i64 groups, i64 columns) {
-  wait_for_kernel_before();
+  pdl_wait();
   __shared__ float logs[MOST_CHAIN_TOKENS], fades[MOST_CHAIN_TOKENS];
   __shared__ float products[MOST_CHAIN_TOKENS][MOST_CHAIN_TOKENS];  // of keys, faded from the second to the first
   __shared__ float sums[MOST_CHAIN_TOKENS][STATE_THREADS], updates[MOST_CHAIN_TOKENS][STATE_THREADS];
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(STATE_THREADS)
 // `TreeKernels.advance_windows`.
 extern "C" __global__ void advance_windows(float* windows, const float* inputs, const i64* counts, i64 layers,
                                            i64 batch, i64 rows, i64 tokens, i64 channels, i64 past) {
-  wait_for_kernel_before();
+  pdl_wait();
   for (i64 i = first_index(); i < layers * rows * channels; i += index_stride()) {
     const i64 channel = i % channels, row = i / channels % rows, layer = i / channels / rows;
     const i64 count = clamp(counts[row], 0, tokens);

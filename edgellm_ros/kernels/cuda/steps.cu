@@ -5,7 +5,7 @@
 extern "C" __global__ void rope_rows(float* cos, float* sin, const float* cos_table, const float* sin_table,
                                      const float* radians, const i64* lengths, const float* deltas, i64 batch,
                                      i64 steps, i64 positions, i64 frequencies, i64* filled) {
-  wait_for_kernel_before();
+  pdl_wait();
   for (i64 i = first_index(); filled && i < batch; i += index_stride()) filled[i] = lengths[i] + steps;
   for (i64 i = first_index(); i < batch * steps * frequencies; i += index_stride()) {
     const i64 token = i / frequencies, sequence = token / steps;
@@ -21,7 +21,7 @@ extern "C" __global__ void mrope_rows(float* cos, float* sin, const float* cos_t
                                       const float* radians, const float* positions, i64 batch, i64 steps,
                                       i64 table_positions, i64 frequencies, i64 time, i64 height, i64 width,
                                       i64 interleaved) {
-  wait_for_kernel_before();
+  pdl_wait();
   for (i64 i = first_index(); i < batch * steps * frequencies; i += index_stride()) {
     const i64 token = i / frequencies, frequency = i % frequencies;
     const i64 turn = frequency % 3 == 1 && frequency < 3 * height  ? 1
@@ -47,16 +47,16 @@ __device__ void causal_mask(Unit* out, const i64* lengths, i64 batch, i64 steps,
   }
 }
 
-#define MASK_KERNEL(width, Unit)                                                                                    \
-  extern "C" __global__ void causal_mask_##width(Unit* out, const i64* lengths, i64 batch, i64 steps, i64 units) {  \
-    wait_for_kernel_before();                                                                                       \
-    causal_mask(out, lengths, batch, steps, units);                                                                 \
+#define MASK_KERNEL(width, Unit)                                                                                   \
+  extern "C" __global__ void causal_mask_##width(Unit* out, const i64* lengths, i64 batch, i64 steps, i64 units) { \
+    pdl_wait();                                                                                                    \
+    causal_mask(out, lengths, batch, steps, units);                                                                \
   }
 
 FOR_EACH_WIDTH(MASK_KERNEL)
 
 extern "C" __global__ void visible_rows(i64* out, const i64* lengths, i64 batch, i64 steps) {
-  wait_for_kernel_before();
+  pdl_wait();
   for (i64 i = first_index(); i < batch; i += index_stride()) out[i] = lengths[i] + steps;
 }
 
@@ -64,7 +64,7 @@ extern "C" __global__ void visible_rows(i64* out, const i64* lengths, i64 batch,
 extern "C" __global__ void count_tokens(const i64* tokens, const i64* offered, i64* tokens_left,
                                         const i64* trigger_token, const i64* stop_ids, i64 stop_count, i64* counts,
                                         i64 batch, i64 width) {
-  wait_for_kernel_before();
+  pdl_wait();
   for (i64 i = first_index(); i < batch; i += index_stride()) {
     const i64 left = tokens_left[i], most = clamp(offered[i] < left ? offered[i] : left, 0, width);
     i64 count = 0, left_after = left - most;
@@ -85,7 +85,7 @@ extern "C" __global__ void count_tokens(const i64* tokens, const i64* offered, i
 // Commits the first counts[i] of sampled and tokens [batch, width] to the answer of sequence i.
 extern "C" __global__ void commit_tokens(const i64* sampled, const i64* tokens, const i64* counts, i64* positions,
                                          bool* seen, i64* last_tokens, i64 batch, i64 width, i64 vocab) {
-  wait_for_kernel_before();
+  pdl_wait();
   for (i64 i = first_index(); i < batch; i += index_stride()) {
     const i64 count = counts[i];
     for (i64 place = 0; place < count; ++place) {
@@ -100,7 +100,7 @@ extern "C" __global__ void commit_tokens(const i64* sampled, const i64* tokens, 
 // Excludes the tokens whose bit in masks [rows, words] is 0 from logits [rows, vocab]: `Kernels.mask_logits`.
 extern "C" __global__ void mask_logits(float* logits, const u32* masks, i64 size, i64 vocab, i64 words,
                                        double excluded) {
-  wait_for_kernel_before();
+  pdl_wait();
   for (i64 i = first_index(); i < size; i += index_stride()) {
     const i64 row = i / vocab, token = i - row * vocab;
     const bool allowed = masks[row * words + token / 32] >> (token % 32) & 1;
@@ -109,12 +109,12 @@ extern "C" __global__ void mask_logits(float* logits, const u32* masks, i64 size
 }
 
 extern "C" __global__ void commit_rows(i64* lengths, const i64* counts, i64 batch) {
-  wait_for_kernel_before();
+  pdl_wait();
   for (i64 i = first_index(); i < batch; i += index_stride()) lengths[i] += counts[i];
 }
 
 extern "C" __global__ void map_tokens(i64* out, const i64* tokens, const i64* vocab_map, i64 batch, i64 map_size) {
-  wait_for_kernel_before();
+  pdl_wait();
   for (i64 i = first_index(); i < batch; i += index_stride())
     out[i] = tokens[i] < 0 ? -1 : vocab_map[clamp(tokens[i], 0, map_size - 1)];
 }
@@ -122,7 +122,7 @@ extern "C" __global__ void map_tokens(i64* out, const i64* tokens, const i64* vo
 // Also writes the time of the next step, `times` values.
 extern "C" __global__ void euler_step(float* x, const float* velocity, i64 size, double dt, float* time, i64 times,
                                       double next_time) {
-  wait_for_kernel_before();
+  pdl_wait();
   for (i64 i = first_index(); i < times; i += index_stride()) time[i] = (float)next_time;
   for (i64 i = first_index(); i < size; i += index_stride()) x[i] += (float)dt * velocity[i];
 }
@@ -132,7 +132,7 @@ extern "C" __global__ void euler_step(float* x, const float* velocity, i64 size,
 extern "C" __global__ void conditioned_step(float* x, const float* velocity, const float* previous,
                                             const float* factors, i64 size, i64 rows, i64 actions, double dt,
                                             float* time, i64 times) {
-  wait_for_kernel_before();
+  pdl_wait();
   for (i64 i = first_index(); i < times; i += index_stride()) time[i] = factors[2 * rows + i];
   for (i64 i = first_index(); i < size; i += index_stride()) {
     const i64 place = i % (rows * actions), row = place / actions;

@@ -3,8 +3,8 @@
 // Letters as in kernels/tree_protocol.py: K candidates of a node, N levels, T entries of a table, M nodes of a tree.
 
 constexpr int TOP_VALUES = TOP_SHARE / THREADS;  // per thread
-constexpr int FEW = 256;  // values that are ordered by counting without a bound
-#define NO_SCORE __uint_as_float(0xff800000u)  // -inf
+constexpr int FEW = 256;                         // values that are ordered by counting without a bound
+#define NO_SCORE __uint_as_float(0xff800000u)    // -inf
 
 struct TopShared {
   u64 warp_values[WARPS];
@@ -178,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     add_candidates(const float* logits, i64 vocab, const i64* token_of_logit, i64* tokens, float* scores, i64* parents,
                    const i64* nodes, i64 nodes_per_sequence, i64 top_k, i64 entries, i64 levels, i64 level,
                    u32* arrived, u64* work) {
-  wait_for_kernel_before();
+  pdl_wait();
   add_candidates_of(logits, vocab, token_of_logit, tokens, scores, parents, nodes, nodes_per_sequence, top_k, entries,
                     levels, level, arrived, work);
 }
@@ -187,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     add_candidates_half(const unsigned short* logits, i64 vocab, const i64* token_of_logit, i64* tokens, float* scores,
                         i64* parents, const i64* nodes, i64 nodes_per_sequence, i64 top_k, i64 entries, i64 levels,
                         i64 level, u32* arrived, u64* work) {
-  wait_for_kernel_before();
+  pdl_wait();
   add_candidates_of(logits, vocab, token_of_logit, tokens, scores, parents, nodes, nodes_per_sequence, top_k, entries,
                     levels, level, arrived, work);
 }
@@ -208,8 +208,8 @@ __device__ void mask_row(Unit* out, i64 units, i64 committed, const i64* slots, 
 }
 
 // One block for each of tokens [batch, count]. embedding [vocab, row_units]; embeds [batch, count, row_units]; cos, sin
-// [batch, count, frequencies]; mask [batch, 1, count, mask_units]; counts, lengths, deltas, newest, filled [batch]. mask, with
-// 0 units, and filled may be null.
+// [batch, count, frequencies]; mask [batch, 1, count, mask_units]; counts, lengths, deltas, newest, filled [batch].
+// mask, with 0 units, and filled may be null.
 template <class Unit>
 __device__ void begin_accepted(const i64* tokens, const i64* counts, i64 count, const Unit* embedding, i64 vocab,
                                i64 row_units, const float* cos_table, const float* sin_table, const float* radians,
@@ -221,7 +221,8 @@ __device__ void begin_accepted(const i64* tokens, const i64* counts, i64 count, 
     if (filled) filled[sequence] = slot + count;
   }
   const Unit* embedding_row = embedding + clamp(tokens[row], 0, vocab - 1) * row_units;
-  for (i64 unit = threadIdx.x; unit < row_units; unit += blockDim.x) embeds[row * row_units + unit] = embedding_row[unit];
+  for (i64 unit = threadIdx.x; unit < row_units; unit += blockDim.x)
+    embeds[row * row_units + unit] = embedding_row[unit];
   const float position = (float)slot + deltas[sequence];
   for (i64 i = threadIdx.x; i < frequencies; i += blockDim.x)
     write_angle(cos + row * frequencies + i, sin + row * frequencies + i, cos_table, sin_table, radians, position, i,
@@ -230,9 +231,9 @@ __device__ void begin_accepted(const i64* tokens, const i64* counts, i64 count, 
 }
 
 // One block for each of batch * K nodes of a level. table [batch, entries]; nodes [batch, levels - 1, K]; embedding
-// [vocab, row_units], states [batch, state_rows, row_units], embeds and parents [batch, K, row_units]; cos, sin [batch, K,
-// frequencies]; mask [batch, 1, K, mask_units]; newest, write_index, filled [batch]. mask, with 0 units, write_index and
-// filled may be null.
+// [vocab, row_units], states [batch, state_rows, row_units], embeds and parents [batch, K, row_units]; cos, sin [batch,
+// K, frequencies]; mask [batch, 1, K, mask_units]; newest, write_index, filled [batch]. mask, with 0 units, write_index
+// and filled may be null.
 template <class Unit>
 __device__ void begin_level(const i64* tokens, const float* scores, i64* nodes, i64 top_k, i64 entries, i64 levels,
                             i64 level, const Unit* states, i64 state_rows, const i64* newest, const Unit* embedding,
@@ -350,65 +351,64 @@ __device__ void take_accepted(Unit* out, const Unit* source, const i64* index, i
 
 // source [places, units]; out [batch, rows, units], index [batch, places / batch]. One block per row of `source`.
 template <class Unit>
-__device__ void put_rows(Unit* out, const Unit* source, const i64* index, i64 places, i64 places_per_sequence,
-                         i64 rows, i64 units) {
+__device__ void put_rows(Unit* out, const Unit* source, const i64* index, i64 places, i64 places_per_sequence, i64 rows,
+                         i64 units) {
   for (i64 place = blockIdx.x; place < places; place += gridDim.x) {
     if (index[place] < 0 || index[place] >= rows) continue;
     const i64 row = place / places_per_sequence * rows + index[place];
-    for (i64 unit = threadIdx.x; unit < units; unit += blockDim.x) out[row * units + unit] = source[place * units + unit];
+    for (i64 unit = threadIdx.x; unit < units; unit += blockDim.x)
+      out[row * units + unit] = source[place * units + unit];
   }
 }
 
-#define TREE_KERNELS(width, Unit)                                                                                   \
-  extern "C" __global__ void begin_accepted_##width(                                                                \
-      const i64* tokens, const i64* counts, i64 count, const Unit* embedding, i64 vocab, i64 row_units,             \
-      const float* cos_table, const float* sin_table, const float* radians, i64 positions, i64 frequencies,         \
-      const i64* lengths, const float* deltas, i64* newest, Unit* embeds, float* cos, float* sin, Unit* mask,       \
-      i64 mask_units, i64* filled) {                                                                                \
-    wait_for_kernel_before();                                                                                       \
-    begin_accepted(tokens, counts, count, embedding, vocab, row_units, cos_table, sin_table, radians, positions,    \
-                   frequencies, lengths, deltas, newest, embeds, cos, sin, mask, mask_units, filled);               \
-  }                                                                                                                 \
-  extern "C" __global__ void begin_level_##width(                                                                   \
-      const i64* tokens, const float* scores, i64* nodes, i64 top_k, i64 entries, i64 levels, i64 level,            \
-      const Unit* states, i64 state_rows, const i64* newest, const Unit* embedding, i64 vocab, i64 row_units,       \
-      const float* cos_table, const float* sin_table, const float* radians, i64 positions, i64 frequencies,         \
-      const i64* lengths, const float* deltas, Unit* embeds, Unit* parents, float* cos, float* sin, Unit* mask,     \
-      i64 mask_units, i64* write_index, i64* filled) {                                                              \
-    wait_for_kernel_before();                                                                                       \
-    begin_level(tokens, scores, nodes, top_k, entries, levels, level, states, state_rows, newest, embedding, vocab, \
-                row_units, cos_table, sin_table, radians, positions, frequencies, lengths, deltas, embeds, parents, \
-                cos, sin, mask, mask_units, write_index, filled);                                                   \
-  }                                                                                                                 \
-  extern "C" __global__ void tree_mask_##width(Unit* out, const i64* parents, const i64* lengths, i64 size,         \
-                                               i64 units) {                                                         \
-    wait_for_kernel_before();                                                                                       \
-    tree_mask(out, parents, lengths, size, units);                                                                  \
-  }                                                                                                                 \
-  extern "C" __global__ void move_cache_rows_##width(                                                               \
-      Unit* cache, const i64* lengths, const i64* path, const i64* counts, i64 layers, i64 batch, i64 heads,        \
-      i64 capacity, i64 units, i64 first_row, i64 rows, i64 path_width) {                                           \
-    wait_for_kernel_before();                                                                                       \
-    move_cache_rows(cache, lengths, path, counts, layers, batch, heads, capacity, units, first_row, rows,           \
-                    path_width);                                                                                    \
-  }                                                                                                                 \
-  extern "C" __global__ void take_rows_##width(Unit* out, const Unit* source, const i64* index, i64 places,         \
-                                               i64 places_per_sequence, i64 rows, i64 units) {                      \
-    wait_for_kernel_before();                                                                                       \
-    take_rows(out, source, index, places, places_per_sequence, rows, units);                                        \
-  }                                                                                                                 \
-  extern "C" __global__ void take_accepted_##width(Unit* out, const Unit* source, const i64* index, i64 places,     \
-                                                   i64 places_per_sequence, i64 rows, i64 units,                    \
-                                                   const i64* tokens, i64* out_tokens, const i64* counts,           \
-                                                   i64* out_counts) {                                               \
-    wait_for_kernel_before();                                                                                       \
-    take_accepted(out, source, index, places, places_per_sequence, rows, units, tokens, out_tokens, counts,         \
-                  out_counts);                                                                                      \
-  }                                                                                                                 \
-  extern "C" __global__ void put_rows_##width(Unit* out, const Unit* source, const i64* index, i64 places,          \
-                                              i64 places_per_sequence, i64 rows, i64 units) {                       \
-    wait_for_kernel_before();                                                                                       \
-    put_rows(out, source, index, places, places_per_sequence, rows, units);                                         \
+#define TREE_KERNELS(width, Unit)                                                                                      \
+  extern "C" __global__ void begin_accepted_##width(                                                                   \
+      const i64* tokens, const i64* counts, i64 count, const Unit* embedding, i64 vocab, i64 row_units,                \
+      const float* cos_table, const float* sin_table, const float* radians, i64 positions, i64 frequencies,            \
+      const i64* lengths, const float* deltas, i64* newest, Unit* embeds, float* cos, float* sin, Unit* mask,          \
+      i64 mask_units, i64* filled) {                                                                                   \
+    pdl_wait();                                                                                                        \
+    begin_accepted(tokens, counts, count, embedding, vocab, row_units, cos_table, sin_table, radians, positions,       \
+                   frequencies, lengths, deltas, newest, embeds, cos, sin, mask, mask_units, filled);                  \
+  }                                                                                                                    \
+  extern "C" __global__ void begin_level_##width(                                                                      \
+      const i64* tokens, const float* scores, i64* nodes, i64 top_k, i64 entries, i64 levels, i64 level,               \
+      const Unit* states, i64 state_rows, const i64* newest, const Unit* embedding, i64 vocab, i64 row_units,          \
+      const float* cos_table, const float* sin_table, const float* radians, i64 positions, i64 frequencies,            \
+      const i64* lengths, const float* deltas, Unit* embeds, Unit* parents, float* cos, float* sin, Unit* mask,        \
+      i64 mask_units, i64* write_index, i64* filled) {                                                                 \
+    pdl_wait();                                                                                                        \
+    begin_level(tokens, scores, nodes, top_k, entries, levels, level, states, state_rows, newest, embedding, vocab,    \
+                row_units, cos_table, sin_table, radians, positions, frequencies, lengths, deltas, embeds, parents,    \
+                cos, sin, mask, mask_units, write_index, filled);                                                      \
+  }                                                                                                                    \
+  extern "C" __global__ void tree_mask_##width(Unit* out, const i64* parents, const i64* lengths, i64 size,            \
+                                               i64 units) {                                                            \
+    pdl_wait();                                                                                                        \
+    tree_mask(out, parents, lengths, size, units);                                                                     \
+  }                                                                                                                    \
+  extern "C" __global__ void move_cache_rows_##width(                                                                  \
+      Unit* cache, const i64* lengths, const i64* path, const i64* counts, i64 layers, i64 batch, i64 heads,           \
+      i64 capacity, i64 units, i64 first_row, i64 rows, i64 path_width) {                                              \
+    pdl_wait();                                                                                                        \
+    move_cache_rows(cache, lengths, path, counts, layers, batch, heads, capacity, units, first_row, rows, path_width); \
+  }                                                                                                                    \
+  extern "C" __global__ void take_rows_##width(Unit* out, const Unit* source, const i64* index, i64 places,            \
+                                               i64 places_per_sequence, i64 rows, i64 units) {                         \
+    pdl_wait();                                                                                                        \
+    take_rows(out, source, index, places, places_per_sequence, rows, units);                                           \
+  }                                                                                                                    \
+  extern "C" __global__ void take_accepted_##width(Unit* out, const Unit* source, const i64* index, i64 places,        \
+                                                   i64 places_per_sequence, i64 rows, i64 units, const i64* tokens,    \
+                                                   i64* out_tokens, const i64* counts, i64* out_counts) {              \
+    pdl_wait();                                                                                                        \
+    take_accepted(out, source, index, places, places_per_sequence, rows, units, tokens, out_tokens, counts,            \
+                  out_counts);                                                                                         \
+  }                                                                                                                    \
+  extern "C" __global__ void put_rows_##width(Unit* out, const Unit* source, const i64* index, i64 places,             \
+                                              i64 places_per_sequence, i64 rows, i64 units) {                          \
+    pdl_wait();                                                                                                        \
+    put_rows(out, source, index, places, places_per_sequence, rows, units);                                            \
   }
 
 FOR_EACH_WIDTH(TREE_KERNELS)
@@ -421,7 +421,7 @@ static_assert(SELECT_THREADS == 1 << DIGIT_BITS, "a thread for each value of a d
 extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     select_tree(const i64* table_tokens, const float* table_scores, const i64* table_parents, i64 entries, i64 top_k,
                 const i64* last_tokens, i64* tokens, i64* parents, i64* depths, i64 size) {
-  wait_for_kernel_before();
+  pdl_wait();
   __shared__ u32 keys[MOST_TABLE_ENTRIES];  // then the nodes of the selected entries
   __shared__ u32 counts[SELECT_THREADS], warp_counts[WARPS], digit, before;
   const i64 table = blockIdx.x * entries, tree = blockIdx.x * size;
@@ -474,7 +474,7 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
 extern "C" __global__ void tree_rope_rows(float* cos, float* sin, const float* cos_table, const float* sin_table,
                                           const float* radians, const i64* lengths, const float* deltas,
                                           const i64* depths, i64 batch, i64 steps, i64 positions, i64 frequencies) {
-  wait_for_kernel_before();
+  pdl_wait();
   for (i64 i = first_index(); i < batch * steps * frequencies; i += index_stride()) {
     const i64 token = i / frequencies, sequence = token / steps;
     const float position = (float)(lengths[sequence] + depths[token]) + deltas[sequence];
@@ -484,7 +484,7 @@ extern "C" __global__ void tree_rope_rows(float* cos, float* sin, const float* c
 
 // Writes the highest rank of each node's tokens to shared memory, or NOT_FINITE. logits [size, vocab].
 __device__ inline void find_best_of_nodes(u64* bests, const float* logits, int size, int vocab, Ranks ranks) {
-  constexpr int BATCH = 8;  // reads on their way
+  constexpr int BATCH = 8;                                                     // reads on their way
   const int warps = size < WARPS ? WARPS / size : 1, lane = threadIdx.x % 32;  // of a node
   for (int node = threadIdx.x; node < size; node += THREADS) bests[node] = 0;
   __syncthreads();
@@ -517,13 +517,14 @@ __device__ inline void find_best_of_nodes(u64* bests, const float* logits, int s
 // are marked in seen [batch, vocab] until the end, by the block that reads them there. If tokens do not depend on those
 // before, and there is one block, the tokens of all nodes are found at once.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    sample_path(const float* logits, i64 vocab, const float* temperatures, const i64* top_ks, const float* top_ps,
-                const float* min_ps, const float* penalties, const u64* seeds, const i64* positions,
-                const i64* path_limits, bool* seen, const i64* tree_tokens, const i64* tree_parents, i64 size, const i64* vocab_map, i64* sampled,
-                i64* tokens, i64* path, i64* offered, i64 most, RowScratch* scratch) {
-  wait_for_kernel_before();
+    sample_path(const float* logits, i64 vocab, const float* temperature, const i64* top_k, const float* top_p,
+                const float* min_p, const float* repetition_penalty, const u64* seed, const i64* positions,
+                const i64* path_limits, bool* seen, const i64* tree_tokens, const i64* tree_parents, i64 size,
+                const i64* vocab_map, i64* sampled, i64* tokens, i64* path, i64* offered, i64 most,
+                RowScratch* scratch) {
+  pdl_wait();
   __shared__ SampleShared shared;
-  __shared__ Rules rules;  // not in registers, of which 1024 threads have few
+  __shared__ Rules rules;                  // not in registers, of which 1024 threads have few
   __shared__ int marked[MOST_TREE_NODES];  // tokens of the path; -1 = not marked by this block
   __shared__ int node_tokens[MOST_TREE_NODES], node_parents[MOST_TREE_NODES];
   __shared__ u32 places[MOST_TREE_NODES + 1];  // of the path's nodes, from the end; 0 = none
@@ -531,7 +532,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int row = blockIdx.y, thread = threadIdx.x;
   const i64 limit = path_limits[row] < most ? path_limits[row] : most;
   if (thread == 0) {
-    rules = {temperatures[row], top_ks[row], top_ps[row], min_ps[row], seeds[row]};
+    rules = {temperature[row], top_k[row], top_p[row], min_p[row], seed[row]};
     if (!rules.greedy()) prepare(shared, rules);
     shared.barriers = 0;
   }
@@ -541,9 +542,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     node_parents[thread] = (int)tree_parents[row * size + thread];
   }
   const Share share(vocab);
-  RowSampler sampler{shared,         scratch[row], logits + row * size * vocab, seen + row * vocab,
-                     penalties[row], Ranks(vocab), share.begin,                 share.end};
-  const bool at_once = gridDim.x == 1 && !(temperatures[row] > 0.0f) && penalties[row] == 1.0f;
+  RowSampler sampler{
+      shared,      scratch[row], logits + row * size * vocab, seen + row * vocab, repetition_penalty[row], Ranks(vocab),
+      share.begin, share.end};
+  const bool at_once = gridDim.x == 1 && !(temperature[row] > 0.0f) && repetition_penalty[row] == 1.0f;
   if (at_once) find_best_of_nodes(bests, sampler.logits, (int)size, (int)vocab, sampler.ranks);
   while (true) {
     const int count = sampler.count;
@@ -559,8 +561,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                          node_tokens[thread] == token;
     if (matches) atomicMax(&places[count + 1], (u32)(size - thread));  // the first child has the highest
     if (thread == 0) {
-      const bool marks = sampler.penalty != 1.0f && index >= share.begin && index < share.end &&
-                         !seen[row * vocab + index];
+      const bool marks =
+          sampler.penalty != 1.0f && index >= share.begin && index < share.end && !seen[row * vocab + index];
       marked[count] = marks ? index : -1;
       if (marks) seen[row * vocab + index] = true;
       if (blockIdx.x == 0) {
@@ -592,7 +594,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     find_continuation(const i64* histories, const i64* lengths, i64 capacity, i64 most_ngram, i64 least_ngram,
                       i64* tokens, i64* parents, i64* depths, i64 size) {
-  wait_for_kernel_before();
+  pdl_wait();
   __shared__ u64 warp_values[WARPS];
   const i64* history = histories + blockIdx.x * capacity;
   const i64 newest = lengths[blockIdx.x], chain = blockIdx.x * size;
@@ -620,7 +622,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // The last counts[i] of tokens [batch, width] up to counts[i] end at entry lengths[i] of history [batch, capacity].
 extern "C" __global__ void append_history(const i64* tokens, const i64* counts, const i64* lengths, i64* history,
                                           i64 batch, i64 width, i64 capacity) {
-  wait_for_kernel_before();
+  pdl_wait();
   for (i64 i = first_index(); i < batch * width; i += index_stride()) {
     const i64 sequence = i / width, place = i % width, count = counts[sequence];
     const i64 entry = lengths[sequence] - count + 1 + place;

@@ -13,6 +13,7 @@ from edgellm_ros.kernels.cuda.launches import (
     CudaLaunches,
     check_float32,
     check_logits,
+    of_table,
     row_bytes,
     widest_unit,
 )
@@ -60,12 +61,13 @@ class CudaTreeKernels(CudaLaunches):
         rows, blocks = batch * count, -(-vocab // TOP_SHARE)
         if not rows:
             return
-        self._program.launch(
+        self._launch(
             "add_candidates_half" if is_half else "add_candidates", (blocks, rows), SAMPLE_THREADS,
-            logits.pointer, vocab, _address(token_of_logit), table.tokens.pointer, table.scores.pointer,
-            table.parents.pointer, table.nodes.pointer, count, table.top_k, table.scores.shape[1],
-            table.levels, level, self._zeroed_scratch("arrived", 4 * rows),
-            self._zeroed_scratch("candidates", 8 * rows * blocks * (1 + table.top_k)),
+            logits=logits, vocab=vocab, token_of_logit=token_of_logit, tokens=table.tokens,
+            scores=table.scores, parents=table.parents, nodes=table.nodes, nodes_per_sequence=count,
+            top_k=table.top_k, entries=table.scores.shape[1], levels=table.levels, level=level,
+            arrived=self._zeroed_scratch("arrived", 4 * rows),
+            work=self._zeroed_scratch("candidates", 8 * rows * blocks * (1 + table.top_k)),
         )  # fmt: skip
 
     def begin_accepted(
@@ -83,12 +85,12 @@ class CudaTreeKernels(CudaLaunches):
         batch, count = tokens.shape
         width, row, capacity = _widths(embedding, out)
         if tokens.size:
-            self._program.launch(
+            self._launch(
                 f"begin_accepted_{width}", (batch * count,), LEVEL_THREADS,
-                tokens.pointer, counts.pointer, count, embedding.pointer, embedding.shape[0], row // width,
-                rope.cos.pointer, rope.sin.pointer, rope.frequencies.pointer, *rope.cos.shape,
-                lengths.pointer, deltas.pointer, newest.pointer, out.embeds.pointer, out.cos.pointer,
-                out.sin.pointer, _address(out.mask), capacity // width, _address(out.filled),
+                tokens=tokens, counts=counts, count=count, embedding=embedding, vocab=embedding.shape[0],
+                row_units=row // width, **of_table(rope), lengths=lengths, deltas=deltas, newest=newest,
+                embeds=out.embeds, cos=out.cos, sin=out.sin, mask=out.mask, mask_units=capacity // width,
+                filled=out.filled,
             )  # fmt: skip
 
     def begin_level(
@@ -110,25 +112,25 @@ class CudaTreeKernels(CudaLaunches):
         batch, top_k, _ = out.embeds.shape
         width, row, capacity = _widths(embedding, out, states, parents)
         if batch:
-            self._program.launch(
+            self._launch(
                 f"begin_level_{width}", (batch * top_k,), LEVEL_THREADS,
-                table.tokens.pointer, table.scores.pointer, table.nodes.pointer, top_k, table.scores.shape[1],
-                table.levels, level, states.pointer, states.shape[1], newest.pointer, embedding.pointer,
-                embedding.shape[0], row // width, rope.cos.pointer, rope.sin.pointer,
-                rope.frequencies.pointer, *rope.cos.shape, lengths.pointer, deltas.pointer,
-                out.embeds.pointer, parents.pointer, out.cos.pointer, out.sin.pointer, _address(out.mask),
-                capacity // width, _address(out.write_index), _address(out.filled),
+                tokens=table.tokens, scores=table.scores, nodes=table.nodes, top_k=top_k,
+                entries=table.scores.shape[1], levels=table.levels, level=level, states=states,
+                state_rows=states.shape[1], newest=newest, embedding=embedding, vocab=embedding.shape[0],
+                row_units=row // width, **of_table(rope), lengths=lengths, deltas=deltas,
+                embeds=out.embeds, parents=parents, cos=out.cos, sin=out.sin, mask=out.mask,
+                mask_units=capacity // width, write_index=out.write_index, filled=out.filled,
             )  # fmt: skip
 
     def select_tree(self, table: DraftTable, last_tokens: Tensor, tree: DraftTree) -> None:
         check_tree_size(table, tree)
         _check_table(table)
         if tree.tokens.size:
-            self._program.launch(
+            self._launch(
                 "select_tree", (tree.tokens.shape[0],), SELECT_THREADS,
-                table.tokens.pointer, table.scores.pointer, table.parents.pointer, table.scores.shape[1],
-                table.top_k, last_tokens.pointer, tree.tokens.pointer, tree.parents.pointer,
-                tree.depths.pointer, tree.size,
+                table_tokens=table.tokens, table_scores=table.scores, table_parents=table.parents,
+                entries=table.scores.shape[1], top_k=table.top_k, last_tokens=last_tokens,
+                tokens=tree.tokens, parents=tree.parents, depths=tree.depths, size=tree.size,
             )  # fmt: skip
 
     def tree_mask(self, tree: DraftTree, lengths: Tensor, out: Tensor) -> None:
@@ -136,9 +138,9 @@ class CudaTreeKernels(CudaLaunches):
         batch, _, size, capacity = out.shape
         width = widest_unit(capacity, out)
         if out.size:
-            self._program.launch(
+            self._launch(
                 f"tree_mask_{width}", (batch * size,), MASK_THREADS,
-                out.pointer, tree.parents.pointer, lengths.pointer, size, capacity // width,
+                out=out, parents=tree.parents, lengths=lengths, size=size, units=capacity // width,
             )  # fmt: skip
 
     def tree_rope_rows(
@@ -147,8 +149,8 @@ class CudaTreeKernels(CudaLaunches):
         check_float32(table.cos, table.sin, table.frequencies, deltas, cos, sin)
         self._by_element(
             "tree_rope_rows", cos.size,
-            cos.pointer, sin.pointer, table.cos.pointer, table.sin.pointer, table.frequencies.pointer,
-            lengths.pointer, deltas.pointer, depths.pointer, cos.shape[0], cos.shape[1], *table.cos.shape,
+            cos=cos, sin=sin, **of_table(table), lengths=lengths, deltas=deltas, depths=depths,
+            batch=cos.shape[0], steps=cos.shape[1],
         )  # fmt: skip
 
     def sample_path(
@@ -168,13 +170,13 @@ class CudaTreeKernels(CudaLaunches):
         if not batch:
             return
         blocks = self._sampling_blocks(batch, vocab)
-        self._program.launch(
+        self._launch(
             "sample_path", (blocks, batch), SAMPLE_THREADS,
-            logits.pointer, vocab, state.temperature.pointer, state.top_k.pointer, state.top_p.pointer,
-            state.min_p.pointer, state.repetition_penalty.pointer, state.seed.pointer, state.position.pointer,
-            state.path_limit.pointer, state.seen.pointer, tree.tokens.pointer, tree.parents.pointer, size,
-            _address(vocab_map), sampled.pointer, tokens.pointer, path.pointer, offered.pointer,
-            path.shape[1], self._sampling_scratch(batch), cooperative=blocks > 1,
+            logits=logits, vocab=vocab, **state.rules, positions=state.position,
+            path_limits=state.path_limit, seen=state.seen, tree_tokens=tree.tokens,
+            tree_parents=tree.parents, size=size, vocab_map=vocab_map, sampled=sampled, tokens=tokens,
+            path=path, offered=offered, most=path.shape[1], scratch=self._sampling_scratch(batch),
+            cooperative=blocks > 1,
         )  # fmt: skip
 
     def move_cache_rows(
@@ -186,8 +188,9 @@ class CudaTreeKernels(CudaLaunches):
         units = row // width
         self._by_element(
             f"move_cache_rows_{width}", layers * counts.size * heads * units,
-            cache.pointer, lengths.pointer, path.pointer, counts.pointer, layers, batch, heads, capacity,
-            units, first_row, counts.size, path.shape[1],
+            cache=cache, lengths=lengths, path=path, counts=counts, layers=layers, batch=batch,
+            heads=heads, capacity=capacity, units=units, first_row=first_row, rows=counts.size,
+            path_width=path.shape[1],
         )  # fmt: skip
 
     def take_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
@@ -195,8 +198,8 @@ class CudaTreeKernels(CudaLaunches):
         width = widest_unit(row, source, out)
         self._by_token(
             f"take_rows_{width}", index, row // width,
-            out.pointer, source.pointer, index.pointer, index.size, index.shape[1], source.shape[1],
-            row // width,
+            out=out, source=source, index=index, places=index.size, places_per_sequence=index.shape[1],
+            rows=source.shape[1], units=row // width,
         )  # fmt: skip
 
     def take_accepted(
@@ -213,8 +216,9 @@ class CudaTreeKernels(CudaLaunches):
         width = widest_unit(row, states, out_states)
         self._by_token(
             f"take_accepted_{width}", path, row // width,
-            out_states.pointer, states.pointer, path.pointer, path.size, path.shape[1], states.shape[1],
-            row // width, tokens.pointer, out_tokens.pointer, counts.pointer, out_counts.pointer,
+            out=out_states, source=states, index=path, places=path.size, places_per_sequence=path.shape[1],
+            rows=states.shape[1], units=row // width, tokens=tokens, out_tokens=out_tokens, counts=counts,
+            out_counts=out_counts,
         )  # fmt: skip
 
     def put_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
@@ -222,24 +226,26 @@ class CudaTreeKernels(CudaLaunches):
         width = widest_unit(row, source, out)
         self._by_token(
             f"put_rows_{width}", index, row // width,
-            out.pointer, source.pointer, index.pointer, index.size, index.shape[1], out.shape[1],
-            row // width,
+            out=out, source=source, index=index, places=index.size, places_per_sequence=index.shape[1],
+            rows=out.shape[1], units=row // width,
         )  # fmt: skip
 
     def find_continuation(
         self, history: Tensor, lengths: Tensor, most_ngram: int, least_ngram: int, tree: DraftTree
     ) -> None:
         if tree.tokens.size:
-            self._program.launch(
+            self._launch(
                 "find_continuation", (tree.tokens.shape[0],), SAMPLE_THREADS,
-                history.pointer, lengths.pointer, history.shape[1], most_ngram, least_ngram,
-                tree.tokens.pointer, tree.parents.pointer, tree.depths.pointer, tree.size,
+                histories=history, lengths=lengths, capacity=history.shape[1], most_ngram=most_ngram,
+                least_ngram=least_ngram, tokens=tree.tokens, parents=tree.parents, depths=tree.depths,
+                size=tree.size,
             )  # fmt: skip
 
     def append_history(self, tokens: Tensor, counts: Tensor, lengths: Tensor, history: Tensor) -> None:
         self._by_element(
             "append_history", tokens.size,
-            tokens.pointer, counts.pointer, lengths.pointer, history.pointer, *tokens.shape, history.shape[1],
+            tokens=tokens, counts=counts, lengths=lengths, history=history, batch=tokens.shape[0],
+            width=tokens.shape[1], capacity=history.shape[1],
         )  # fmt: skip
 
     def advance_states(self, states: Tensor, inputs: ChainInputs, tokens: int, counts: Tensor) -> None:
@@ -248,11 +254,11 @@ class CudaTreeKernels(CudaLaunches):
         check_float32(states, keys, inputs.values, inputs.decays, *([] if strengths is None else [strengths]))
         check_chain(tokens)
         if states.size and counts.size:
-            self._program.launch(
+            self._launch(
                 "advance_states", (groups, layers * counts.size), STATE_THREADS,
-                states.pointer, keys.pointer, inputs.values.pointer, inputs.decays.pointer,
-                _address(strengths), counts.pointer, batch, counts.size, tokens, inputs.decays.shape[-1],
-                keys.shape[-1] // key_dim, key_dim, groups, columns,
+                states=states, keys=keys, values=inputs.values, decays=inputs.decays, strengths=strengths,
+                counts=counts, batch=batch, rows=counts.size, tokens=tokens, heads=inputs.decays.shape[-1],
+                key_heads=keys.shape[-1] // key_dim, key_dim=key_dim, groups=groups, columns=columns,
             )  # fmt: skip
 
     def advance_windows(self, windows: Tensor, inputs: Tensor, tokens: int, counts: Tensor) -> None:
@@ -261,14 +267,9 @@ class CudaTreeKernels(CudaLaunches):
         check_chain(tokens)
         self._by_element(
             "advance_windows", layers * counts.size * channels,
-            windows.pointer, inputs.pointer, counts.pointer, layers, batch, counts.size, tokens, channels,
-            past,
+            windows=windows, inputs=inputs, counts=counts, layers=layers, batch=batch, rows=counts.size,
+            tokens=tokens, channels=channels, past=past,
         )  # fmt: skip
-
-
-def _address(tensor: Tensor | None) -> int:
-    """Return a tensor's address; 0 for None."""
-    return 0 if tensor is None else tensor.pointer
 
 
 def _widths(embedding: Tensor, out: DraftInputs, *states: Tensor) -> tuple[int, int, int]:

@@ -83,6 +83,8 @@ class ActionThread:
             feedback_sub_qos_profile=services_qos(),
             **action_services_qos(),
         )
+        # In goals: the node whose absence tells that no client waits for the result.
+        self.client_name: str = (node or self._node).get_fully_qualified_name()
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._timer = self._node.create_timer(CHECK_S, self._check, clock=steady)
         self._timer.cancel()

@@ -19,8 +19,8 @@ from edgellm_ros.msg import AudioChunk, ChatMessage, PreviousChunk, SamplingPara
 from edgellm_ros.multimodal.image_pixels import check_image
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.ros.client.plan_call import PlanResult
-from edgellm_ros.ros.node.images import decode_image, encode_image
-from edgellm_ros.runtime.grammar import schema_text
+from edgellm_ros.ros.node.sensors.images import decode_image, encode_image
+from edgellm_ros.runtime.grammar.json_schemas import schema_text
 
 MAX_SOUND_S = 600.0  # of a sound file; the node says how much the engine takes
 
@@ -28,8 +28,8 @@ MAX_SOUND_S = 600.0  # of a sound file; the node says how much the engine takes
 def make_goal(prompt: str = "", **fields: Any) -> Plan.Goal:
     """Make a goal of fields of Plan.Goal and, by their own names, of SamplingParams.
 
-    TypeError names a field that does not exist or has another type; ValueError and OSError describe an image
-    or a sound that cannot be used.
+    None for any of them means the field's default. TypeError names a field that does not exist or has another
+    type; ValueError and OSError describe an image or a sound that cannot be used.
     """
     # Without the checks of the setters, a value of another type ends the process when it is sent.
     goal = Plan.Goal(sampling=SamplingParams(check_fields=True), check_fields=True)
@@ -40,6 +40,8 @@ def make_goal(prompt: str = "", **fields: Any) -> Plan.Goal:
             owner = goal.sampling
         else:
             raise TypeError(f"a plan has no argument {quoted(name)}; {_known(name)}")
+        if value is None:
+            continue
         convert = CONVERTERS.get(name, _plain)
         try:
             setattr(owner, name, convert(value))
@@ -64,7 +66,7 @@ def to_audio(audio: Any) -> list[AudioChunk]:
     if isinstance(audio, AudioChunk):
         return [audio]
     if isinstance(audio, (str, Path)):
-        from edgellm_ros.cli.sound_file import read_sound
+        from edgellm_ros.io.sound_file import read_sound
 
         sound = read_sound(audio, MAX_SOUND_S)
     elif isinstance(audio, Sound):
@@ -97,8 +99,8 @@ def to_messages(messages: Iterable[Any]) -> list[ChatMessage]:
                 ChatMessage(role=ChatMessage.ASSISTANT, text=said.content, tool_calls=said.tool_calls)
             )
         elif isinstance(message, (tuple, list)) and len(message) in (2, 3):
-            role, text, *images = message
-            images = to_images(*images) if images else []
+            role, text, images = (*message, None)[:3]
+            images = [] if images is None else to_images(images)
             converted.append(ChatMessage(role=role, text=text, images=images, check_fields=True))
         else:
             raise TypeError(
@@ -117,7 +119,8 @@ def to_previous_chunk(previous: Any) -> list[PreviousChunk]:
     if previous == PreviousChunk.OFF:
         previous = {"form": PreviousChunk.OFF}
     if isinstance(previous, Mapping):
-        fields = {"form": PreviousChunk.GUIDED, **previous}
+        given = {name: value for name, value in previous.items() if value is not None}
+        fields = {"form": PreviousChunk.GUIDED, **given}
         if isinstance(fields.get("chunk"), PlanResult):
             chunks = fields["chunk"].reply.action_chunks
             if not chunks:
@@ -138,7 +141,7 @@ def _to_image(image: Any) -> Image:
     if isinstance(image, CompressedImage):
         return encode_image(decode_image(image), image.header)
     if isinstance(image, (str, Path)):
-        from edgellm_ros.cli.inputs import read_image
+        from edgellm_ros.io.image_file import read_image
 
         image = read_image(image)
     check_image(image)
@@ -182,8 +185,5 @@ CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "stop": lambda stop: [stop] if isinstance(stop, str) else list(stop),
     "json_schema": lambda schema: "" if schema == "" else schema_text(schema),
     "choices": lambda choices: [choices] if isinstance(choices, str) else list(choices),
-    "temperature": float,
-    "top_p": float,
-    "min_p": float,
-    "repetition_penalty": float,
+    **{name: float for name, kind in SamplingParams.get_fields_and_field_types().items() if kind == "double"},
 }

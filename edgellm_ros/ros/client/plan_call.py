@@ -17,7 +17,7 @@ from nav_msgs.msg import Path
 
 from edgellm_ros.action import Plan
 from edgellm_ros.msg import ActionChunk
-from edgellm_ros.runtime.prompt.tool_calls import ToolCall
+from edgellm_ros.runtime.request import ToolCall
 
 T = TypeVar("T")
 
@@ -29,7 +29,8 @@ class Progress:
     text: str  # the answer so far
     new_text: str  # its part since the previous progress
     tokens: int  # of the answer so far
-    stage: str  # a constant of Plan.Feedback: "queued", "vision", "audio", "prefill", "decode" or "action"
+    # a constant of Plan.Feedback: "queued", "grammar", "vision", "audio", "prefill", "decode" or "action"
+    stage: str
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,8 @@ class PlanClient:
     SamplingParams: `images` (RGB uint8 arrays [H, W, 3], files or messages; one or several), `audio` (one
     sound: (samples, Hz), a file, AudioChunks), `earlier_messages` ((role, text) or (role, text, images)),
     `previous_chunk` (fields of PreviousChunk by name; as `chunk` the result of a plan), `temperature`,
-    `max_tokens`, ... TypeError names an argument that does not exist.
+    `max_tokens`, ... None means the field's default, for `client` the full name of `node`, or of the hidden
+    node. TypeError names an argument that does not exist.
     """
 
     def __init__(
@@ -37,6 +38,11 @@ class PlanClient:
         self._thread = ActionThread(node, f"{name}/plan", connect_timeout_s)
         # also at the end of the interpreter, which a running thread of rclpy would abort
         self._close = weakref.finalize(self, self._thread.close)
+
+    @property
+    def name(self) -> str:
+        """The name of this client in its goals: the full name of its node."""
+        return self._thread.client_name
 
     def plan(self, prompt: str = "", *, timeout_s: float | None = None, **arguments: Any) -> PlanResult:
         """Send a goal and wait for its result.
@@ -57,6 +63,8 @@ class PlanClient:
 
         The returned call is to iterate over the goal's progress, cancel it and wait for its result.
         """
+        if arguments.get("client") is None:
+            arguments["client"] = self.name
         return self._thread.send(make_goal(prompt, **arguments))
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgellm_ros.echo import quoted
 
 COLUMNS = {"acceleration": "m/s^2", "curvature": "1/m"}  # of a unicycle, with their units
-MAX_ROW_S, MAX_ROWS = 10.0, 100_000
+MAX_ROW_S, MAX_ROWS = 10.0, 1000
 
 
 class RefusedChunkError(ValueError):
@@ -56,18 +56,24 @@ class Chunk:
 
 def read_chunk(
     stamp: int,
+    *,
     request_id: str,
     dt: float,
     horizon: int,
     names: Sequence[str],
     units: Sequence[str],
     values: Sequence[float] | NDArray,
+    max_rows: int = MAX_ROWS,
 ) -> Chunk:
     """Check the fields of an ActionChunk.
 
-    Columns may have any order. Raises RefusedChunkError for other columns or units than COLUMNS, for a wrong
-    size, for values that are not finite, and for a dt that is not positive or above MAX_ROW_S.
+    Columns may have any order. Raises RefusedChunkError for more than `max_rows` rows, before the values are
+    read, for other columns or units than COLUMNS, for a wrong size, for values that are not finite, and for a
+    dt that is not positive or above MAX_ROW_S.
     """
+    rows = max(horizon, len(values) // len(COLUMNS))
+    if rows > max_rows:
+        raise RefusedChunkError("too_long", f"{rows} rows, at most {max_rows} (parameter max_chunk_rows)")
     names, units = list(names), list(units)
     if sorted(names) != sorted(COLUMNS):
         raise RefusedChunkError(
@@ -79,9 +85,9 @@ def read_chunk(
     if not 0 < dt <= MAX_ROW_S:  # false for NaN
         raise RefusedChunkError("wrong_dt", f"dt must be above 0 and at most {MAX_ROW_S:g} s, got {dt}")
     table = np.asarray(values, np.float64)
-    if not 1 <= horizon <= MAX_ROWS or table.size != horizon * len(names):
+    if horizon < 1 or table.size != horizon * len(names):
         raise RefusedChunkError(
-            "wrong_size", f"{table.size} values for {horizon} x {len(names)}, at least 1 and {MAX_ROWS} rows"
+            "wrong_size", f"{table.size} values, expected horizon x names = {horizon} x {len(names)}"
         )
     if not np.isfinite(table).all():
         raise RefusedChunkError("not_finite", "values that are not finite")

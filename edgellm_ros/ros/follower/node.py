@@ -19,6 +19,7 @@ from geometry_msgs.msg import Twist, TwistStamped, Vector3
 from nav_msgs.msg import Odometry, Path
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.clock import Clock, ClockType
+from rclpy.duration import Duration
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile, ReliabilityPolicy
@@ -44,6 +45,7 @@ CHUNKS = QoSProfile(depth=100)  # the samples of several plans
 ODOMETRY = QoSProfile(depth=50, reliability=ReliabilityPolicy.BEST_EFFORT)
 COMMANDS = QoSProfile(depth=1)  # an old command is of no use
 LOG_EVERY_S = 5.0
+ACKNOWLEDGED_S = 1.0  # longest wait for the base's acknowledgement of the last command
 RECENT_S = 5.0  # refused chunks are a problem on /diagnostics for this long
 
 
@@ -84,7 +86,6 @@ class FollowerNode(LifecycleNode):
 
     @logged
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Make the topics."""
         self.follower.settings = read_settings(self)
         twist = TwistStamped if self._value("stamped") else Twist
         self._outputs = {
@@ -138,7 +139,10 @@ class FollowerNode(LifecycleNode):
         return super().on_error(state)
 
     def _end_motion(self) -> None:
-        """Publish commands until the robot stands still; takes the stopping time."""
+        """Publish commands until the robot stands still; takes the stopping time.
+
+        A command that the base has not acknowledged may be lost if the publisher goes.
+        """
         if self._timer is None:
             return
         self.destroy_timer(self._timer)
@@ -151,6 +155,7 @@ class FollowerNode(LifecycleNode):
             if motion.speed == 0:
                 break
             time.sleep(period)
+        self._outputs["cmd_vel"].wait_for_all_acked(Duration(seconds=ACKNOWLEDGED_S))
 
     def _release(self) -> None:
         for subscription in self._inputs:
@@ -171,12 +176,13 @@ class FollowerNode(LifecycleNode):
         try:
             chunk = read_chunk(
                 to_nanoseconds(message.header.stamp),
-                message.request_id,
-                message.dt,
-                message.horizon,
-                message.names,
-                message.units,
-                message.values,
+                request_id=message.request_id,
+                dt=message.dt,
+                horizon=message.horizon,
+                names=message.names,
+                units=message.units,
+                values=message.values,
+                max_rows=self._value("max_chunk_rows"),
             )
         except RefusedChunkError as error:
             follower.counts[error.reason] += 1
@@ -248,7 +254,7 @@ class FollowerNode(LifecycleNode):
         return self.get_clock().now().nanoseconds
 
     def _before_parameters_set(self, changes: list[Parameter]) -> SetParametersResult:
-        return check_parameters(changes, self._configured)
+        return check_parameters(self, changes, self._configured)
 
     def _on_parameters_set(self, changed: list[Parameter]) -> None:
         self.follower.settings = read_settings(self)

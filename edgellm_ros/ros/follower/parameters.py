@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-from edgellm_ros.ros.follower.course import Limits
+from edgellm_ros.ros.follower.course import MAX_ROWS, Limits
 from edgellm_ros.ros.follower.trajectory_follower import Settings
 from edgellm_ros.ros.parameter_table import Spec, check_changes, declare, value_problem
 
@@ -39,6 +41,9 @@ SPECS: dict[str, Spec] = {
         2.0, "Age of a chunk's frame in seconds from which the chunk is not followed; then the robot brakes.",
         0.1, 60.0,
     ),
+    "max_chunk_rows": Spec(
+        MAX_ROWS, "Most rows of a chunk; a longer one, which would delay commands, is refused.", 1, 100_000
+    ),
     "future_stamp_tolerance": Spec(
         0.5, "Time in seconds that chunks and odometry may be stamped ahead of the node's clock.", 0.0, 10.0
     ),
@@ -53,14 +58,18 @@ def declare_parameters(node: Node) -> None:
     declare(node, SPECS, value_problem)
 
 
-def check_parameters(changes: list[Parameter], configured: bool) -> SetParametersResult:
+def check_parameters(node: Node, changes: list[Parameter], configured: bool) -> SetParametersResult:
     """Check new values, for `add_on_set_parameters_callback`.
 
     `configured`: fixed parameters may not change.
     """
+
+    def present(name: str) -> Any:
+        return node.get_parameter(name).value
+
     known = [(change.name, change.value) for change in changes if change.name in SPECS]
     try:
-        check_changes(SPECS, known, value_problem, configured)
+        check_changes(SPECS, known, value_problem, present if configured else None)
     except ValueError as error:
         return SetParametersResult(successful=False, reason=str(error))
     return SetParametersResult(successful=True)

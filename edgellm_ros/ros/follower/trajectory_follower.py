@@ -30,6 +30,7 @@ REASONS = (  # for which a chunk is refused: names in `counts`
     "wrong_units",
     "wrong_dt",
     "wrong_size",
+    "too_long",
     "not_finite",
     "stopped",
     "from_future",

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from diagnostic_msgs.msg import DiagnosticStatus
 from sensor_msgs.msg import Image
 
+from edgellm_ros.diffusion.config import TrajectoryHistoryConfig
+from edgellm_ros.engine_directory.parts import VISUAL
 from edgellm_ros.ros.diagnostic_status import FAULT, WARN, make_status
-from edgellm_ros.ros.node.input_time import Frame
 from edgellm_ros.ros.node.metrics import NodeMetrics, resident_memory
-from edgellm_ros.ros.node.parameters import Parameters
 from edgellm_ros.ros.node.parts import Parts
+from edgellm_ros.ros.node.sensors.input_time import Frame
+from edgellm_ros.ros.node.settings.parameters import Parameters
 
 INPUT_VALUES = (
     "image_rate",
@@ -67,15 +69,13 @@ def input_status(parts: Parts, values: Mapping[str, float], parameters: Paramete
             problems.append((FAULT, odometry.problem))
         if parts.inputs.image_problem:
             problems.append((WARN, parts.inputs.image_problem))
-        if metrics.frames.age > parameters.max_input_age:
+        sees = not parts.runtime.parts.missing(VISUAL)
+        if sees and metrics.frames.age > parameters.max_input_age:
             problems.append((WARN, f"no camera frame {_since(metrics.frames.age)}"))
         if parts.runtime.config.policy is not None:
             problems += _policy_problems(parts, parameters)
-        elif parts.runtime.config.action is not None:
-            if odometry.newest_stamp is None:
-                problems.append((WARN, "no odometry: the robot is assumed to stand still"))
-            elif metrics.odometry.age > parameters.max_input_age:
-                problems.append((WARN, f"no odometry {_since(metrics.odometry.age)}"))
+        elif parts.runtime.config.expert is not None:
+            problems += _odometry_problems(parts, parameters, parts.runtime.config.expert.trajectory_history)
         if parts.speech.problem:
             problems.append((WARN, f"~/audio: {parts.speech.problem}"))
     shown: dict[str, object] = {name: values[name] for name in INPUT_VALUES if name in values}
@@ -83,6 +83,22 @@ def input_status(parts: Parts, values: Mapping[str, float], parameters: Paramete
     shown["joint_state_age"], shown["audio_age"] = metrics.joint_states.age, metrics.sound.age
     shown["camera_intrinsics"], shown["camera_pose"] = camera.intrinsics_from, camera.pose_from
     return make_status("inputs", problems, shown)
+
+
+def _odometry_problems(
+    parts: Parts, parameters: Parameters, history: TrajectoryHistoryConfig
+) -> list[tuple[bytes, str]]:
+    """Return whether odometry is missing, and whether its poses and twist differ."""
+    age = parts.metrics.odometry.age
+    agreement = parts.odometry.agreement((history.num_points - 1) * history.dt)
+    if parts.odometry.newest_stamp is None:
+        return [(WARN, "no odometry: the robot is assumed to stand still")]
+    if age > parameters.max_input_age:
+        return [(WARN, f"no odometry {_since(age)}")]
+    problem = "" if agreement is None else agreement.problem(parameters.odom_tolerance)
+    if agreement is None or not problem:
+        return []
+    return [(FAULT if agreement.refused(parameters.odom_tolerance) else WARN, problem)]
 
 
 def _policy_problems(parts: Parts, parameters: Parameters) -> list[tuple[bytes, str]]:
@@ -100,11 +116,13 @@ def _policy_problems(parts: Parts, parameters: Parameters) -> list[tuple[bytes, 
     return problems
 
 
-def plan_status(metrics: NodeMetrics, values: Mapping[str, float], waiting: int) -> DiagnosticStatus:
-    """Report how plans ended, how long they took, and the latest error."""
+def plan_status(metrics: NodeMetrics, values: Mapping[str, float]) -> DiagnosticStatus:
+    """Report how plans ended, how long they took, and the latest error.
+
+    `values` are `metrics.values()`.
+    """
     problems = [(WARN, metrics.problem)] if metrics.problem else []
     shown: dict[str, object] = {name: value for name, value in values.items() if name not in INPUT_VALUES}
-    shown["goals_waiting"] = waiting
     return make_status("plans", problems, shown)
 
 

@@ -17,18 +17,18 @@ from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import String
 
 from edgellm_ros.ros.messaging import overridable
-from edgellm_ros.ros.node.cameras import Cameras
-from edgellm_ros.ros.node.command_trigger import Command, CommandTrigger
-from edgellm_ros.ros.node.frame_history import FrameHistory
-from edgellm_ros.ros.node.input_time import Frame, StaleInputError, check_not_future
-from edgellm_ros.ros.node.jobs import JobFactory
-from edgellm_ros.ros.node.joint_states import JointStates
-from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.metrics import NodeMetrics, Rate, RecentProblem
-from edgellm_ros.ros.node.odometry import OdometryBuffer
-from edgellm_ros.ros.node.sample_buffer import SampleBuffer
+from edgellm_ros.ros.node.planning.command_trigger import Command, CommandTrigger
+from edgellm_ros.ros.node.planning.jobs import JobFactory
+from edgellm_ros.ros.node.sensors.cameras import Cameras
+from edgellm_ros.ros.node.sensors.frame_history import FrameHistory
+from edgellm_ros.ros.node.sensors.input_time import Frame, StaleInputError, check_not_future
+from edgellm_ros.ros.node.sensors.joint_states import JointStates
+from edgellm_ros.ros.node.sensors.odometry import OdometryBuffer
+from edgellm_ros.ros.node.sensors.sample_buffer import SampleBuffer
+from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
 from edgellm_ros.ros.node.speech_input import SpeechInput, audio_type
-from edgellm_ros.ros.node.worker import PlanWorker
+from edgellm_ros.ros.node.worker.worker import PlanWorker
 
 LOG_THROTTLE_S = 1.0
 IMAGE_TYPES = {"raw": Image, "compressed": CompressedImage}
@@ -45,6 +45,7 @@ class Inputs:
         self,
         node: LifecycleNode,
         parameters: LiveParameters,
+        *,
         worker: PlanWorker,
         jobs: JobFactory,
         odometry: OdometryBuffer,
@@ -54,7 +55,13 @@ class Inputs:
         joints: JointStates,
         speech: SpeechInput,
         metrics: NodeMetrics,
+        blind: str = "",
     ) -> None:
+        """Take what the callbacks fill.
+
+        blind: why the engine takes no frames, which are counted and refused then; empty = it takes them.
+        """
+        self._blind = blind
         self._node = node
         self._parameters = parameters
         self._worker = worker
@@ -120,12 +127,13 @@ class Inputs:
     def _on_image(self, message: Image | CompressedImage) -> None:
         frame = self._accept("~/image", "frames", message)
         if frame is None:
+            self._trigger.refused = self._image_problem.text
             return
         self._metrics.frames.tick()
         self._frames.add(frame, self._parameters.current.frame_interval)
         commands = self._speech.on_stamp(message.header)
         if commands:  # utterances that this frame ends are planned with it
-            self._trigger.frame = frame
+            self._trigger.frame, self._trigger.refused = frame, ""
             self._obey(commands)
             return
         self._trigger.plan_on = self._parameters.current.plan_on
@@ -135,7 +143,9 @@ class Inputs:
 
     def _on_further_image(self, name: str, topic: str, message: Image | CompressedImage) -> None:
         frame = self._accept(topic, "further_frames", message)
-        if frame is not None:
+        if frame is None:
+            self._cameras.refuse(name, self._image_problem.text)
+        else:
             self._cameras.add(name, frame)
 
     def _accept(self, topic: str, counter: str, message: Image | CompressedImage) -> Frame | None:
@@ -144,6 +154,8 @@ class Inputs:
         frame = Frame(message, arrival=self._node.get_clock().now().nanoseconds)
         parameters = self._parameters.current
         try:
+            if self._blind:
+                raise ValueError(f"{self._blind}: frames are ignored")
             parameters.limits.check_data("the camera frame", [message.data])
             check_not_future("the camera frame", frame.time, frame.arrival, parameters.future_stamp_tolerance)
         except (StaleInputError, ValueError) as error:

@@ -1,56 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the node as a process: `edgellm_node`, or the module itself.
-
-SIGINT and SIGTERM end the node with exit code 0, after the clients of running goals have received their
-results. rclpy's own signal handlers would invalidate the context first, so that no result could be sent.
-Further signals within 2 s are ignored; a later signal ends the process at once (exit code 128 + signal).
-"""
+"""Starts the node as a process: `edgellm_node`, or the module itself."""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from rclpy.executors import SingleThreadedExecutor
-from rclpy.lifecycle import TransitionCallbackReturn
-
-from edgellm_ros.ros.lifecycle import Stop, run_process, spin_once
-from edgellm_ros.ros.node.node import EdgeLLMNode
-
-FAREWELL_S = 1.0  # at most, for running goals to end and get their results
-DELIVERY_S = 0.1  # for the middleware to send these results
+from edgellm_ros.ros.signals import end_on_signal
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the node until a signal comes, and return the exit code.
 
-    `args` as on the command line.
+    `args` as on the command line. A signal during the imports ends the process.
     """
-    return run_process("edgellm_node", EdgeLLMNode, _run, args)
+    end_on_signal()
+    from edgellm_ros.ros.node.process import run
 
-
-def _run(node: EdgeLLMNode, executor: SingleThreadedExecutor, stop: Stop) -> None:
-    if node.parameters.autostart and not stop.requested:
-        configured = node.trigger_configure()  # loads engines: may take long
-        if configured == TransitionCallbackReturn.SUCCESS and not stop.requested:
-            node.trigger_activate()
-    while not stop.requested:
-        spin_once(node, executor)
-    if node.goals_in_progress:
-        node.stop_planning("the node shuts down")
-        _spin_while(node, executor, lambda: node.goals_in_progress > 0, FAREWELL_S)
-        _spin_while(node, executor, lambda: True, DELIVERY_S)
-    if node.state != "finalized":
-        node.trigger_shutdown()
-
-
-def _spin_while(
-    node: EdgeLLMNode, executor: SingleThreadedExecutor, condition: Callable[[], bool], timeout_s: float
-) -> None:
-    end = time.monotonic() + timeout_s
-    while condition() and (left := end - time.monotonic()) > 0:
-        spin_once(node, executor, left)
+    return run(args)
 
 
 if __name__ == "__main__":

@@ -16,21 +16,22 @@ from edgellm_ros.diffusion.action_head import SpaceConfig
 from edgellm_ros.diffusion.chunking import FORMS, ChunkCondition
 from edgellm_ros.echo import quoted
 from edgellm_ros.msg import ActionChunk, AudioChunk, ChatMessage, Generation, PreviousChunk, ToolCall
-from edgellm_ros.multimodal.pcm import PcmFormat, join
+from edgellm_ros.multimodal.audio.pcm import PcmFormat, join
+from edgellm_ros.multimodal.audio.sound_stream import Utterance
 from edgellm_ros.multimodal.sound import Sound
-from edgellm_ros.multimodal.sound_stream import Utterance
 from edgellm_ros.ros.messaging import to_time
-from edgellm_ros.ros.node.image_size import MAX_PIXELS
-from edgellm_ros.ros.node.images import decode_image
-from edgellm_ros.ros.node.parameters import MAX_INT32, Parameters
+from edgellm_ros.ros.node.sensors.image_size import MAX_PIXELS
+from edgellm_ros.ros.node.sensors.images import decode_image
+from edgellm_ros.ros.node.settings.parameters import MAX_INT32, Parameters
 from edgellm_ros.runtime.conversation import ImagePart, Message, TextPart
-from edgellm_ros.runtime.request import MAX_DENOISE_STEPS, LLMGenerationResponse, SamplingParams
+from edgellm_ros.runtime.request import MAX_DENOISE_STEPS, LLMGenerationResponse
+from edgellm_ros.runtime.sampling_params import SAMPLED, SamplingParams
 
 
 def sampling_from_goal(goal: PlanAction.Goal, defaults: Parameters) -> SamplingParams:
     """Return the sampling parameters of a goal, and check its other numbers.
 
-    `defaults` has the seed and the limit of tokens for a goal without its own. Raises ValueError for a value
+    `defaults` has the values of a goal without its own, the grammar excepted. Raises ValueError for a value
     out of range.
     """
     message = goal.sampling
@@ -38,11 +39,7 @@ def sampling_from_goal(goal: PlanAction.Goal, defaults: Parameters) -> SamplingP
     _check_range("denoise_steps", goal.denoise_steps, MAX_DENOISE_STEPS, "the checkpoint's default")
     _check_range("max_tokens", message.max_tokens, MAX_INT32, "the node's parameter max_tokens")
     return SamplingParams(
-        temperature=message.temperature,
-        top_p=message.top_p,
-        top_k=message.top_k,
-        min_p=message.min_p,
-        repetition_penalty=message.repetition_penalty,
+        **{**_sampled(defaults), **_sampled(message)},
         max_tokens=message.max_tokens if message.max_tokens != 0 else defaults.max_tokens,
         stop=tuple(message.stop),
         seed=message.seed if message.seed >= 0 else defaults.seed,
@@ -55,17 +52,21 @@ def sampling_from_goal(goal: PlanAction.Goal, defaults: Parameters) -> SamplingP
 def sampling_from_parameters(parameters: Parameters) -> SamplingParams:
     """Return the sampling parameters of a command."""
     return SamplingParams(
-        temperature=parameters.temperature,
-        top_p=parameters.top_p,
-        top_k=parameters.top_k,
-        min_p=parameters.min_p,
-        repetition_penalty=parameters.repetition_penalty,
+        **_sampled(parameters),
         max_tokens=parameters.max_tokens,
         seed=parameters.seed,
         json_schema=parameters.json_schema,
         regex=parameters.regex,
         choices=tuple(text for text in parameters.choices if text),
     )
+
+
+def _sampled(given: Any) -> dict[str, Any]:
+    """Return the values of SAMPLED that are not negative; NaN stays, to be refused.
+
+    given: Parameters, whose other values are the checkpoint's, or the `sampling` of a goal.
+    """
+    return {name: value for name in SAMPLED if not (value := getattr(given, name)) < 0}
 
 
 def texts_of_grammar(given: Any) -> tuple[str, ...]:
@@ -131,13 +132,13 @@ def chunk_condition_from_message(message: PreviousChunk, space: SpaceConfig) -> 
         )
     try:
         return ChunkCondition(
-            np.array(chunk.values, np.float32).reshape(-1, columns),
-            message.executed,
-            message.delay,
-            message.form,
-            message.horizon if message.horizon != 0 else None,
-            message.schedule or "linear",
-            message.max_guidance_weight if message.max_guidance_weight != 0 else None,
+            actions=np.array(chunk.values, np.float32).reshape(-1, columns),
+            executed=message.executed,
+            delay=message.delay,
+            form=message.form,
+            horizon=message.horizon if message.horizon != 0 else None,
+            schedule=message.schedule or "linear",
+            max_guidance_weight=message.max_guidance_weight if message.max_guidance_weight != 0 else None,
         )
     except ValueError as error:
         raise ValueError(f"previous_chunk: {error}") from None

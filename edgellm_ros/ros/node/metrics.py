@@ -9,14 +9,53 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from edgellm_ros.ros.node.worker import COMPLETED, ERROR, SKIPPED, STALE_INPUT, TIMEOUT, Outcome
+from edgellm_ros.ros.node.worker.job import (
+    CANCELLED,
+    COMPLETED,
+    ERROR,
+    PREEMPTED,
+    SKIPPED,
+    STALE_INPUT,
+    TIMEOUT,
+    Outcome,
+)
 
 LATENCIES = ("queue", "vision", "audio", "prefill", "first_token", "decode", "action", "total")
+# All counters, so that each is there with 0 before its first event.
+COUNTERS = (
+    "frames_received",
+    "frames_refused",
+    "frames_dropped",
+    "further_frames_received",
+    "further_frames_refused",
+    "odometry_received",
+    "odometry_refused",
+    "joint_states_received",
+    "joint_states_refused",
+    "joint_states_incomplete",
+    "commands_received",
+    "commands_refused",
+    "audio_received",
+    "audio_refused",
+    "utterances",
+    "utterances_cut",
+    "utterances_stale",
+    "goals_rejected",
+    "chunks_continued",
+    "chunks_not_continued",
+    *(f"plans_{reason}" for reason in (COMPLETED, CANCELLED, PREEMPTED, TIMEOUT, STALE_INPUT, ERROR)),
+    *(
+        f"{topic}_published"
+        for topic in (
+            "utterance", "generation", "text", "text_stream", "action_chunk", "path", "markers", "overlay",
+        )
+    ),
+)  # fmt: skip
 FAILURES = (ERROR, STALE_INPUT, TIMEOUT)
 WINDOW = 100  # plans over which latencies are summarised
 RATE_WINDOW_S = 5.0
@@ -74,7 +113,7 @@ class NodeMetrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
+        self._counts = dict.fromkeys(COUNTERS, 0)
         self._latencies: dict[str, deque[float]] = {name: deque(maxlen=WINDOW) for name in LATENCIES}
         self.frames, self.odometry, self.sound, self.plans = Rate(), Rate(), Rate(), Rate()
         self.joint_states = Rate()
@@ -82,7 +121,7 @@ class NodeMetrics:
         self.problem = ""
 
     def count(self, name: str) -> None:
-        """Add one to a counter, e.g. frames_received."""
+        """Add one to a counter; `name` is one of COUNTERS."""
         with self._lock:
             self._counts[name] += 1
 

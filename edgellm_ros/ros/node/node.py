@@ -23,17 +23,19 @@ from rclpy.qos import QoSProfile
 
 from edgellm_ros.echo import printable
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.multimodal.voice_activity import VoiceActivity
+from edgellm_ros.engine_directory.parts import AUDIO
+from edgellm_ros.multimodal.audio.voice_activity import VoiceActivity
 from edgellm_ros.ros.diagnostic_status import make_array
 from edgellm_ros.ros.lifecycle import logged, refuse_impossible_transitions, state_name
 from edgellm_ros.ros.messaging import check_qos_overrides, overridable
-from edgellm_ros.ros.node.chunking import chunking_problem
 from edgellm_ros.ros.node.diagnostics import engine_status, input_status, plan_status
-from edgellm_ros.ros.node.live_parameters import LiveParameters
+from edgellm_ros.ros.node.engine_checks import engine_problem
 from edgellm_ros.ros.node.parameter_checks import check_parameters, declare_parameters
-from edgellm_ros.ros.node.parameters import Parameters
 from edgellm_ros.ros.node.parts import Parts
+from edgellm_ros.ros.node.plan_server import PlanServer
 from edgellm_ros.ros.node.runtime_opening import close_runtime, open_runtime
+from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
+from edgellm_ros.ros.node.settings.parameters import Parameters
 from edgellm_ros.ros.node.speech_input import audio_type
 
 STOP_TIMEOUT_S = 5.0  # for the running plan to end at its next token
@@ -49,6 +51,7 @@ class EdgeLLMNode(LifecycleNode):
         self._parts: Parts | None = None
         self._problem = NOT_CONFIGURED
         self._live_parameters = LiveParameters(declare_parameters(self))
+        self._plan_server = PlanServer(self, self._live_parameters)
         check_qos_overrides(self)
         self.add_on_set_parameters_callback(self._before_parameters_set)
         self.add_post_set_parameters_callback(self._on_parameters_set)
@@ -61,7 +64,6 @@ class EdgeLLMNode(LifecycleNode):
 
     @property
     def parameters(self) -> Parameters:
-        """The present parameters."""
         return self._live_parameters.current
 
     @property
@@ -72,7 +74,12 @@ class EdgeLLMNode(LifecycleNode):
     @property
     def goals_in_progress(self) -> int:
         """Number of goals without a result."""
-        return self._parts.plan_server.in_progress if self._parts is not None else 0
+        return self._plan_server.in_progress
+
+    @property
+    def since_last_goal(self) -> float:
+        """Seconds since a goal ended; infinite if none has."""
+        return self._plan_server.since_last_end
 
     # Lifecycle
 
@@ -83,13 +90,13 @@ class EdgeLLMNode(LifecycleNode):
         try:
             audio_type(parameters.audio_transport)  # ValueError if its package is not installed
             runtime = open_runtime(parameters, self.get_logger())
-            voice = VoiceActivity() if runtime.config.audio is not None else None
+            voice = VoiceActivity() if not runtime.parts.missing(AUDIO) else None
         except (OSError, ValueError, EngineError) as error:
             self._problem = f"cannot load the engines: {error}"
             self.get_logger().error(self._problem)
             return TransitionCallbackReturn.FAILURE
         try:
-            self._parts = Parts(self, runtime, voice, self._live_parameters)
+            self._parts = Parts(self, runtime, voice, self._live_parameters, self._plan_server)
         except BaseException:
             runtime.close()
             raise
@@ -111,7 +118,10 @@ class EdgeLLMNode(LifecycleNode):
 
     @logged
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Free the engines and remove topics, services and the action."""
+        """Free the engines and remove topics and services.
+
+        The action remains, so that clients can still get results.
+        """
         self._release()
         return super().on_cleanup(state)
 
@@ -137,6 +147,7 @@ class EdgeLLMNode(LifecycleNode):
     def destroy_node(self) -> None:
         """Free everything and leave ROS."""
         self._release()
+        self._plan_server.destroy()
         super().destroy_node()
 
     def stop_planning(self, message: str) -> None:
@@ -162,8 +173,8 @@ class EdgeLLMNode(LifecycleNode):
                     self._parts.loras.check(loras[-1])
             except (ValueError, EngineError) as error:
                 return SetParametersResult(successful=False, reason=str(error))
-            for value in (change.value for change in changes if change.name == "chunking"):
-                problem = chunking_problem(value, self._parts.runtime.config)
+            for change in changes:
+                problem = engine_problem(change.name, change.value, self._parts.runtime)
                 if problem:
                     return SetParametersResult(successful=False, reason=problem)
         return result
@@ -181,9 +192,10 @@ class EdgeLLMNode(LifecycleNode):
         statuses = [engine_status(self.state, problem, parameters)]
         if parts is not None:
             parts.worker.expire()
+            parts.clients.look()
             values = parts.metrics.values()
             statuses.append(input_status(parts, values, parameters))
-            statuses.append(plan_status(parts.metrics, values, parts.worker.waiting))
+            statuses.append(plan_status(parts.metrics, values))
         for status in statuses:
             status.name = f"{self.get_fully_qualified_name()}: {status.name}"
         self._diagnostics.publish(make_array(self.get_clock().now().to_msg(), statuses))

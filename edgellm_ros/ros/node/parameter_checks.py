@@ -12,9 +12,10 @@ from rcl_interfaces.msg import SetParametersResult
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-from edgellm_ros.ros.node.loras import parse_loras
+from edgellm_ros.engine_directory.parts import check_without
 from edgellm_ros.ros.node.messages import sampling_from_parameters
-from edgellm_ros.ros.node.parameters import SPECS, Parameters
+from edgellm_ros.ros.node.settings.loras import parse_loras
+from edgellm_ros.ros.node.settings.parameters import SPECS, Parameters
 from edgellm_ros.ros.parameter_table import Specs, check_changes, declare, value_problem
 
 
@@ -32,11 +33,11 @@ def declare_parameters(node: Node) -> Parameters:
 def check_parameters(changes: list[Parameter], current: Parameters, configured: bool) -> SetParametersResult:
     """Check new values, for `add_on_set_parameters_callback`.
 
-    `configured`: fixed parameters may not change.
+    `current`: the present ones. `configured`: fixed parameters may not change.
     """
     known = {change.name: change.value for change in changes if change.name in SPECS}
     try:
-        check_changes(SPECS, known.items(), _problem, configured)
+        check_changes(SPECS, known.items(), _problem, current.value if configured else None)
         sampling_from_parameters(current.changed(known))
     except ValueError as error:
         return SetParametersResult(successful=False, reason=str(error))
@@ -46,9 +47,11 @@ def check_parameters(changes: list[Parameter], current: Parameters, configured: 
 def _problem(specs: Specs, name: str, value: Any) -> str:
     """Return the reason why a value is not allowed; empty if the value is allowed."""
     problem = value_problem(specs, name, value)
-    if not problem and name == "loras":
-        try:
+    try:
+        if not problem and name == "loras":
             parse_loras(value)
-        except ValueError as error:
-            return str(error)
+        if not problem and name == "without":
+            check_without([part for part in value if part])
+    except ValueError as error:
+        return str(error)
     return problem

@@ -3,31 +3,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from rclpy.lifecycle import LifecycleNode
 
-from edgellm_ros.multimodal.voice_activity import VoiceActivity
+from edgellm_ros.engine_directory.parts import AUDIO, VISUAL
+from edgellm_ros.multimodal.audio.voice_activity import VoiceActivity
 from edgellm_ros.ros.camera_topic import camera_names
-from edgellm_ros.ros.node.camera_source import CameraSource
-from edgellm_ros.ros.node.cameras import Cameras
-from edgellm_ros.ros.node.chunking import Chunking
-from edgellm_ros.ros.node.command_trigger import CommandTrigger
-from edgellm_ros.ros.node.frame_history import FrameHistory
+from edgellm_ros.ros.node.camera.camera_source import CameraSource
 from edgellm_ros.ros.node.inputs import Inputs
-from edgellm_ros.ros.node.jobs import JobFactory
-from edgellm_ros.ros.node.joint_states import JointStates, state_joints
-from edgellm_ros.ros.node.live_parameters import LiveParameters
-from edgellm_ros.ros.node.lora_changes import LoraChanges
 from edgellm_ros.ros.node.metrics import NodeMetrics
-from edgellm_ros.ros.node.odometry import OdometryBuffer
-from edgellm_ros.ros.node.outputs import Outputs
-from edgellm_ros.ros.node.plan_inputs import PlanInputs
+from edgellm_ros.ros.node.outputs.outputs import Outputs
 from edgellm_ros.ros.node.plan_server import PlanServer
-from edgellm_ros.ros.node.planner import Planner
+from edgellm_ros.ros.node.planning.chunking import Chunking
+from edgellm_ros.ros.node.planning.command_trigger import CommandTrigger
+from edgellm_ros.ros.node.planning.jobs import JobFactory
+from edgellm_ros.ros.node.planning.lora_changes import LoraChanges
+from edgellm_ros.ros.node.planning.plan_inputs import PlanInputs
+from edgellm_ros.ros.node.planning.planner import Planner
+from edgellm_ros.ros.node.sensors.cameras import Cameras
+from edgellm_ros.ros.node.sensors.frame_history import FrameHistory
+from edgellm_ros.ros.node.sensors.joint_states import JointStates, state_joints
+from edgellm_ros.ros.node.sensors.odometry import OdometryBuffer
 from edgellm_ros.ros.node.services import Services
+from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
 from edgellm_ros.ros.node.speech_input import SpeechInput
-from edgellm_ros.ros.node.worker import PREEMPTED, PlanWorker
+from edgellm_ros.ros.node.worker.clients import Clients
+from edgellm_ros.ros.node.worker.job import PREEMPTED
+from edgellm_ros.ros.node.worker.worker import PlanWorker
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 
@@ -43,17 +47,18 @@ class Parts:
         runtime: LLMInferenceRuntime,
         voice: VoiceActivity | None,
         parameters: LiveParameters,
+        plan_server: PlanServer,
     ) -> None:
-        """Make topics, services and the action, and start the planning thread.
+        """Make topics and services, open the action, and start the planning thread.
 
-        `voice` is None for an engine without audio encoder. After an exception the thread has ended.
+        `voice` is None if the audio encoder is missing or left out. After an exception the thread has ended.
         """
         self.runtime = runtime
         config, start = runtime.config, parameters.current
         # State that callbacks fill and the planning thread reads
         self.metrics = NodeMetrics()
         self.odometry = OdometryBuffer()
-        self.trigger = CommandTrigger(start.plan_on)
+        self.trigger = CommandTrigger(start.plan_on, needs_frame=not runtime.parts.missing(VISUAL))
         self.frames = FrameHistory(start.frames_per_plan)
         self.cameras = Cameras(camera_names(start.cameras, config.policy))
         self.joints = JointStates(state_joints(start.state_joints, config.policy))
@@ -62,16 +67,18 @@ class Parts:
         observed = PlanInputs(
             node,
             parameters,
-            config,
-            self.trigger,
-            self.frames,
-            self.cameras,
-            self.odometry,
-            self.joints,
+            parts=runtime.parts,
+            trigger=self.trigger,
+            history=self.frames,
+            cameras=self.cameras,
+            odometry=self.odometry,
+            joints=self.joints,
         )
         self.planner = Planner(node, parameters, runtime, observed, self.chunking)
         with ExitStack() as undo:  # if a part cannot be made: the thread would keep the process alive
-            self.worker = PlanWorker(self.planner.plan, start.queue_size)
+            self.worker = PlanWorker(
+                self.planner.plan, start.queue_size, lambda: parameters.current.driving_plans_per_goal
+            )
             undo.callback(self.worker.close)
             self.camera = CameraSource(node, parameters)
             self.outputs = Outputs(node, parameters, self.camera, self.metrics)
@@ -79,37 +86,54 @@ class Parts:
             self.jobs = JobFactory(
                 node,
                 parameters,
-                self.worker,
-                self.outputs,
-                self.metrics,
-                self.frames,
-                self.cameras,
-                self.chunking,
+                worker=self.worker,
+                outputs=self.outputs,
+                metrics=self.metrics,
+                frames=self.frames,
+                cameras=self.cameras,
+                chunking=self.chunking,
             )
             self.loras = LoraChanges(node, parameters, runtime, self.worker)
             undo.callback(self.loras.destroy)
-            # Sources of requests
-            self.speech = SpeechInput(node, parameters, voice, self.outputs, self.metrics)
-            self.inputs = Inputs(
-                node,
-                parameters,
-                self.worker,
-                self.jobs,
-                self.odometry,
-                self.trigger,
-                self.frames,
-                self.cameras,
-                self.joints,
-                self.speech,
-                self.metrics,
-            )
+            self._make_sources(node, parameters, voice)
             self.services = Services(node, parameters, runtime, self.worker, self.loras, self.metrics)
             undo.callback(self.services.destroy)
-            self.plan_server = PlanServer(node, parameters, self.worker, self.jobs, self.metrics)
+            self.plan_server = plan_server
+            self.clients = Clients(node, self.worker)
+            plan_server.open(self.worker, self.jobs, self.metrics, self.clients)
             undo.pop_all()
-        self.metrics.gauges = {
+        self.metrics.gauges = self._gauges(node)
+
+    def _make_sources(
+        self, node: LifecycleNode, parameters: LiveParameters, voice: VoiceActivity | None
+    ) -> None:
+        """Make the sources of requests: speech, and the subscriptions."""
+        missing = self.runtime.parts.missing
+        self.speech = SpeechInput(node, parameters, voice, self.outputs, self.metrics, missing(AUDIO))
+        self.inputs = Inputs(
+            node,
+            parameters,
+            worker=self.worker,
+            jobs=self.jobs,
+            odometry=self.odometry,
+            trigger=self.trigger,
+            frames=self.frames,
+            cameras=self.cameras,
+            joints=self.joints,
+            speech=self.speech,
+            metrics=self.metrics,
+            blind=missing(VISUAL),
+        )
+
+    def _gauges(self, node: LifecycleNode) -> dict[str, Callable[[], float]]:
+        """Return what the metrics read when they are published."""
+        return {
             "utterances_dropped": lambda: self.speech.dropped,
             "jobs_pending": lambda: self.worker.pending,
+            "goals_waiting": lambda: self.worker.waiting,
+            "goals_orphaned": lambda: self.worker.orphaned,
+            "driving_started": lambda: self.worker.started("driving"),
+            "goals_started": lambda: self.worker.started("goals"),
             "chunk_delay": lambda: self.chunking.delay,
             "inputs_connected": lambda: self.inputs.connected,
             "outputs_connected": lambda: self.outputs.connected,
@@ -141,12 +165,12 @@ class Parts:
         return ended
 
     def destroy(self) -> None:
-        """End the planning thread and remove topics, services and the action.
+        """End the planning thread and remove topics and services.
 
-        The runtime remains open.
+        The runtime remains open, and so does the action for those who want a result.
         """
         self.worker.close()
         self.loras.destroy()
-        self.plan_server.destroy()
+        self.plan_server.close()
         self.services.destroy()
         self.outputs.destroy()

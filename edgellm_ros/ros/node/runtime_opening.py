@@ -9,14 +9,15 @@ from rclpy.impl.rcutils_logger import RcutilsLogger
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.parts import VISUAL
 from edgellm_ros.ros.camera_topic import camera_names
-from edgellm_ros.ros.node.chunking import chunking_problem
-from edgellm_ros.ros.node.joint_states import state_joints
-from edgellm_ros.ros.node.loras import parse_loras
-from edgellm_ros.ros.node.parameters import Parameters
+from edgellm_ros.ros.node.engine_checks import CHECKED, engine_problem
+from edgellm_ros.ros.node.sensors.joint_states import state_joints
+from edgellm_ros.ros.node.settings.loras import parse_loras
+from edgellm_ros.ros.node.settings.parameters import Parameters
+from edgellm_ros.runtime.adapters.lora import canonical_name
 from edgellm_ros.runtime.decoding.speculative.drafting_config import drafting_config
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-from edgellm_ros.runtime.lora import canonical_name
 
 
 def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceRuntime:
@@ -45,6 +46,8 @@ def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceR
         decode=parameters.decode,
         allow_plan_code=parameters.allow_plan_code,
         tool_call_format=parameters.tool_call_format,
+        cuda_graphs=parameters.cuda_graphs,
+        without=[name for name in parameters.without if name],
     )
     path = parameters.prefix_cache_file
     try:
@@ -53,20 +56,22 @@ def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceR
     except (OSError, ValueError) as error:
         logger.warning(f"the saved prefix cache is not used (parameter prefix_cache_file): {error}")
     try:
-        if parameters.frames_per_plan > 1 and runtime.config.video is None:
+        blind = runtime.parts.missing(VISUAL)
+        if parameters.frames_per_plan > 1 and (runtime.config.video is None or blind):
+            reason = blind or "the engine takes no videos"
             raise ValueError(
-                f"parameter frames_per_plan is {parameters.frames_per_plan}, but the engine takes no videos: "
-                "set it to 1"
+                f"parameter frames_per_plan is {parameters.frames_per_plan}, but {reason}: set it to 1"
             )
-        problem = chunking_problem(parameters.chunking, runtime.config)
-        if problem:
-            raise ValueError(f"parameter {problem}")
+        for name in CHECKED:
+            problem = engine_problem(name, getattr(parameters, name), runtime)
+            if problem:
+                raise ValueError(f"parameter {problem}")
         for name, directory in parse_loras(parameters.loras).items():
             runtime.add_lora(name, directory)
         runtime.set_action_noise_seed(parameters.noise_seed)
-        if config.policy is None:
-            runtime.switch_lora_weights(parameters.lora)
-            runtime.capture_decoding_cuda_graph()
+        runtime.switch_lora_weights(parameters.lora)
+        if parameters.cuda_graphs:
+            runtime.capture_decoding_cuda_graph()  # with the adapters that were added
     except BaseException:
         runtime.close()
         raise

@@ -15,11 +15,12 @@ from rclpy.task import Future
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.ros.messaging import services_qos
-from edgellm_ros.ros.node.live_parameters import LiveParameters
-from edgellm_ros.ros.node.lora_changes import LoraChanges
 from edgellm_ros.ros.node.metrics import NodeMetrics, runtime_values
-from edgellm_ros.ros.node.parameters import MAX_INT64
-from edgellm_ros.ros.node.worker import COMPLETED, Job, Outcome, PlanWorker
+from edgellm_ros.ros.node.planning.lora_changes import LoraChanges
+from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
+from edgellm_ros.ros.node.settings.parameters import MAX_INT64
+from edgellm_ros.ros.node.worker.job import COMPLETED, Job, Outcome
+from edgellm_ros.ros.node.worker.worker import PlanWorker
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.srv import GetMetrics, ListLoras, SaveSystemPrompt, SetNoiseSeed, SwitchLora
 
@@ -146,10 +147,14 @@ class Services:
             if self._node.executor is not None:
                 self._node.executor.wake()
 
-        def save() -> None:
-            self._runtime.gen_and_save_system_prompt_kv_cache(request.system_prompt, request.lora)
+        def execute() -> None:
+            runtime, prompt = self._runtime, request.system_prompt
+            if request.release:
+                runtime.release_system_prompt_kv_cache(prompt, request.lora)
+            else:
+                runtime.gen_and_save_system_prompt_kv_cache(prompt, request.lora)
 
-        self._worker.submit_goal(Job(save, self._parameters.current.plan_timeout, on_done))
+        self._worker.submit_goal(Job(execute, self._parameters.current.plan_timeout, on_done))
         outcome = await self._wait_for(future)
         response.success = outcome.reason == COMPLETED
         response.message = outcome.message

@@ -12,15 +12,15 @@ from rclpy.node import Node
 from std_msgs.msg import Header
 
 from edgellm_ros.msg import AudioChunk
-from edgellm_ros.multimodal.sound_stream import SoundStream, Utterance
-from edgellm_ros.multimodal.utterance import MAX_LENGTH, STREAM_END
-from edgellm_ros.multimodal.voice_activity import VoiceActivity
+from edgellm_ros.multimodal.audio.sound_stream import SoundStream, Utterance
+from edgellm_ros.multimodal.audio.utterance import MAX_LENGTH, STREAM_END
+from edgellm_ros.multimodal.audio.voice_activity import VoiceActivity
 from edgellm_ros.ros.messaging import to_nanoseconds
-from edgellm_ros.ros.node.command_trigger import Command
-from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.messages import to_audio_chunk
 from edgellm_ros.ros.node.metrics import NodeMetrics, RecentProblem
-from edgellm_ros.ros.node.outputs import Outputs
+from edgellm_ros.ros.node.outputs.outputs import Outputs
+from edgellm_ros.ros.node.planning.command_trigger import Command
+from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
 
 LOG_THROTTLE_S = 1.0
 
@@ -51,11 +51,13 @@ class SpeechInput:
         voice: VoiceActivity | None,
         outputs: Outputs,
         metrics: NodeMetrics,
+        missing: str = "",
     ) -> None:
         """Start with an empty stream.
 
-        Without `voice` (no audio encoder) sound is counted and refused.
+        Without `voice` (no audio encoder, for the reason `missing`) sound is counted and refused.
         """
+        self._missing = missing
         self._parameters = parameters
         self._stream = SoundStream(voice, parameters.current.utterance) if voice is not None else None
         self._outputs = outputs
@@ -80,7 +82,7 @@ class SpeechInput:
         self._metrics.count("audio_received")
         try:
             if self._stream is None:
-                raise ValueError("this engine has no audio encoder: sound is ignored")
+                raise ValueError(f"{self._missing}: sound is ignored")
             self._stream.settings = self._parameters.current.utterance
             encoding, sample_rate, channels, data, stamp = self._read(message)
             self._check_size(data)

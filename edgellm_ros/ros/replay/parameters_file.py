@@ -32,12 +32,28 @@ def cameras_in(path: Path) -> tuple[str, ...]:
     Empty if the file does not set it. ValueError if it is not a file of parameters, or the value no list.
     """
     cameras: Any = []
-    for name, node in _read(path).items():
-        if str(name).rpartition("/")[2] in ("edgellm", "**"):
-            cameras = (node["ros__parameters"] or {}).get("cameras", cameras)
+    for parameters in _of_the_node(path):
+        cameras = parameters.get("cameras", cameras)
     if not isinstance(cameras, list):
         raise ValueError(f"{path}: cameras must be a list of names, got {printable(str(cameras))}")
     return tuple(map(str, cameras))
+
+
+def sets_parameter(path: Path, name: str) -> bool:
+    """Return whether a file sets a parameter of the node, in any namespace.
+
+    ValueError if it is not a file of parameters.
+    """
+    return any(name in parameters for parameters in _of_the_node(path))
+
+
+def _of_the_node(path: Path) -> list[Mapping[str, Any]]:
+    """Return the parameters of each section that is about the node."""
+    return [
+        node["ros__parameters"] or {}
+        for name, node in _read(path).items()
+        if str(name).rpartition("/")[2] in ("edgellm", "**")
+    ]
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from edgellm_ros.engine.device import open_device
+from edgellm_ros.engine_directory.adapters.adapter_folder import FOLDER, find_adapters
+from edgellm_ros.engine_directory.adapters.adapter_source import find_source
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.files import list_files
-from edgellm_ros.engine_directory.peft_adapter import CONFIG_FILE, WEIGHTS_FILE
+from edgellm_ros.engine_directory.files import list_files, sha256
 from edgellm_ros.replay.bag import Bag
 from edgellm_ros.replay.comparison import Comparison, compare, read_output_bag
 from edgellm_ros.replay.inputs import COMPRESSED, JOINT_STATES, find_inputs
 from edgellm_ros.replay.recording import Recording, refuse_existing
 from edgellm_ros.ros.camera_topic import camera_names, camera_topic
-from edgellm_ros.ros.node.loras import parse_loras
+from edgellm_ros.ros.node.settings.loras import parse_loras
 from edgellm_ros.ros.processes import (
     NODE_MODULE,
     Child,
@@ -37,8 +38,7 @@ from edgellm_ros.ros.processes import (
     ros_environment,
     terminated_as_interrupted,
 )
-from edgellm_ros.ros.replay.parameters_file import cameras_in, check_parameters_file
-from edgellm_ros.runtime.lora import FOLDER
+from edgellm_ros.ros.replay.parameters_file import cameras_in, check_parameters_file, sets_parameter
 
 START_S = 600.0  # to load the engines; a dead node is noticed at once
 CONNECT_S = 60.0  # until all topics are connected
@@ -63,7 +63,7 @@ class ReplayOptions:
     tolerance: float = 1e-3  # of numbers in actions and paths
     noise_seed: int | None = None  # None: the node's parameter
     params: Path | None = None  # YAML file of the node's parameters
-    lora: str = ""  # NAME or NAME=DIR, base = the base model, empty = the node's parameter
+    lora: str = ""  # NAME or NAME=PATH, base = the base model, empty = the node's parameter
     storage: str = "mcap"
     overlay: bool = False  # record ~/overlay
     standing: bool = False  # the bag needs no odometry: the robot stands still
@@ -160,6 +160,17 @@ class Replay:
                 parameters["loras"] = [f"{name}={directory}"]
         return parameters
 
+    @property
+    def start_parameters(self) -> dict[str, Any]:
+        """Return the parameters of a node that is started for the replay.
+
+        Without a value in the file of parameters, nothing is drafted: drafts are paused by measured times,
+        which changes numbers by rounding.
+        """
+        file = self.options.params
+        drafting = {} if file is not None and sets_parameter(file, "drafting") else {"drafting": "off"}
+        return {**self.node_parameters, **drafting}
+
     def play(self, link: Any, status: Callable[[str], None]) -> ReplayResult:
         """Play the whole bag through a `ReplayLink`, write the outputs, and compare them.
 
@@ -202,9 +213,8 @@ class Replay:
         hashes = {entry.path: entry.sha256 for entry in files}
         if name := link.active_lora():
             (loras,) = link.parameters("loras")
-            folder = f"{FOLDER}/{name}"
-            adapter = list_files(parse_loras(loras).get(name, root / folder), (CONFIG_FILE, WEIGHTS_FILE))
-            hashes |= {f"{folder}/{entry.path}": entry.sha256 for entry in adapter}
+            source = find_source(parse_loras(loras).get(name) or find_adapters(root)[name])
+            hashes |= {f"{FOLDER}/{name}/{file}": sha256(path) for file, path in source.files.items()}
         return hashes
 
 
@@ -221,7 +231,7 @@ def run_replay(options: ReplayOptions, status: Callable[[str], None]) -> ReplayR
         replay = stack.enter_context(Replay(options))
         domain = stack.enter_context(own_domain())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        arguments = ros_arguments(replay.node_parameters)
+        arguments = ros_arguments(replay.start_parameters)
         if options.params is not None:
             # Before the replay's own parameters, which then take precedence.
             arguments[1:1] = ["--params-file", str(check_parameters_file(options.params))]

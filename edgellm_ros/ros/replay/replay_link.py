@@ -33,7 +33,7 @@ from std_msgs.msg import String
 from edgellm_ros.echo import quoted
 from edgellm_ros.msg import ActionChunk, AudioChunk, Generation
 from edgellm_ros.replay.inputs import JOINT_STATES, InputMessage
-from edgellm_ros.runtime.lora import canonical_name
+from edgellm_ros.runtime.adapters.lora import canonical_name
 from edgellm_ros.srv import GetMetrics, ListLoras, SetNoiseSeed
 
 INPUT_CLASSES = {

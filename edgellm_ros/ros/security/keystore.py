@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the keystore of a policy with sros2.
 
-It has keys, certificates and signed permissions of each enclave.
+The keystore has keys, certificates and signed permissions of each enclave.
 """
 
 from __future__ import annotations

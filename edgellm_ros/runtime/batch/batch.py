@@ -27,6 +27,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.sequences)
 
+    @property
+    def index_mapping(self) -> list[int]:
+        """Index of each row's request in the list given to `handle_request`."""
+        return [sequence.request_index for sequence in self.sequences]
+
     def admit(self, sequences: Sequence[GenerationSequence]) -> range:
         """Open a row for each sequence after the active rows; return the new rows.
 

@@ -18,11 +18,18 @@ class InputEmbedder:
     """Owns the embedding `table` [V,H] and the buffer of encoder rows.
 
     A placeholder for encoder row r has the id V + r, so one look-up serves text, images and sound. Encoder
-    rows are numbered over the whole batch. The buffer has one row per prompt token, which is always enough.
+    rows are numbered over the whole batch. The buffer has one row per prompt token, which is always enough;
+    without an encoder (`encodes`) it has one row, which is never read.
     """
 
     def __init__(
-        self, path: Path, config: EngineConfig, device: Device, kernels: Kernels, dtype: np.dtype
+        self,
+        path: Path,
+        config: EngineConfig,
+        device: Device,
+        kernels: Kernels,
+        dtype: np.dtype,
+        encodes: bool = True,
     ) -> None:
         self._device = device
         self._kernels = kernels
@@ -34,10 +41,9 @@ class InputEmbedder:
         table = read_tensor(path, "embedding", (llm.vocab_size, llm.hidden_size))
         self.table = device.empty(table.shape, dtype)
         device.upload(self.table, table.astype(dtype, copy=False))
-        self._rows = device.zeros((batch * tokens, llm.hidden_size), dtype)
-        self._deepstack_rows = [
-            device.zeros((batch * tokens, llm.hidden_size), dtype) for _ in range(llm.num_deepstack_features)
-        ]
+        row_shape = (batch * tokens if encodes else 1, llm.hidden_size)
+        self._rows = device.zeros(row_shape, dtype)
+        self._deepstack_rows = [device.zeros(row_shape, dtype) for _ in range(llm.num_deepstack_features)]
         self._token_ids = device.empty((batch, tokens), np.int64)
         self._batch, self._dtype = batch, dtype
         self._embeds = device.empty((batch, tokens, llm.hidden_size), dtype)
@@ -47,7 +53,7 @@ class InputEmbedder:
         ]
 
     def resize(self, tokens_per_run: int) -> None:
-        """Allocate the output of `embed_tokens` for so many tokens per sequence."""
+        """Allocate the output of `embed_tokens` for `tokens_per_run` tokens per row."""
         self._token_embeds = self._device.empty((self._batch, tokens_per_run, self._hidden_size), self._dtype)
 
     def image_rows(self, start: int, count: int) -> tuple[Tensor, list[Tensor]]:

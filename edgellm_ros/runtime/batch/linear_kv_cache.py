@@ -15,7 +15,7 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
-from edgellm_ros.engine_directory.config import FP8
+from edgellm_ros.engine_directory.choices import FP8
 from edgellm_ros.kernels import Kernels, SequenceCache, TreeKernels
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 
@@ -26,7 +26,7 @@ def check_cache_type(device: Device, cache_type: str) -> None:
     """Raise EngineError if a GPU lacks the type of an engine's KV cache."""
     if cache_type != FP8 or not device.arch:
         return
-    from edgellm_ros.kernels.cuda.compiler import compute_capability
+    from edgellm_ros.kernels.capability import compute_capability
 
     if compute_capability(device.arch) < OLDEST_FLOAT8:
         raise EngineError(
@@ -115,7 +115,7 @@ class LinearKVCache:
     def move_path(self, kernels: TreeKernels, path: Tensor, counts: Tensor) -> None:
         """Queue the move of accepted nodes of a tree to the slots that `commit` commits.
 
-        path [B,D]: nodes, in slots behind the committed ones; the first counts[b] of row b are accepted.
+        path [B,D]: nodes, in slots after the committed ones; the first counts[b] of row b are accepted.
         """
         kernels.move_cache_rows(self._slots, 0, self.lengths(range(path.shape[0])), path, counts)
 

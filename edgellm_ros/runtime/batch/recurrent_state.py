@@ -8,12 +8,13 @@ token:
   states       [L, max batch, n]   read by the engine    <-- commit: rows with counts[b] > 0 --+
   next states  [L, max batch, n]   written by the engine --------------------------------------+
 
-So a step too many leaves a row's state as it was, and all addresses stay the same, as recorded steps need it.
+So a step that yields no token leaves a row's state as it was, and all addresses stay the same, as recorded
+steps need it.
 The copy reads and writes each state once per step, beside the engine's own reading and writing.
 
 A verification runs a chain of drafted tokens, of which only the first counts[b] are accepted. The engine
-also outputs what each token changes the states by, which is a small part of a state. The commit applies this
-to the committed states, in place, for the accepted tokens: no state per token is stored.
+also outputs the values by which each token updates the states, far fewer than a state has. The commit applies
+those of the accepted tokens to the committed states, in place: no state per token is stored.
 
   chain values [L, max batch, tokens, ...]   written by the engine   -- commit --> states
 """
@@ -116,7 +117,7 @@ class RecurrentState:
         kernels.advance_windows(windows, inputs.conv_inputs, tokens, counts)
 
     def verified(self, kernels: TreeKernels, tokens: int) -> None:
-        """Let the next `commit` be that of a verification of so many tokens of each row."""
+        """Make the next `commit` that of a verification of `tokens` tokens per row."""
         self._verified = kernels, tokens
 
     def commit_rows(self, rows: range, counts: Tensor) -> None:
@@ -125,7 +126,7 @@ class RecurrentState:
             self._kernels.commit_states(tensor, new, rows.start, counts)
 
     def bindings(self, rows: range, tokens: int = 1) -> dict[str, Tensor]:
-        """Return the tensors of a run of so many tokens of each row, by binding name."""
+        """Return the tensors of a run of `tokens` tokens per row, by binding name."""
         tensors = {name: tensor.rows(rows.start, rows.stop) for name, tensor in self._bindings}
         for kind, tensor in self._chain.items():
             shape = len(rows), min(tokens, CHAIN_TOKENS), tensor.shape[3]

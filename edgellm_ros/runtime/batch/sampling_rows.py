@@ -7,17 +7,25 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.device import Device, on_device
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels import DraftTree, Kernels, SamplingState, StopState, TreeKernels
+from edgellm_ros.engine_directory.config import GenerationDefaults
+from edgellm_ros.kernels import RULES, DraftTree, Kernels, SamplingState, StopState, TreeKernels
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.batch.step_result import StepResult
-from edgellm_ros.runtime.grammar import ALL_BITS, GrammarMatcher, tree_matchers, word_count, write_masks
-from edgellm_ros.runtime.request import MAX_LOGPROBS
+from edgellm_ros.runtime.grammar.grammar import (
+    ALL_BITS,
+    GrammarMatcher,
+    tree_matchers,
+    word_count,
+    write_masks,
+)
+from edgellm_ros.runtime.request import MAX_LOGPROBS, SamplingParams
 
 NO_LOGIT = -1
 NO_TOKEN = -1
 NO_LIMIT = 2**31  # of the tokens of a path
+GREEDY = SamplingParams().resolved(GenerationDefaults())  # rows without a request
 
 
 class SamplingRows:
@@ -48,17 +56,14 @@ class SamplingRows:
             self._logit_of_token[vocab_map] = np.arange(len(vocab_map))
         logits = len(self._token_of_logit)
         self._state = SamplingState(
-            temperature=device.zeros((max_batch_size,), np.float32),
-            top_k=device.zeros((max_batch_size,), np.int64),
-            top_p=device.zeros((max_batch_size,), np.float32),
-            min_p=device.zeros((max_batch_size,), np.float32),
-            repetition_penalty=device.zeros((max_batch_size,), np.float32),
-            seed=device.zeros((max_batch_size,), np.uint64),
+            **{
+                name: on_device(device, np.full(max_batch_size, getattr(GREEDY, name), dtype))
+                for name, dtype in RULES.items()
+            },
             position=device.zeros((max_batch_size,), np.int64),
             path_limit=device.zeros((max_batch_size,), np.int64),
             seen=device.zeros((max_batch_size, logits), np.bool_),
         )
-        device.upload(self._state.repetition_penalty, np.ones(max_batch_size, np.float32))
         self._stop = StopState(
             tokens_left=device.zeros((max_batch_size,), np.int64),
             trigger_token=device.zeros((max_batch_size,), np.int64),
@@ -71,7 +76,7 @@ class SamplingRows:
         self.resize(tokens_per_step=1)
 
     def resize(self, tokens_per_step: int) -> None:
-        """Allocate buffers for steps of so many tokens per row; no step may be queued."""
+        """Allocate buffers for steps of `tokens_per_step` tokens; no step may be queued."""
         device, batch = self._device, self._max_batch_size
         tokens = batch * tokens_per_step
         # Tokens [B,N] of a step, and at a fixed offset their counts [B]: one copy takes both to the host.
@@ -93,18 +98,12 @@ class SamplingRows:
 
     def open(self, row: int, sequence: GenerationSequence) -> None:
         """Upload a request's sampling parameters, and mark its prompt's tokens as seen."""
-        params = sequence.request.sampling
         trigger = sequence.action_trigger_token
         seen = np.zeros((1, self._state.seen.shape[1]), np.bool_)
         logits = self._logit_of_token[sequence.token_ids]
         seen[0, logits[logits != NO_LOGIT]] = True
         for tensor, value in (
-            (self._state.temperature, params.temperature),
-            (self._state.top_k, params.top_k),
-            (self._state.top_p, params.top_p),
-            (self._state.min_p, params.min_p),
-            (self._state.repetition_penalty, params.repetition_penalty),
-            (self._state.seed, params.seed),
+            *((rule, getattr(sequence.sampling, name)) for name, rule in self._state.rules.items()),
             (self._state.position, 0),
             (self._state.path_limit, 1 if sequence.request.disable_spec_decode else NO_LIMIT),
             (self._state.seen, seen),

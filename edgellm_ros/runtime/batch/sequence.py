@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgellm_ros.kernels import EXCLUDED
-from edgellm_ros.runtime.grammar import GrammarMatcher
-from edgellm_ros.runtime.lora import LoraAdapter
+from edgellm_ros.runtime.adapters.lora import LoraAdapter
+from edgellm_ros.runtime.grammar.grammar import GrammarMatcher
 from edgellm_ros.runtime.prefix.prefix_cache import Prefix
 from edgellm_ros.runtime.prefix.prefix_key import Key
-from edgellm_ros.runtime.prompt.text_stream import TextStream
 from edgellm_ros.runtime.prompt.video_layout import VideoLayout
-from edgellm_ros.runtime.request import LLMGenerationRequest, Progress
+from edgellm_ros.runtime.request import LLMGenerationRequest, Progress, SamplingParams
+from edgellm_ros.runtime.text.text_stream import TextStream
 
 
 @dataclass(eq=False)
@@ -23,6 +23,7 @@ class GenerationSequence:
     """Prompt, decoding state and answer of one request."""
 
     request: LLMGenerationRequest
+    sampling: SamplingParams  # of the request, with the checkpoint's defaults
     adapter: LoraAdapter
     token_ids: list[int]  # of the prompt, with placeholders for images, videos and sounds
     image_grids: list[tuple[int, int]]  # rows and columns of tokens of each image
@@ -35,6 +36,7 @@ class GenerationSequence:
     future_start_token_id: int | None  # the token that triggers the action head; None = no action head
     text: TextStream  # of the answer
     grammar: GrammarMatcher | None = None  # of the answer; None = any text
+    request_index: int = 0  # of its request among those that were given together
     videos: list[VideoLayout] = field(default_factory=list)
     encoded_rows: set[int] = field(default_factory=set)  # first rows of what the encoders have computed
     speed: float = 0.0  # of the robot at the start, m/s
@@ -45,9 +47,12 @@ class GenerationSequence:
     state_points: list[int] = field(default_factory=list)  # tokens after which the recurrent state is saved
     begins_later_prompts: bool = False  # made to be stored, without an answer
     kv_length: int = 0  # committed KV rows, without the steps that are still queued
-    steps: int = 0  # delivered decode steps
+    steps: int = 0  # delivered decode steps, or rounds of drafting
     generated: list[int] = field(default_factory=list)  # token ids of the answer
     logprobs: list[list[tuple[int, float]]] = field(default_factory=list)  # one entry per token
+    # [L,H] for each token of the answer, if requested: the states of L layers from which it was sampled
+    hidden_states: list[np.ndarray] = field(default_factory=list)
+    state_layers: tuple[int, ...] = ()  # the L layers
     finish_reason: str = ""  # "stop", "length" or "cancelled"; empty until finished
     actions: np.ndarray | None = None  # [n, T, A], once the action head has run
     paths: np.ndarray | None = None  # [n, T+1, 4]
@@ -121,9 +126,23 @@ class GenerationSequence:
     @property
     def grammar_complete(self) -> bool | None:
         """Whether the answer is complete by its grammar; None without one."""
-        if self.grammar is None:
+        if self.sampling.grammar is None:
             return None
+        if self.grammar is None:  # cancelled while it was compiled
+            return False
         return self.grammar.is_complete(self.text.text if self.text.stopped else None)
+
+    @property
+    def states_by_layer(self) -> dict[int, np.ndarray] | None:
+        """The hidden states [n,H] of each layer.
+
+        None if not requested, empty without tokens.
+        """
+        if not self.request.output_hidden_states:
+            return None
+        if not self.hidden_states:
+            return {}
+        return dict(zip(self.state_layers, np.stack(self.hidden_states, axis=1), strict=True))
 
     @property
     def is_cancelled(self) -> bool:

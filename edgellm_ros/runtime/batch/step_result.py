@@ -11,6 +11,7 @@ import numpy as np
 from edgellm_ros.engine.device import HostCopy
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
+from edgellm_ros.runtime.batch.token_states import TokenStates
 
 
 @dataclass(slots=True, eq=False)
@@ -22,10 +23,11 @@ class StepResult:
     counts_at: int  # index of the counts in `output`
     logprobs: tuple[HostCopy, HostCopy] | None  # most likely tokens (logit indices) and values [B,N,K+1]
     token_of_logit: np.ndarray  # token id of each logit [V] int64
+    states: TokenStates | None = None  # of the tokens, if a request wants them
 
     @property
     def most_tokens(self) -> int:
-        """Most tokens that a row may get."""
+        """Maximum number of tokens that a row may get."""
         return self.shape[1]
 
     def deliver(self, sequences: Sequence[GenerationSequence]) -> list[tuple[GenerationSequence, int]]:
@@ -38,6 +40,7 @@ class StepResult:
         output = self.output.wait().tolist()
         width = self.shape[1]
         likeliest = self._wait_for_logprobs() if self.logprobs is not None else None
+        states = self.states.wait() if self.states is not None else None
         served = []
         for row, sequence in enumerate(sequences):
             if not sequence.decoding:
@@ -51,6 +54,9 @@ class StepResult:
                 if likeliest is not None and sequence.request.logprobs and not sequence.finish_reason:
                     ids, values = likeliest
                     sequence.add_logprobs(ids[row, place].tolist(), values[row, place].tolist())
+                wants_states = sequence.request.output_hidden_states and not sequence.finish_reason
+                if states is not None and wants_states:
+                    sequence.hidden_states.append(states[:, row, place])
                 sequence.accept(token)
                 if not sequence.decoding:
                     break

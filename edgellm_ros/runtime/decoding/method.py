@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from edgellm_ros.runtime.adapters.lora import LoraAdapter
 from edgellm_ros.runtime.batch.batch import Batch
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.batch.step_result import StepResult
-from edgellm_ros.runtime.lora import LoraAdapter
 
 
 class DecodeMethod(Protocol):
@@ -25,7 +25,7 @@ class DecodeMethod(Protocol):
     def prefilled(self, rows: range) -> None:
         """Take note of the first tokens of admitted rows.
 
-        They have been sampled and committed.
+        The tokens have been sampled and committed.
         """
         ...
 
@@ -36,8 +36,8 @@ class DecodeMethod(Protocol):
     def queue(self, room: int) -> StepResult:
         """Queue one step of the batch; return its result.
 
-        room: slots of each row after those that queued steps may commit, at least 1. The step writes at most
-        so many KV rows.
+        room: slots of each row after those that queued steps may commit, at least 1; the most KV rows that
+        the step may write.
         """
         ...
 

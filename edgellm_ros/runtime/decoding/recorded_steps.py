@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from edgellm_ros.engine.device import Device, DeviceGraph
+from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import BoundRun
-from edgellm_ros.engine.graph_recorder import GraphRecorder
-from edgellm_ros.runtime.lora import LoraAdapter
+from edgellm_ros.runtime.adapters.lora import BASE, LoraAdapter
 
 logger = logging.getLogger(__name__)
 
@@ -57,26 +57,22 @@ def batch_sizes(most: int) -> list[int]:
 
 
 class RecordedSteps(Generic[StepT]):
-    """Records steps and replays them. `kind`: what the log calls them."""
+    """Records steps and replays them.
+
+    - kind: what the log calls them
+    - record_lazily: whether a step without a graph is recorded after its first run
+    """
 
     def __init__(self, device: Device, max_batch_size: int, kind: str = "decode steps") -> None:
         self._device = device
         self._kind = kind
         self._sizes = batch_sizes(max_batch_size)
-        self._recorder = GraphRecorder(active=False)
+        self.record_lazily = False
         self._recorded: dict[tuple[LoraAdapter, ...], RecordedStep] = {}  # by the rows' adapters
+        self._refused: set[tuple[LoraAdapter, ...]] = set()  # those that `capture` could not record
         self._explained: set[str] = set()
         self._graph: DeviceGraph | None = None
         self._to_record: tuple[LoraAdapter, ...] | None = None
-
-    @property
-    def record_lazily(self) -> bool:
-        """Whether a step without a graph is recorded after its first run."""
-        return self._recorder.active
-
-    @record_lazily.setter
-    def record_lazily(self, on: bool) -> None:
-        self._recorder.active = on
 
     def __len__(self) -> int:
         """Return the number of recorded graphs."""
@@ -91,18 +87,18 @@ class RecordedSteps(Generic[StepT]):
         """
         self._graph = self._to_record = None
         self._step = make_step(adapters)
-        if not self._recorder.active and not self._recorded:
+        if not self.record_lazily and not self._recorded:
             return self._step
         size = next(size for size in self._sizes if size >= len(adapters))
         key = (*adapters, *[adapters[0]] * (size - len(adapters)))
         step = make_step(key)
         if len(set(key)) > 1 and len(step.bind()) > len(make_step([adapters[0]] * size).bind()):
-            self._explain(len(adapters), "different adapters need one run each")
+            self._explain(adapters, "different adapters or LM heads need one run each")
             return self._step
         recorded = self._recorded.get(key)
         if recorded is not None and recorded.runs == step.bind():
             self._graph, self._step = recorded.graph, step
-        elif self._recorder.active:
+        elif self.record_lazily and key not in self._refused:
             self._to_record, self._step = key, step
         return self._step
 
@@ -113,20 +109,36 @@ class RecordedSteps(Generic[StepT]):
             return
         self._step.run()
         if self._to_record is not None:
-            self._record(self._to_record)
+            reason = self._record(self._to_record)
+            if reason:
+                self.record_lazily = False
+                self._explain(self._to_record, reason)
+            self._to_record = None
 
     def capture(self, adapters: Sequence[LoraAdapter], make_step: MakeStep[StepT]) -> bool:
         """Record the steps of all buckets of batch sizes with each of these adapters.
 
-        The log gets the number of graphs, the time and the memory. From then on, a step without a matching
-        graph is recorded after its first run: a step of an adapter that is loaded later, or a step whose
-        bindings have changed. False if the device does not support graphs, or if a step cannot be recorded
-        (the log says why): then steps run without a graph.
+        Returns False if the device does not support graphs, or if a step cannot be recorded, which then runs
+        without a graph. The log has the number of graphs, the time, the memory, and the reasons. If any step
+        was recorded, later ones without a matching graph (of a new adapter, or with changed bindings) are
+        recorded after their first run. EngineError if a step itself fails.
         """
-        self._recorder.active = True
+        if not self._device.has_graphs:
+            return False
+        self._refused.clear()
+        self.record_lazily = True
         before, free, start = len(self), self._device.memory_info()[0], time.perf_counter()
-        done = all(self._capture(adapter, size, make_step) for adapter in adapters for size in self._sizes)
+        refused: dict[str, list[str]] = {}  # steps by the reason
+        for adapter in adapters:
+            for size in self._sizes:
+                reason = self._capture(adapter, size, make_step)
+                if reason:
+                    self._refused.add((adapter,) * size)
+                    refused.setdefault(reason, []).append(_describe((adapter,) * size))
         self._device.synchronize()
+        self.record_lazily = len(self) > 0
+        for reason, steps in refused.items():
+            self._warn(", ".join(steps), reason)
         if len(self) > before:
             logger.info(
                 "recorded %d graphs of %s (batch sizes %s, %d adapters) in %.1f s, %.0f MB",
@@ -137,32 +149,52 @@ class RecordedSteps(Generic[StepT]):
                 time.perf_counter() - start,
                 max(0, free - self._device.memory_info()[0]) / 1e6,
             )
-        return done
+        return not refused
 
     def drop(self, adapter: LoraAdapter) -> None:
         """Drop the graphs of a removed adapter."""
         self._recorded = {key: step for key, step in self._recorded.items() if adapter not in key}
+        self._refused = {key for key in self._refused if adapter not in key}
 
-    def _capture(self, adapter: LoraAdapter, size: int, make_step: MakeStep[StepT]) -> bool:
+    def _capture(self, adapter: LoraAdapter, size: int, make_step: MakeStep[StepT]) -> str:
+        """Run and record a step without a graph; return why it cannot be recorded, or ""."""
         self.select([adapter] * size, make_step)
-        if self._graph is None:
-            self.queue()
-        return self._graph is not None
-
-    def _record(self, adapters: tuple[LoraAdapter, ...]) -> None:
-        """Record the step that has just run; on failure log the reason and stop recording."""
+        if self._to_record is None:
+            return ""
+        self._step.run()
+        reason = self._record(self._to_record)
         self._to_record = None
-        runs = self._step.bind()
-        self._graph = self._recorder.capture(
-            lambda: self._device.capture(self._step.run), lambda reason: self._explain(len(adapters), reason)
-        )
-        if self._graph is not None:
-            self._recorded[adapters] = RecordedStep(self._graph, runs)
-            mixed = [key for key in self._recorded if len(set(key)) > 1]
-            if len(mixed) > MOST_MIXED:
-                del self._recorded[mixed[0]]
+        return reason
 
-    def _explain(self, size: int, reason: str) -> None:
+    def _record(self, adapters: tuple[LoraAdapter, ...]) -> str:
+        """Record the step that has just run; return why that is not possible, or ""."""
+        runs = self._step.bind()
+        try:
+            self._graph = self._device.capture(self._step.run)
+        except DeviceLostError:
+            raise
+        except EngineError as error:
+            return str(error)
+        if self._graph is None:
+            return "the device does not support graphs"
+        self._recorded[adapters] = RecordedStep(self._graph, runs)
+        mixed = [key for key in self._recorded if len(set(key)) > 1]
+        if len(mixed) > MOST_MIXED:
+            del self._recorded[mixed[0]]
+        return ""
+
+    def _explain(self, adapters: Sequence[LoraAdapter], reason: str) -> None:
+        """Log once why steps run without a graph."""
         if reason not in self._explained:
-            self._explained.add(reason)
-            logger.warning("%s of %d sequences run without a graph: %s", self._kind, size, reason)
+            self._warn(_describe(adapters), reason)
+
+    def _warn(self, steps: str, reason: str) -> None:
+        self._explained.add(reason)
+        logger.warning("%s of %s run without a graph: %s", self._kind, steps, reason)
+
+
+def _describe(adapters: Sequence[LoraAdapter]) -> str:
+    """Return the log's words for the rows of a step."""
+    names = sorted({adapter.name for adapter in adapters})
+    words = f"{len(adapters)} sequence{'s' if len(adapters) > 1 else ''}"
+    return words if names == [""] else f"{words} with {', '.join(name or BASE for name in names)}"

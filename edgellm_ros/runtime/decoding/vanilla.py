@@ -12,8 +12,8 @@ With a grammar in the batch, a step reads masks that the host computes from the 
   host     queue            masks, upload   queue the next logits           deliver, masks, upload
 
 Then only the part up to the logits is recorded, when it first runs. It needs nothing from the host, so the
-device computes the next logits while the host reads the token. Where the sequence ends with this token, they
-are for nothing, as a step that was queued ahead is.
+device computes the next logits while the host reads the token. If the sequence ends with this token, they are
+not used, like a step that was queued ahead.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from collections.abc import Sequence
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.executor import BoundRun
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.runtime.adapters.lora import LoraAdapter
 from edgellm_ros.runtime.batch.batch import Batch
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.batch.step_result import StepResult
+from edgellm_ros.runtime.batch.token_states import copy_states
 from edgellm_ros.runtime.decoding.recorded_steps import RecordedSteps, Step
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
-from edgellm_ros.runtime.lora import LoraAdapter
 
 
 class VanillaDecoding:
@@ -52,7 +53,9 @@ class VanillaDecoding:
         self._runner = runner
         self._sampling = sampling
         self._logits = logits
+        self._device = device
         self._logprobs = 0
+        self._wants_states = False  # whether a sequence wants hidden states
         self._has_grammar = False
         self._computes_ahead = device.max_queued_steps > 0
         self._has_logits = False  # whether the next step's logits have been queued
@@ -64,6 +67,7 @@ class VanillaDecoding:
     def begin(self, batch: Batch) -> None:
         """Select the step for these sequences, recorded or not."""
         self._logprobs = max(sequence.request.logprobs for sequence in batch.sequences)
+        self._wants_states = any(sequence.request.output_hidden_states for sequence in batch.sequences)
         self._sequences = list(batch.sequences)
         self._has_logits = False
         adapters = [sequence.adapter for sequence in batch.sequences]
@@ -86,7 +90,6 @@ class VanillaDecoding:
         return result
 
     def step(self) -> StepResult:
-        """Queue one step."""
         if self._has_grammar:
             if not self._has_logits:
                 self.recorded_logits.queue()
@@ -95,12 +98,16 @@ class VanillaDecoding:
             self._step.sample()
         else:
             self.recorded.queue()
-        return self._sampling.copy_to_host(self._step.logits, self._logprobs)
+        result = self._sampling.copy_to_host(self._step.logits, self._logprobs)
+        if self._wants_states:
+            batch = self._step.logits.shape[0]
+            result.states = copy_states(self._device, self._runner.step_hidden_states(batch))
+        return result
 
     def queues_ahead(self, sequences: Sequence[GenerationSequence]) -> bool:
-        """Return whether the batch has no grammar, whose masks need the tokens before.
+        """Return whether steps may be queued ahead: masks of grammars need earlier tokens.
 
-        Without one, the device need not wait for the host between two steps.
+        Without a grammar, the device need not wait for the host between two steps.
         """
         return not self._has_grammar
 
@@ -109,8 +116,9 @@ class VanillaDecoding:
 
     def capture(self, adapters: Sequence[LoraAdapter]) -> bool:
         """Record steps as graphs; see `DecodeMethod`."""
-        self.recorded_logits.record_lazily = self.recorded.capture(adapters, self._make_step)
-        return self.recorded_logits.record_lazily
+        done = self.recorded.capture(adapters, self._make_step)
+        self.recorded_logits.record_lazily = self.recorded.record_lazily
+        return done
 
     def drop(self, adapter: LoraAdapter) -> None:
         """Drop the graphs of a removed adapter."""
@@ -118,7 +126,7 @@ class VanillaDecoding:
         self.recorded_logits.drop(adapter)
 
     def _ends_now(self) -> bool:
-        """Return whether the queued step's token is known to be a sequence's last one."""
+        """Return whether the queued step ends a sequence: by token limit or grammar."""
         return any(
             sequence.tokens_left < 2 or (sequence.grammar is not None and sequence.grammar.is_at_end)
             for sequence in self._sequences

@@ -21,8 +21,8 @@ import numpy as np
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
-from edgellm_ros.engine_directory.config import RopeConfig
 from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
+from edgellm_ros.engine_directory.rope_config import RopeConfig
 from edgellm_ros.kernels import DraftInputs, DraftTree, Kernels, RopeTable, TreeKernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 
@@ -38,6 +38,7 @@ class AttentionInputs:
         self,
         engine_inputs: Container[str],
         rope: RopeConfig,
+        *,
         device: Device,
         kernels: Kernels,
         cache: LinearKVCache,
@@ -80,7 +81,7 @@ class AttentionInputs:
         return (names.ROPE_COS, names.ROPE_SIN) if self._has_lengths else ()
 
     def needs_one_sequence_per_run(self, tokens: int) -> bool:
-        """Return whether runs of so many tokens per sequence take one sequence only."""
+        """Whether a run with this many query tokens is limited to batch size 1."""
         return self._has_lengths and tokens > 1
 
     def part(self, tensors: dict[str, Tensor], start: int, stop: int) -> dict[str, Tensor]:
@@ -133,7 +134,7 @@ class AttentionInputs:
         self.for_continuation(inputs, rows, 1)
 
     def for_continuation(self, inputs: Mapping[str, Tensor], rows: range, tokens: int) -> None:
-        """Write `inputs` for so many more text tokens of each row, one after another."""
+        """Write `inputs` for the next `tokens` text tokens of each row."""
         lengths, deltas = self._cache.lengths(rows), self._cache.rope_deltas(rows)
         angles = self._angles(len(rows), tokens)
         filled = inputs[names.KV_LENGTH] if self._has_lengths else None
@@ -167,7 +168,7 @@ class AttentionInputs:
         return inputs
 
     def draft_inputs(self, inputs: Mapping[str, Tensor], embeds: Tensor) -> DraftInputs:
-        """Return what `TreeKernels` writes for a draft's run with `inputs`.
+        """Return the tensors of `inputs` that `TreeKernels` writes for a draft's run.
 
         embeds [B,S,H]: the run's embeddings.
         """

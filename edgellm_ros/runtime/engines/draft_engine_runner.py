@@ -2,7 +2,7 @@
 """DraftEngineRunner: runs the engine of a draft head, with a KV cache of its own.
 
 Row p of the cache belongs to the state of token p and to token p + 1, so there are as many committed rows as
-in the language model's cache. The rows of drafted tokens live behind them and are never committed:
+in the language model's cache. The rows of drafted tokens follow these and are never committed:
 
   0 .. n-1 | level 1: n .. n+K-1 | level 2: n+K .. n+2K-1 | ...
 
@@ -24,8 +24,9 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.draft_config import DraftConfig
+from edgellm_ros.fused.loading.fused_decoding import FusedDecoding
 from edgellm_ros.kernels import DraftTable, DraftTree, Kernels, TreeKernels
-from edgellm_ros.kernels.chain_protocol import ChainDraft, ChainDrafter, PromptRows
+from edgellm_ros.kernels.chain_protocol import ChainDraft
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs, run_sizes
 from edgellm_ros.runtime.prompt.rope import make_rope_table
@@ -44,19 +45,19 @@ class _Engine:
     most_tokens: int | None = None  # of all sequences of a run; None = the limits of the engine directory
 
     def needs_one_sequence_per_run(self, tokens: int) -> bool:
-        """Return whether runs of so many tokens per sequence take one sequence only."""
+        """Whether a run with this many query tokens is limited to batch size 1."""
         return self.most_tokens is None and self.inputs.needs_one_sequence_per_run(tokens)
 
 
 class DraftEngineRunner:
     """A draft head on a device.
 
-    - top_k: most tokens of a level
+    - top_k: maximum number of tokens of a level
     - tokens_per_round: most accepted tokens of a round
-    - fused_executor: runs levels and accepted tokens if the batch has at most `most_fused_tokens` of them in
-      all; None = `executor` does. EngineError if the two cannot share a KV cache.
-    - chain: drafts whole chains; None = the head runs on one level after the other
-    - prompts: writes the KV rows of prompts; None = `executor` does
+    - fused: the fused kernels of the head. Their executor runs levels and accepted tokens if the batch has at
+      most `most_rows` of them in all; `chain` drafts whole chains, without it the head runs on one level
+      after the other; `prompts` writes the KV rows of prompts. `executor` runs all else. EngineError if the
+      two executors cannot share a KV cache.
     """
 
     def __init__(
@@ -69,17 +70,14 @@ class DraftEngineRunner:
         tree_kernels: TreeKernels,
         top_k: int,
         tokens_per_round: int,
-        fused_executor: EngineExecutor | None = None,
-        most_fused_tokens: int = 0,
-        chain: ChainDrafter | None = None,
-        prompts: PromptRows | None = None,
+        fused: FusedDecoding | None = None,
     ) -> None:
         self.dtype = executor.dtype(names.INPUTS_EMBEDS)
         self.hidden_size, self.vocab_size = draft.hidden_size, draft.vocab_size
         self._device = device
         self._tree_kernels = tree_kernels
         batch, capacity = config.max_supported_batch_size, draft.cache_capacity(config.max_kv_cache_capacity)
-        for each in filter(None, (executor, fused_executor)):
+        for each in (executor, *([fused.executor] if fused else [])):
             found = each.bindings[names.key_cache(0)]
             if found.shape[2] != capacity or found.dtype != executor.dtype(names.key_cache(0)):
                 raise EngineError(
@@ -100,15 +98,24 @@ class DraftEngineRunner:
         self._rope_table = make_rope_table(draft.rope, capacity, device)
 
         def engine(executor: EngineExecutor, tokens: int, most: int | None = None) -> _Engine:
-            parts = device, kernels, self.kv_cache, self._rope_table, tokens
             logits = device.empty((batch * top_k, draft.vocab_size), executor.dtype(names.LOGITS))
-            return _Engine(executor, AttentionInputs(executor.bindings, draft.rope, *parts), logits, most)
+            inputs = AttentionInputs(
+                executor.bindings,
+                draft.rope,
+                device=device,
+                kernels=kernels,
+                cache=self.kv_cache,
+                rope_table=self._rope_table,
+                max_tokens=tokens,
+            )
+            return _Engine(executor, inputs, logits, most)
 
         self._engine = engine(executor, tokens)
-        self.chain, self._prompts = chain, prompts
+        self.chain = fused.chain if fused else None
+        self._prompts = fused.prompts if fused else None
         self._fused = None
-        if fused_executor is not None:
-            self._fused = engine(fused_executor, max(top_k, tokens_per_round), most_fused_tokens)
+        if fused is not None:
+            self._fused = engine(fused.executor, max(top_k, tokens_per_round), fused.most_rows)
         self._next_states = device.empty((batch * tokens, draft.hidden_size), self.dtype)
         self._first = device.zeros((batch, 1), np.int64)
         self._new_rows = device.empty((batch,), np.int64)  # of prompts
@@ -119,7 +126,7 @@ class DraftEngineRunner:
     ) -> None:
         """Write and commit the KV rows of prompts.
 
-        embeds [B,S,H] of the tokens after those of `states` [B,S,H]; positions [B,3,S] of the latter. Row b
+        embeds [B,S,H] of the tokens after those of `states` [B,S,H]; positions [B,3,S] of these states. Row b
         of the batch gets counts[b] rows, the others are padding.
         """
         engine = self._engine
@@ -128,7 +135,15 @@ class DraftEngineRunner:
             self._prompts.run(embeds, states, *angles, cache.lengths(rows), cache.bindings(rows))
         else:
             inputs = engine.inputs.for_prefill(rows, positions)
-            self._run(engine, PROMPT_PROFILE, inputs, rows, embeds, states, self._first.rows(0, len(rows)))
+            self._run(
+                engine,
+                PROMPT_PROFILE,
+                inputs,
+                rows=rows,
+                embeds=embeds,
+                states=states,
+                last_token_ids=self._first.rows(0, len(rows)),
+            )
         new = self._new_rows.rows(0, len(rows))
         self._device.upload(new, np.asarray(counts, np.int64))
         self.kv_cache.commit_rows(rows, new)
@@ -142,7 +157,7 @@ class DraftEngineRunner:
         embeds: Tensor,
         newest: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Write the KV rows of accepted tokens behind the committed ones.
+        """Write the KV rows of accepted tokens after the committed ones.
 
         tokens [B,S] of the first B rows, states [B,S,H] before them; those after counts[b] are padding.
         embeds [B,S,H] and newest [B,1]: see `TreeKernels.begin_accepted`, which writes them. Returns logits
@@ -155,14 +170,24 @@ class DraftEngineRunner:
         lengths, deltas = self.kv_cache.lengths(rows), self.kv_cache.rope_deltas(rows)
         out = engine.inputs.draft_inputs(inputs, embeds)
         self._tree_kernels.begin_accepted(
-            tokens, counts, embedding, self._rope_table, lengths, deltas, newest, out
+            tokens,
+            counts,
+            embedding,
+            self._rope_table,
+            lengths,
+            deltas,
+            newest,
+            out,
         )
-        return self._run(engine, DRAFT_PROFILE, inputs, rows, embeds, states, newest)
+        return self._run(
+            engine, DRAFT_PROFILE, inputs, rows=rows, embeds=embeds, states=states, last_token_ids=newest
+        )
 
     def execute_level(
         self,
         table: DraftTable,
         level: int,
+        *,
         states: Tensor,
         newest: Tensor,
         embedding: Tensor,
@@ -183,18 +208,36 @@ class DraftEngineRunner:
         lengths, deltas = self.kv_cache.lengths(rows), self.kv_cache.rope_deltas(rows)
         out = engine.inputs.draft_inputs(inputs, embeds)
         self._tree_kernels.begin_level(
-            table, level, states, newest, embedding, self._rope_table, lengths, deltas, parents, out
+            table,
+            level,
+            states,
+            newest,
+            embedding,
+            self._rope_table,
+            lengths,
+            deltas,
+            parents,
+            out,
         )
-        return self._run(engine, DRAFT_PROFILE, inputs, rows, embeds, parents, self._nodes.rows(0, batch))
+        return self._run(
+            engine,
+            DRAFT_PROFILE,
+            inputs,
+            rows=rows,
+            embeds=embeds,
+            states=parents,
+            last_token_ids=self._nodes.rows(0, batch),
+        )
 
     def drafts_chains(self, batch: int) -> bool:
-        """Return whether `execute_chain` drafts for so many sequences."""
+        """Return whether `execute_chain` drafts for a batch of this size."""
         return self.chain is not None and batch <= self.chain.max_batch
 
     def execute_chain(
         self,
         tokens: Tensor,
         counts: Tensor,
+        *,
         states: Tensor,
         newest: Tensor,
         embedding: Tensor,
@@ -209,10 +252,21 @@ class DraftEngineRunner:
         cache = self.kv_cache
         self.chain.run(
             ChainDraft(
-                tokens, counts, states, newest, cache.lengths(rows), cache.rope_deltas(rows),
-                self._rope_table, cache.bindings(rows), embedding, token_of_logit, table, last_tokens, tree,
+                tokens=tokens,
+                counts=counts,
+                states=states,
+                newest=newest,
+                lengths=cache.lengths(rows),
+                deltas=cache.rope_deltas(rows),
+                rope=self._rope_table,
+                caches=cache.bindings(rows),
+                embedding=embedding,
+                token_of_logit=token_of_logit,
+                table=table,
+                last_tokens=last_tokens,
+                tree=tree,
             )
-        )  # fmt: skip
+        )
 
     def bind_accepted(self, embeds: Tensor, states: Tensor, last: Tensor) -> list[BoundRun]:
         """Bind the tensors of `execute_accepted`; return the runs of the engine."""
@@ -236,7 +290,7 @@ class DraftEngineRunner:
         self.kv_cache.clear()
 
     def _engine_of_run(self, tokens: int) -> _Engine:
-        """Return the engine that runs so many tokens of all sequences together."""
+        """Return the engine for a run of this many tokens of all rows together."""
         fused = self._fused
         fits = fused is not None and fused.most_tokens is not None and tokens <= fused.most_tokens
         return fused if fused is not None and fits else self._engine
@@ -246,6 +300,7 @@ class DraftEngineRunner:
         engine: _Engine,
         profile: int,
         inputs: dict[str, Tensor],
+        *,
         rows: range,
         embeds: Tensor,
         states: Tensor,

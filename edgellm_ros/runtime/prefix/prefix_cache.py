@@ -9,7 +9,7 @@ their common prefix, and the path from the root to a page is the prompt up to th
 
 A new request reuses the longest prefix that it shares with any path of the tree. Prefixes are compared token
 by token, so a reused prefix may end in the middle of a page. Memory is a fixed pool of pages; the least
-recently used leaf page makes room for a new page.
+recently used leaf page makes room for a new page, unless it is pinned.
 
 Bits: on a CPU, the keys and values of a token depend only on this token and the tokens before it. Neither
 later tokens nor the number of tokens per run change them (OnnxRuntimeBackend). So a prompt gets the same bits
@@ -45,6 +45,7 @@ class Page:
     parent: Page | None  # the page before; None for a root
     children: list[Page] = field(default_factory=list)  # pages after this one; only a full page has children
     last_used: int = 0  # time of the last use, by the clock of the cache
+    pins: int = 0  # number of pinned prompts that have the page
 
     def shared(self, keys: Sequence[Key]) -> int:
         """Return the length of the common prefix of the page's keys and `keys`."""
@@ -75,7 +76,6 @@ class RowShape:
 
     @property
     def page_bytes(self) -> int:
-        """Size of a page in bytes."""
         return 2 * self.layers * self.kv_heads * PAGE * self.head_dim * np.dtype(self.dtype).itemsize
 
     def pool(self, device: Device, pages: int) -> Tensor:
@@ -126,6 +126,7 @@ class PrefixCache:
     def clear(self) -> None:
         """Drop all pages."""
         self._roots: dict[str, Page] = {}
+        self._pinned: dict[tuple[str, tuple[Key, ...]], Prefix] = {}
         self._free = list(reversed(range(self.pool.shape[1])))
         self._clock = 0
 
@@ -133,6 +134,32 @@ class PrefixCache:
         """Drop all pages of an adapter."""
         self._free += [page.place for name, page in self.pages() if name == adapter]
         self._roots.pop(adapter, None)
+        self._pinned = {prompt: found for prompt, found in self._pinned.items() if prompt[0] != adapter}
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Size of the pages that cannot be evicted."""
+        return sum(page.pins > 0 for _, page in self.pages()) * self.page_bytes
+
+    def pin(self, adapter: str, keys: Sequence[Key]) -> bool:
+        """Protect the pages of a stored prompt from eviction.
+
+        Returns False if the prompt is pinned already.
+        """
+        prompt = adapter, tuple(keys)
+        if prompt in self._pinned:
+            return False
+        self._pinned[prompt] = found = self.find(adapter, keys)
+        for page in found.pages:
+            page.pins += 1
+        return True
+
+    def unpin(self, adapter: str, keys: Sequence[Key]) -> bool:
+        """Undo `pin`; return False if the prompt is not pinned."""
+        found = self._pinned.pop((adapter, tuple(keys)), None)
+        for page in found.pages if found is not None else ():
+            page.pins -= 1
+        return found is not None
 
     def match(self, adapter: str, keys: Sequence[Key]) -> Prefix:
         """Find the longest stored prefix of a prompt.
@@ -251,10 +278,13 @@ class PrefixCache:
     def _new_page(self, parent: Page) -> Page | None:
         """Add an empty page below `parent`.
 
-        If the pool is full, the least recently used leaf page is evicted. None if no page can be evicted.
+        If the pool is full, the least recently used leaf page that is not pinned is evicted. None if no page
+        can be evicted.
         """
         if not self._free:
-            leaves = (page for _, page in self.pages() if not page.children and page is not parent)
+            leaves = (
+                page for _, page in self.pages() if not page.children and not page.pins and page is not parent
+            )
             oldest = min(leaves, key=lambda page: page.last_used, default=None)
             if oldest is None or oldest.parent is None or oldest.last_used == self._clock:
                 return None  # all other leaf pages belong to the prompt that is being stored

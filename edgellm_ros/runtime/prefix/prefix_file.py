@@ -34,6 +34,7 @@ from edgellm_ros.runtime.prefix.prefix_cache import PAGE, Page, PrefixCache
 from edgellm_ros.runtime.prefix.prefix_key import Key
 from edgellm_ros.runtime.prefix.state_file import StateEntry, fill_states, stored_states
 from edgellm_ros.runtime.prefix.state_snapshots import StateSnapshots
+from edgellm_ros.strict_json import parse_json
 
 FORMAT_VERSION = 3
 METADATA = "prefix_cache"
@@ -98,7 +99,7 @@ def load_prefix_cache(
         raise FileNotFoundError(f"{path} not found")
     try:
         with safe_open(path, framework="numpy") as file:
-            description = json.loads((file.metadata() or {})[METADATA])
+            description = parse_json((file.metadata() or {})[METADATA])
             found = description["engine"], description["format_version"]
             if found == (engine, FORMAT_VERSION):
                 rows = [file.get_tensor(f"pool_{i}") for i in range(len(_layers(cache)))]

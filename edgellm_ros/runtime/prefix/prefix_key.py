@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgellm_ros.engine_directory.config import SpecialTokens
+from edgellm_ros.multimodal.device_image import DeviceImage, Image
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
 Key = int | str
@@ -23,20 +24,21 @@ Key = int | str
 class FrameGroup:
     """Frames of a video that become one group of encoder rows."""
 
-    frames: Sequence[np.ndarray]
+    frames: Sequence[Image]
     rows: int  # of tokens; the size to which frames are resized depends on the whole video
     columns: int
     time: float  # from the video's first group on mRoPE's time axis; words in the prompt tell other times
 
     def content_hash(self) -> str:
         """Return a hash of all that the group's encoder rows and positions depend on."""
-        frames = [content_hash(frame) for frame in self.frames]
+        frames = [image_key(frame) for frame in self.frames]
         return content_hash(np.array([self.time]), "video", self.rows, self.columns, frames)
 
 
 def prefix_keys(
     token_ids: Sequence[int],
     request: LLMGenerationRequest,
+    *,
     image_tokens: Sequence[int],
     audio_tokens: Sequence[int],
     special_tokens: SpecialTokens,
@@ -50,13 +52,18 @@ def prefix_keys(
     the same first n keys have the same first n KV rows, whatever follows.
     """
     keys: list[Key] = list(token_ids)
-    images = [content_hash(image) for image in request.prompt_images]
+    images = [image_key(image) for image in request.prompt_images]
     sounds = [content_hash(sound.samples, sound.sample_rate) for sound in request.prompt_audio]
     _replace(keys, special_tokens.image_token_id, images, image_tokens)
     _replace(keys, special_tokens.audio_token_id, sounds, audio_tokens)
     frames = [group.content_hash() for group in groups]
     _replace(keys, video_token_id, frames, [group.rows * group.columns for group in groups])
     return keys
+
+
+def image_key(image: Image) -> str:
+    """Return the hash of an image's contents, or the key of one on a GPU."""
+    return image.key if isinstance(image, DeviceImage) else content_hash(image)
 
 
 def content_hash(array: np.ndarray, *more: object) -> str:

@@ -65,9 +65,9 @@ def fill_states(
     pages: Mapping[int, tuple[str, Page]],
     device: Device,
 ) -> None:
-    """Replace the states by those of a file, as far as there is room.
+    """Replace the states by the states of a file that fit.
 
-    The most recently used ones come first. pages: the loaded pages with their adapters, by number; other
+    The most recently used states come first. pages: the loaded pages with their adapters, by number; other
     states are left out.
     """
     states.clear()

@@ -3,15 +3,15 @@
 
 The states are recurrent ones. The KV rows of a prefix can be cut at any token, a recurrent state cannot: it
 is the state after exactly the tokens that made it. So a prompt of a hybrid model reuses the longest stored
-prefix that ends where a state was saved (`save_points` chooses the places):
+prefix that ends where a state was saved (`save_points` chooses where):
 
   stored   [system prompt] S        [system prompt, question, ...] S
   prompt   [system prompt | other question]           reuses up to the first S
 
 Results with a reused state and without agree up to rounding, because the tokens are cut into other chunks.
 Memory is a fixed pool. The least recently used state makes room for a new one; a state that was saved in the
-last batch counts as older than one that was reused in it, or a large batch would replace the states that its
-prompts share.
+last batch counts as older than one that was reused in it; otherwise a large batch would replace the states
+that its prompts share. A pinned state is not replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.runtime.prefix.prefix_cache import PAGE, Prefix
 from edgellm_ros.runtime.prefix.prefix_key import Key
 
-SPACING = 512  # tokens between states of a long prompt; in a run of so many, reading the weights costs little
+SPACING = 512  # tokens between states of a long prompt; in a run of 512, reading the weights costs little
 
 
 class States(Protocol):
@@ -34,9 +34,7 @@ class States(Protocol):
     committed: list[Tensor]  # [L,B,n] each
 
     @property
-    def row_bytes(self) -> int:
-        """Size of one row in bytes."""
-        ...
+    def row_bytes(self) -> int: ...
 
     def save(self, row: int, pool: list[Tensor], place: int) -> None:
         """Copy a row to a place of a pool [L,places,n] of each tensor."""
@@ -55,6 +53,7 @@ class Snapshot:
     keys: tuple[Key, ...]
     place: int  # index in the pool
     last_used: tuple[int, bool]  # number of the batch, and whether it was more than saved
+    pins: int = 0  # number of pinned prompts that need it
 
 
 class StateSnapshots:
@@ -92,13 +91,13 @@ class StateSnapshots:
             self._drop(snapshot)
 
     def begin_batch(self) -> None:
-        """Begin a batch: what it uses counts as used at the same time."""
+        """Begin a batch: states that it uses get the same time of last use."""
         self._batch += 1
 
     def match(self, adapter: str, keys: Sequence[Key], prefix: Prefix, longest: int | None = None) -> Prefix:
         """Shorten the stored prefix of a prompt to the longest one with a saved state.
 
-        `longest`: the most tokens that it may have; None = no limit.
+        `longest`: maximum length of the prefix in tokens; None = no limit.
         """
         limit = prefix.length if longest is None else min(longest, prefix.length)
         snapshot = self._find(adapter, keys, limit)
@@ -114,6 +113,18 @@ class StateSnapshots:
         snapshot = self._find(adapter, keys, len(keys))
         return snapshot is not None and len(snapshot.keys) == len(keys)
 
+    @property
+    def free_places(self) -> int:
+        """Number of places without a pinned state."""
+        return self.places - sum(each.pins > 0 for each in self._snapshots)
+
+    def pin(self, adapter: str, keys: Sequence[Key], count: int = 1) -> None:
+        """Protect the stored state after exactly these tokens; count -1 undoes this."""
+        snapshot = self._find(adapter, keys, len(keys))
+        assert snapshot is not None
+        assert len(snapshot.keys) == len(keys)
+        snapshot.pins += count
+
     def load(self, adapter: str, keys: Sequence[Key], length: int, row: int) -> None:
         """Copy the state after a prompt's first `length` tokens to a row.
 
@@ -125,19 +136,23 @@ class StateSnapshots:
         self._state.load(row, self.pool, snapshot.place)
 
     def insert(self, adapter: str, keys: Sequence[Key], row: int, expected: bool = False) -> None:
-        """Store the state of a row whose tokens are `keys`, unless it is stored already.
+        """Store the state after the tokens `keys`, unless it is stored already.
 
-        `expected`: whether later prompts are known to begin with these tokens; then it counts as used.
+        The state is not stored if all places are pinned. `expected`: whether later prompts are known to begin
+        with these tokens; then it counts as used.
         """
         if not keys or not self.places or self.has(adapter, keys):
             return
         if not self._free:
-            self._drop(min(self._snapshots, key=lambda each: each.last_used))
+            droppable = [each for each in self._snapshots if not each.pins]
+            if not droppable:
+                return
+            self._drop(min(droppable, key=lambda each: each.last_used))
         snapshot = self.add(adapter, tuple(keys), (self._batch, expected))
         self._state.save(row, self.pool, snapshot.place)
 
     def add(self, adapter: str, keys: tuple[Key, ...], last_used: tuple[int, bool]) -> Snapshot:
-        """Add a state whose values the caller fills in; the pool must have a free place."""
+        """Reserve a place for a state, which the caller writes; one place must be free."""
         snapshot = Snapshot(adapter, keys, self._free.pop(), last_used)
         self._snapshots.append(snapshot)
         self._batch = max(self._batch, last_used[0])
@@ -168,11 +183,11 @@ def save_points(
     - encoder_ends: the number of tokens up to the end of each image and sound
     - places: size of the pool
 
-    Each point costs a run of the language model. One is where the prompt leaves an earlier one, which later
-    prompts will probably do too: at the last end of a page, or of an image or sound, before that token.
-    (Later ones may leave a few tokens earlier; and an image is encoded again unless all its rows are reused.)
-    Others are SPACING tokens apart, or further if they would take more than a quarter of the pool; the last
-    one is not close to the end, where the state is saved anyway.
+    Each point costs a run of the language model. One is where the prompt diverges from an earlier one, as
+    later prompts probably will: at the last end of a page, image or sound before the first token that
+    differs. (Later prompts may diverge a few tokens earlier; and an image is encoded again unless all its
+    rows are reused.) Others are SPACING tokens apart, or further if they would take more than a quarter of
+    the pool; the last one is not close to the end, where the state is saved anyway.
     """
     if places < 2:  # the state at the prompt's end would replace any other
         return []

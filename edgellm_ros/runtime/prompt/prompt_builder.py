@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from edgellm_ros.engine_directory.chat_template import ChatTemplate
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.conversation import (
     ASSISTANT,
@@ -18,9 +19,8 @@ from edgellm_ros.runtime.conversation import (
     TextPart,
     VideoPart,
 )
-from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
-from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 from edgellm_ros.runtime.request import LLMGenerationRequest
+from edgellm_ros.runtime.text.tokenizer import Tokenizer
 
 NO_TOKEN = -1  # an id that occurs in no prompt
 
@@ -73,7 +73,7 @@ class PromptBuilder:
     ) -> list[int]:
         """Return the ids that the next turn's prompt begins with, whatever the user says.
 
-        They end where the next message begins. The template may write the answer in other tokens than the
+        The ids end where the next message begins. The template may write the answer in other tokens than the
         model did, or leave out its reasoning. `request` has messages. ValueError if the template refuses the
         next turn.
         """
@@ -152,9 +152,7 @@ def _short_form(
 ) -> list[dict[str, Any]]:
     """Return the messages of a request's short form."""
     content = [{"type": "image"}] * images + [{"type": "video"}] * videos + [{"type": "audio"}] * sounds
-    messages: list[dict[str, Any]] = [
-        {"role": USER, "content": [*content, {"type": "text", "text": prompt}]}
-    ]
+    messages: list[dict[str, Any]] = [{"role": USER, "content": [*content, {"type": "text", "text": prompt}]}]
     if system_prompt:
         messages.insert(0, {"role": "system", "content": system_prompt})
     return messages
@@ -188,7 +186,7 @@ def _to_template(message: Message) -> dict[str, Any]:
 def _add_history(messages: list[dict[str, Any]]) -> None:
     """Add the trajectory history to the last message of the user.
 
-    It follows the first images and videos of the message.
+    The history follows the first images and videos of the message.
     """
     users = [message for message in messages if message["role"] == USER]
     if not users:

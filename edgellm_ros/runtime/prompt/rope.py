@@ -25,9 +25,7 @@ def make_rope_table(config: RopeConfig, positions: int, device: Device) -> RopeT
     frequencies = np.array(config.frequencies, np.float32)
     angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies
     scaling = np.float32(config.attention_scaling)
-    table = RopeTable(
-        *(device.empty(array.shape, np.float32) for array in (angles, angles, frequencies))
-    )
+    table = RopeTable(*(device.empty(array.shape, np.float32) for array in (angles, angles, frequencies)))
     device.upload(table.cos, np.cos(angles) * scaling)
     device.upload(table.sin, np.sin(angles) * scaling)
     device.upload(table.frequencies, frequencies)

@@ -15,7 +15,7 @@ from edgellm_ros.multimodal.video import Video
 from edgellm_ros.multimodal.video_config import AS_EXACT_POSITIONS, AS_TEXT, VideoConfig
 from edgellm_ros.multimodal.video_processor import VideoGrid, VideoProcessor
 from edgellm_ros.runtime.prompt.rope import VisionBlock
-from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
+from edgellm_ros.runtime.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

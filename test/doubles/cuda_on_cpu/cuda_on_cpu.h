@@ -12,18 +12,31 @@
 #include <stdint.h>
 #include <string.h>
 
+#define __host__
 #define __device__
 #define __global__
 #define __shared__ static thread_local
 #define __launch_bounds__(...)
 
-struct uchar1 { unsigned char x; };
-struct ushort1 { unsigned short x; };
-struct uint1 { unsigned x; };
-struct alignas(8) uint2 { unsigned x, y; };
-struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct uchar1 {
+  unsigned char x;
+};
+struct ushort1 {
+  unsigned short x;
+};
+struct uint1 {
+  unsigned x;
+};
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
 
-struct Dim { unsigned x, y, z; };
+struct Dim {
+  unsigned x, y, z;
+};
 extern __thread Dim threadIdx, blockIdx, blockDim, gridDim;
 
 namespace cuda_on_cpu {
@@ -105,8 +118,7 @@ T atomicAdd(T* address, T value) {
 template <class T>
 T atomicMax(T* address, T value) {
   T old = __atomic_load_n(address, __ATOMIC_RELAXED);
-  while (old < value &&
-         !__atomic_compare_exchange_n(address, &old, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  while (old < value && !__atomic_compare_exchange_n(address, &old, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
   }
   return old;
 }

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,12 @@ import numpy as np
 
 from doubles.cuda_double import DoubleDevice
 from doubles.host_compiler import BLOCKS, build_library
-from edgellm_ros.kernels.cuda.fused.plan import Launch
+from edgellm_ros.fused.params import KernelParams
+from edgellm_ros.fused.plan.launch import Launch
+from edgellm_ros.fused.sources import PRIMITIVES, expand
 
 FOLDER = Path(__file__).parent
-# of programs other than those of a decode step, by their last file
+# of programs other than those of a decode step, by their source
 KERNELS = {
     "fusion.cu": ("fuse", "fused_states"),
     "chain.cu": ("draft_chain",),
@@ -32,55 +33,51 @@ class FusedDoubleDevice(DoubleDevice):
 
 
 class HostKernels:
-    """Kernels in a library that `build` made; each has ended when `launch` returns."""
+    """Kernels in a library; each has ended when `launch` returns."""
 
     def __init__(self, library: Path) -> None:
         self._launch = ctypes.CDLL(str(library)).launch
 
-    def launch(self, launch: Launch, *arguments: int) -> None:
-        packed = np.array(arguments, np.int64)
+    def launch(self, launch: Launch, params: KernelParams) -> None:
+        packed = np.array(params.pack(), np.int64)
         pointer = ctypes.c_void_p(packed.ctypes.data)
         status = self._launch(
             launch.name.encode(), *launch.grid, launch.threads, launch.shared, launch.cluster, pointer,
-            len(arguments),
+            len(packed),
         )  # fmt: skip
-        assert status == 0, f"{launch.name} with {len(arguments)} arguments: {status}"
+        assert status == 0, f"{launch.name} with {len(packed)} arguments: {status}"
 
 
 class FusedDoubleProgram:
-    """FusedProgram on the host.
+    """FusedProgram on the host; the first launch compiles the plan's kernels."""
 
-    The first launch compiles the plan's kernels, unless `folder` has them already.
-    """
-
-    def __init__(self, folder: Path, plan: Any) -> None:
-        self._folder, self._plan = folder, plan
+    def __init__(self, plan: Any) -> None:
+        self._plan = plan
 
     @cached_property
     def _kernels(self) -> HostKernels:
-        name = hashlib.sha256(repr(self._plan.macros()).encode()).hexdigest()[:16]
-        library = self._folder / f"{name}.so"
-        if not library.exists():
-            from edgellm_ros.kernels.cuda.fused.compiler import source
+        root = self._plan.source
+        return build(on_cpu(root), self._plan.macros(), KERNELS.get(root, ()))
 
-            files = self._plan.files
-            build(library, source(files), self._plan.macros(), KERNELS.get(files[-1], ()))
-        return HostKernels(library)
-
-    def launch(self, launch: Launch, *arguments: int) -> None:
-        self._kernels.launch(launch, *arguments)
+    def launch(self, launch: Launch, params: KernelParams) -> None:
+        self._kernels.launch(launch, params)
 
     def most_clusters(self, launch: Launch) -> int:
         return 8
 
 
-def build(library: Path, source: str, macros: list[tuple[str, str]], kernels: tuple[str, ...] = ()) -> None:
-    """Compile kernels that need `primitives.cuh`.
+def on_cpu(root: str) -> str:
+    """Return a source with its includes, but those of `primitives_on_cpu.h`."""
+    return expand(root, {PRIMITIVES: ""})
+
+
+def build(source: str, macros: list[tuple[str, str]], kernels: tuple[str, ...] = ()) -> HostKernels:
+    """Return compiled kernels that need `primitives.cuh`.
 
     kernels: their names; empty = those of a decode step.
     """
-    (library.parent / "fused.inc").write_text(source)
-    options = ["-Og", "-w", f"-I{FOLDER}", *(f"-D{name}={value}" for name, value in macros)]
+    options = ["-Og", "-w", *(f"-D{name}={value}" for name, value in macros)]
     if kernels:
         options.append(f"-DKERNELS={' '.join(f'KERNEL({name})' for name in kernels)}")
-    build_library(library, FOLDER / "launch.cpp", (BLOCKS, FOLDER / "clusters.cpp"), options)
+    runtime = (BLOCKS, FOLDER / "clusters.cpp")
+    return HostKernels(build_library(FOLDER / "launch.cpp", source, runtime, options))

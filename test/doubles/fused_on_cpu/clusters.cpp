@@ -14,7 +14,11 @@ __thread unsigned blocks;
 
 namespace {
 
-struct Copy { uint4* target; const void* source; bool valid; };
+struct Copy {
+  uint4* target;
+  const void* source;
+  bool valid;
+};
 
 // Copies of one thread of a block, in groups; a new launch begins without any.
 struct Copies {
@@ -38,7 +42,7 @@ struct Clusters {
 };
 
 thread_local Cluster* cluster;
-thread_local std::vector<unsigned long> arrivals;  // meetings that had been held when a thread arrived
+thread_local std::vector<unsigned long> mbarrier;  // meetings that had been held when a thread arrived
 std::mutex arrivals_mutex;
 
 void begin_thread(void* context) {
@@ -85,17 +89,17 @@ void finish_copies(int groups) {
 
 }  // namespace fused_on_cpu
 
-void copy_async(Place target, const void* source, bool valid) {
+void cp_async(SmemPtr target, const void* source, bool valid) {
   fused_on_cpu::copies[threadIdx.x].groups.back().push_back({target.memory, source, valid});
 }
-void commit_copies() { fused_on_cpu::copies[threadIdx.x].groups.emplace_back(); }
+void cp_async_commit() { fused_on_cpu::copies[threadIdx.x].groups.emplace_back(); }
 
-void arrive_at_cluster() {
+void cluster_arrive() {
   using namespace fused_on_cpu;
-  if (arrivals.size() <= threadIdx.x) arrivals.resize(threadIdx.x + 1);
-  arrivals[threadIdx.x] = cluster->held;
+  if (mbarrier.size() <= threadIdx.x) mbarrier.resize(threadIdx.x + 1);
+  mbarrier[threadIdx.x] = cluster->held;
   if (++cluster->arrived == cluster->threads) cluster->arrived = 0, ++cluster->held;
 }
-void wait_for_cluster() {
-  while (fused_on_cpu::cluster->held == fused_on_cpu::arrivals[threadIdx.x]) fused_on_cpu::wait_for_other_blocks();
+void cluster_wait() {
+  while (fused_on_cpu::cluster->held == fused_on_cpu::mbarrier[threadIdx.x]) fused_on_cpu::wait_for_other_blocks();
 }

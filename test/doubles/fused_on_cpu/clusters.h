@@ -6,7 +6,7 @@
 
 namespace fused_on_cpu {
 
-// cluster_size: number of blocks that run at once and write to each other's shared memory.
+// cluster_size: number of blocks that run at once and write to each other's smem.
 void run_grid(Dim grid, unsigned threads, unsigned cluster_size, cuda_on_cpu::Work work);
 
 }  // namespace fused_on_cpu

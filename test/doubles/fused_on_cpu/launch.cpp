@@ -1,31 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-// A library with the fused kernels and one function that launches them by name. fused.inc: the CUDA sources; KERNELS: KERNEL(name) of each.
+// A library with the fused kernels and one function that launches them by name. kernels.inc: the CUDA sources; KERNELS:
+// KERNEL(name) of each.
 #include "clusters.h"
 #include "kernel_table.h"
 
-#include "fused.inc"
+#include "kernels.inc"
 
 #ifndef KERNELS
 #if ATTENDS_IN_BATCH
-#define ATTENTION_KERNELS KERNEL(new_rows) KERNEL(tree_attention) KERNEL(batch_attention)
+#define ATTENTION_KERNELS KERNEL(rope_append_kv) KERNEL(tree_attention) KERNEL(batch_attention)
 #elif !ATTENDS_BY_ROW
-#define ATTENTION_KERNELS KERNEL(new_rows) KERNEL(tree_attention)
+#define ATTENTION_KERNELS KERNEL(rope_append_kv) KERNEL(tree_attention)
 #elif ROWS > 1
-#define ATTENTION_KERNELS KERNEL(attention) KERNEL(new_rows) KERNEL(tree_attention)
+#define ATTENTION_KERNELS KERNEL(attention) KERNEL(rope_append_kv) KERNEL(tree_attention)
 #else
 #define ATTENTION_KERNELS KERNEL(attention)
 #endif
 #if JOINED  // of a draft head
 #define OWN_KERNELS KERNEL(joined_qkv) KERNEL(draft_head)
 #else
-#define OWN_KERNELS KERNEL(qkv_x) KERNEL(qkv) KERNEL(lm_head_x) KERNEL(lm_head) KERNEL(last_state)
+#define OWN_KERNELS KERNEL(prep_qkv) KERNEL(qkv) KERNEL(prep_lm_head) KERNEL(lm_head) KERNEL(last_state)
 #endif
-#define X_KERNELS KERNEL(o_x) KERNEL(gate_up_x) KERNEL(down_x)
+#define X_KERNELS KERNEL(combine_splits) KERNEL(prep_gate_up) KERNEL(prep_down)
 #define KERNELS OWN_KERNELS X_KERNELS ATTENTION_KERNELS KERNEL(o) KERNEL(gate_up) KERNEL(down)
 #endif
 static const NamedKernel kernels[] = {KERNELS};
 
-// 0 when the kernel has run, 1 for an unknown name, 2 for a wrong number of arguments, 3 for too much shared memory.
+// 0 when the kernel has run, 1 for an unknown name, 2 for a wrong number of arguments, 3 for too much smem.
 extern "C" int launch(const char* name, unsigned blocks, unsigned rows, unsigned threads, unsigned shared,
                       unsigned cluster_size, Arguments arguments, int count) {
   const NamedKernel* kernel = find_kernel(kernels, name);

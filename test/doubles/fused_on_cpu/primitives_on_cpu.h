@@ -9,11 +9,16 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
-constexpr bool STARTS_EARLY = true;
+constexpr bool HAS_PDL = true;
+constexpr float LOG2E = 1.4426950408889634f;
 constexpr u32 ONES = BF16 ? 0x3f803f80u : 0x3c003c00u;
 
-struct float2 { float x, y; };
-struct alignas(16) longlong2 { i64 x, y; };
+struct float2 {
+  float x, y;
+};
+struct alignas(16) longlong2 {
+  i64 x, y;
+};
 
 namespace fused_on_cpu {
 
@@ -34,28 +39,28 @@ T& poisoned(T& memory, unsigned& block) {
 
 }  // namespace fused_on_cpu
 
-#define PRODUCT_LIMITS
-#define BATCH_ATTENTION_LIMITS
-#define STATIC_SHARED(type, name)                \
+#define GEMV_LAUNCH_BOUNDS
+#define BATCH_ATTENTION_LAUNCH_BOUNDS
+#define STATIC_SMEM(type, name)                  \
   static thread_local type name##_memory;        \
   static thread_local unsigned name##_block = 0; \
   type& name = fused_on_cpu::poisoned(name##_memory, name##_block)
-#define DYNAMIC_SHARED(name) uint4* const name = fused_on_cpu::shared_memory
+#define DYNAMIC_SMEM(name) uint4* const name = fused_on_cpu::shared_memory
 
-struct Place {
+struct SmemPtr {
   uint4* memory;
 
-  explicit Place(uint4* memory) : memory(memory) {}
+  explicit SmemPtr(uint4* memory) : memory(memory) {}
   void advance(int places) { memory += places; }
-  Place plus(int places) const { return Place(memory + places); }
+  SmemPtr plus(int places) const { return SmemPtr(memory + places); }
   uint4 read() const { return *memory; }
 };
 
-struct Words {
+struct SmemWordPtr {
   const char* memory;
 
-  explicit Words(const void* memory) : memory(static_cast<const char*>(memory)) {}
-  Words plus(int places) const { return Words(memory + 16 * places); }
+  explicit SmemWordPtr(const void* memory) : memory(static_cast<const char*>(memory)) {}
+  SmemWordPtr plus(int places) const { return SmemWordPtr(memory + 16 * places); }
   template <class T>
   T at(int places) const {
     T value;
@@ -66,7 +71,7 @@ struct Words {
   uint4 read_quad() const { return at<uint4>(0); }
 };
 
-inline void read_matrices(u32 (&words)[4], Place place) {
+inline void ldmatrix_x4(u32 (&words)[4], SmemPtr place) {
   const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, g = lane / 4, t = lane % 4;
   for (unsigned i = 0; i < 4; ++i) {
     const uint4* row = cuda_on_cpu::exchange(place.memory, 8 * i + g);
@@ -75,62 +80,68 @@ inline void read_matrices(u32 (&words)[4], Place place) {
   cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]);
 }
 
-inline void load_matrices(u32 (&values)[4], Place place) {
+inline void ldmatrix_x4_trans(u32 (&values)[4], SmemPtr place) {
   const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, g = lane / 4, t = lane % 4;
   for (unsigned i = 0; i < 4; ++i) {
     values[i] = 0;
     for (unsigned j = 0; j < 2; ++j) {
       const uint4* row = cuda_on_cpu::exchange(place.memory, 8 * i + 2 * t + j);
-      values[i] |= (u32)reinterpret_cast<const u16*>(row)[g] << (16 * j);
+      values[i] |= (u32) reinterpret_cast<const u16*>(row)[g] << (16 * j);
     }
   }
   cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]);
 }
 
-void copy_async(Place target, const void* source, bool valid = true);
+void cp_async(SmemPtr target, const void* source, bool valid = true);
 template <i64 BYTES>
-void copy_async_from(Place target, const void* source) {
-  copy_async(target, static_cast<const char*>(source) + BYTES);
+void cp_async_offset(SmemPtr target, const void* source) {
+  cp_async(target, static_cast<const char*>(source) + BYTES);
 }
-void commit_copies();
+void cp_async_commit();
 
 template <int GROUPS>
-void wait_for_copies() {
+void cp_async_wait() {
   fused_on_cpu::finish_copies(GROUPS);
 }
 
-inline void start_next_kernel() {}
-inline void wait_for_kernel_before() {}
-inline void wait_for_lanes() { cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]); }
+inline void pdl_trigger() {}
+inline void pdl_wait() {}
+inline void warp_sync() { cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]); }
 
 namespace fused_on_cpu {
 
-uint4* memory_in_cluster(int block);  // the shared memory of a block of this cluster
+uint4* memory_in_cluster(int block);  // the smem of a block of this cluster
 void wait_for_other_blocks();
 void lock_arrivals();
 void unlock_arrivals();
 
 }  // namespace fused_on_cpu
 
-void arrive_at_cluster();
-void wait_for_cluster();
+void cluster_arrive();
+void cluster_wait();
 
-struct Arrivals {
+struct Mbarrier {
   u64 state;  // phases that have ended, whether the next one is expected, bytes of it that are to come
 
-  struct Parts { int bytes; short expected; unsigned short ended; };
+  struct Parts {
+    int bytes;
+    short expected;
+    unsigned short ended;
+  };
   template <class Change>
   void change(Change change) {
     fused_on_cpu::lock_arrivals();
-    Parts parts = cuda_on_cpu::same_bits<Parts>(state);
-    change(parts);
-    if (parts.expected && parts.bytes == 0) parts = {0, 0, (unsigned short)(parts.ended + 1)};
-    __atomic_store_n(&state, cuda_on_cpu::same_bits<u64>(parts), __ATOMIC_SEQ_CST);
+    Parts partials = cuda_on_cpu::same_bits<Parts>(state);
+    change(partials);
+    if (partials.expected && partials.bytes == 0) partials = {0, 0, (unsigned short)(partials.ended + 1)};
+    __atomic_store_n(&state, cuda_on_cpu::same_bits<u64>(partials), __ATOMIC_SEQ_CST);
     fused_on_cpu::unlock_arrivals();
   }
 
   void prepare() { state = 0; }
-  void expect(u32 bytes) { change([&](Parts& parts) { parts.bytes += bytes, parts.expected = 1; }); }
+  void expect(u32 bytes) {
+    change([&](Parts& partials) { partials.bytes += bytes, partials.expected = 1; });
+  }
   void wait(int phase) {
     while (cuda_on_cpu::same_bits<Parts>(__atomic_load_n(&state, __ATOMIC_SEQ_CST)).ended % 2 == phase % 2)
       fused_on_cpu::wait_for_other_blocks();
@@ -140,7 +151,7 @@ struct Arrivals {
 namespace fused_on_cpu {
 
 template <class T>
-T* place_in(int block, T* place) {
+T* map_to_cta(int block, T* place) {
   const size_t offset = reinterpret_cast<char*>(place) - reinterpret_cast<char*>(shared_memory);
   return reinterpret_cast<T*>(reinterpret_cast<char*>(memory_in_cluster(block)) + offset);
 }
@@ -148,27 +159,33 @@ T* place_in(int block, T* place) {
 }  // namespace fused_on_cpu
 
 template <class T>
-void send(int block, Arrivals& arrivals, void* place, T value) {
-  memcpy(fused_on_cpu::place_in(block, static_cast<char*>(place)), &value, sizeof value);
-  fused_on_cpu::place_in(block, &arrivals)->change([](Arrivals::Parts& parts) { parts.bytes -= sizeof value; });
+void st_async(int block, Mbarrier& mbarrier, void* place, T value) {
+  memcpy(fused_on_cpu::map_to_cta(block, static_cast<char*>(place)), &value, sizeof value);
+  fused_on_cpu::map_to_cta(block, &mbarrier)->change([](Mbarrier::Parts& partials) { partials.bytes -= sizeof value; });
 }
 
 inline i64 clamp(i64 value, i64 low, i64 high) { return value < low ? low : value > high ? high : value; }
 
 template <class T>
-T load(const T* address) { return *address; }
+T load_cg(const T* address) {
+  return *address;
+}
 
-inline uint4 load_once(const void* address) {
+inline uint4 load_nc(const void* address) {
   uint4 value;
   memcpy(&value, address, sizeof value);
   return value;
 }
 
 template <class T>
-u32 read_once(const T* address) { return *address; }
+u32 load_nc_scalar(const T* address) {
+  return *address;
+}
 
 template <class T>
-T __shfl_sync(unsigned, T value, int from) { return cuda_on_cpu::exchange(value, from); }
+T __shfl_sync(unsigned, T value, int from) {
+  return cuda_on_cpu::exchange(value, from);
+}
 
 inline u32 __byte_perm(u32 a, u32 b, u32 selector) {
   const u64 bytes = (u64)b << 32 | a;
@@ -215,7 +232,7 @@ inline u32 widen(u16 pair) {
 inline uint4 widen(CacheWord word) {
   return {widen((u16)word.x), widen((u16)(word.x >> 16)), widen((u16)word.y), widen((u16)(word.y >> 16))};
 }
-inline CacheWord load_once(const CacheValue* address) {
+inline CacheWord load_nc(const CacheValue* address) {
   CacheWord value;
   memcpy(&value, address, sizeof value);
   return value;
@@ -231,8 +248,8 @@ inline uint4 widen(CacheWord word) { return word; }
 #ifndef HARDWARE_FLOAT8
 #define HARDWARE_FLOAT8 0
 #endif
-constexpr bool HAS_FLOAT8 = HARDWARE_FLOAT8;
-inline u32 halves_of_float8(u16 pair) {
+constexpr bool HAS_FP8 = HARDWARE_FLOAT8;
+inline u32 fp8x2_to_fp16x2(u16 pair) {
   auto half = [](unsigned char bits) {
     const int exponent = bits >> 3 & 15, mantissa = bits & 7;
     const float size = exponent ? ldexpf(8 + mantissa, exponent - 10) : ldexpf(mantissa, -9);
@@ -240,19 +257,22 @@ inline u32 halves_of_float8(u16 pair) {
   };
   return half((unsigned char)pair) | half((unsigned char)(pair >> 8)) << 16;
 }
-inline u32 multiply_pair(u32 values, u32 factors) {
+inline u32 mul_bf16x2(u32 values, u32 factors) {
   return from_float(to_float(values) * to_float(factors)) |
          (u32)from_float(to_float(values >> 16) * to_float(factors >> 16)) << 16;
 }
 
 inline u32 in_register(u32 value) { return value; }
-inline u32 masked_or(u32 value, u32 mask, u32 bits) { return value & mask | bits; }
+inline u32 lop3_and_or(u32 value, u32 mask, u32 bits) { return value & mask | bits; }
 
 namespace fused_on_cpu {
 
 // What the lanes of a warp give to each other; two, so that a lane can begin the next exchange while others read.
 template <class T>
-struct Lanes { T values[2][cuda_on_cpu::WARP]; unsigned exchanges[cuda_on_cpu::WARP]; };
+struct Lanes {
+  T values[2][cuda_on_cpu::WARP];
+  unsigned exchanges[cuda_on_cpu::WARP];
+};
 
 // What all lanes of the warp have as their value.
 template <class T>
@@ -266,12 +286,15 @@ const T* exchange_all(const T& value) {
   return own.values[half];
 }
 
-struct Fragments { u32 a[4], b[2]; };
+struct Fragments {
+  u32 a[4], b[2];
+};
 
 }  // namespace fused_on_cpu
 
-inline void mma(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  const fused_on_cpu::Fragments* lanes = fused_on_cpu::exchange_all(fused_on_cpu::Fragments{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+inline void mma_m16n8k16(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  const fused_on_cpu::Fragments* lanes =
+      fused_on_cpu::exchange_all(fused_on_cpu::Fragments{{a[0], a[1], a[2], a[3]}, {b0, b1}});
   const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, g = lane / 4, t = lane % 4;
   for (unsigned i = 0; i < 4; ++i) {  // D[g + i / 2 * 8][2t + i % 2]
     const unsigned column = 2 * t + i % 2;
@@ -284,8 +307,9 @@ inline void mma(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   }
 }
 
-inline void mma_bytes(int (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  const fused_on_cpu::Fragments* lanes = fused_on_cpu::exchange_all(fused_on_cpu::Fragments{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+inline void mma_m16n8k32_u8s8(int (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  const fused_on_cpu::Fragments* lanes =
+      fused_on_cpu::exchange_all(fused_on_cpu::Fragments{{a[0], a[1], a[2], a[3]}, {b0, b1}});
   const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, g = lane / 4, t = lane % 4;
   for (unsigned i = 0; i < 4; ++i)  // D[g + i / 2 * 8][2t + i % 2]
     for (unsigned k = 0; k < 32; ++k) {
@@ -296,7 +320,7 @@ inline void mma_bytes(int (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 
 template <int LANES>
-u32 highest_of_lanes(u32 value) {
+u32 lanes_max(u32 value) {
   for (int other = LANES / 2; other > 0; other /= 2) {
     const auto theirs = __shfl_xor_sync(~0u, value, other);
     if (value < theirs) value = theirs;
@@ -304,7 +328,7 @@ u32 highest_of_lanes(u32 value) {
   return value;
 }
 template <int LANES>
-int sum_of_lanes(int value) {
+int lanes_sum(int value) {
   for (int other = LANES / 2; other > 0; other /= 2) value += __shfl_xor_sync(~0u, value, other);
   return value;
 }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """InternVL3 and InternVL3.5 in the format of transformers (`internvl`).
 
-Their parts are InternViT, and Qwen2.5 or Qwen3. InternVL's authors publish each checkpoint in this format and
-in one of their own (`internvl_chat`), which is not supported.
+A model has two parts: InternViT, and Qwen2.5 or Qwen3. InternVL's authors publish each checkpoint in this
+format and in one of their own (`internvl_chat`), which is not supported.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import dataclasses
 from functools import partial
 from pathlib import Path
 
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.checkpoint_config import ConfigSection, read_processor
-from edgellm_ros.builder.claimed_sizes import check_decoder_sizes, check_layers
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_processor
+from edgellm_ros.builder.config.image_processing import IMAGE_PROCESSOR
+from edgellm_ros.builder.config.prompt_files import added_token_id
 from edgellm_ros.builder.families import Family, qwen2, qwen3
 from edgellm_ros.builder.families.internvl.config import MODEL_TYPE, vision_architecture
 from edgellm_ros.builder.families.internvl.vision import build_vision
-from edgellm_ros.builder.image_processing import IMAGE_PROCESSOR
-from edgellm_ros.builder.model import Model
-from edgellm_ros.builder.text_model import make_text_model
-from edgellm_ros.builder.vocabulary import added_token_id
+from edgellm_ros.builder.families.model import Model, make_model
+from edgellm_ros.builder.weights.claimed_sizes import check_decoder_sizes, check_layers
+from edgellm_ros.builder.weights.weights import Weights
 
 TEXT_MODELS = {"qwen2": qwen2.read_decoder, "qwen3": qwen3.read_decoder}
 
@@ -41,7 +40,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     text = read_decoder(section, decoder)
     tied = config.flag("tie_word_embeddings", section.flag("tie_word_embeddings", True))
     head = "language_model.lm_head.weight" if older else "lm_head.weight"
-    model = make_text_model(checkpoint, config, weights, text, section, tied=tied, head=head)
+    model = make_model(checkpoint, config, weights, text, section, tied=tied, head=head)
     tokens = dataclasses.replace(
         model.special_tokens,
         vision_start_token_id=added_token_id(checkpoint, "start_image_token", section),

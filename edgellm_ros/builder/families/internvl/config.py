@@ -6,9 +6,9 @@ The checks cover everything that the graph relies on. Source: transformers, conf
 
 from __future__ import annotations
 
-from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
+from edgellm_ros.builder.config.image_processing import tiled_images
 from edgellm_ros.builder.families.internvl.vision import VisionArchitecture
-from edgellm_ros.builder.image_processing import tiled_images
 from edgellm_ros.multimodal.vision_config import InternVLVisionConfig
 
 MODEL_TYPE = "internvl"

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.decoder_cuda import ORT_DOMAIN
-from edgellm_ros.builder.graph import FLOAT
-from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.builder.graph.graph import FLOAT, ORT_DOMAIN
+from edgellm_ros.builder.graph.layers import ModelBuilder
+from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.multimodal.vision_config import InternVLVisionConfig
 
@@ -219,11 +218,11 @@ def _attention(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Valu
     config = architecture.config
     heads, head_dim = config.num_heads, config.head_dim
     q, k, v = (
-        graph.transpose(graph.reshape(rows, [0, 0, heads, head_dim]), 0, 2, 1, 3)
+        graph.transpose(graph.reshape(rows, [0, 0, heads, head_dim]), (0, 2, 1, 3))
         for rows in _projections(graph, architecture, x)
     )
     attended = graph.op("Attention", q, k, v, scale=head_dim**-0.5)
-    return graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [0, 0, config.hidden_size])
+    return graph.reshape(graph.transpose(attended, (0, 2, 1, 3)), [0, 0, config.hidden_size])
 
 
 def _attention_cuda(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value) -> ir.Value:
@@ -240,7 +239,7 @@ def _attention_cuda(graph: ModelBuilder, architecture: VisionArchitecture, x: ir
 def _projections(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value) -> Sequence[ir.Value]:
     """Add queries, keys and values [T,1+P,hidden].
 
-    They are products of their own: at thousands of rows one product is no faster, and its parts are copied.
+    Each is a product of its own: at thousands of rows one product is no faster, and its parts are copied.
     """
     hidden = architecture.config.hidden_size
     q, k, v = (

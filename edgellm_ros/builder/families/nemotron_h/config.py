@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from edgellm_ros.builder.checkpoint_config import ConfigSection
-from edgellm_ros.builder.mamba2 import Mamba2
-from edgellm_ros.builder.rope import read_rope
-from edgellm_ros.engine_directory.config import LanguageModelConfig
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
+from edgellm_ros.builder.config.rope import read_position_limit, read_rope
+from edgellm_ros.builder.model.decoder import Attention, Block, Decoder, Residual, RMSNorm, SquaredReLU
+from edgellm_ros.builder.model.recurrent import Mamba2
+from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
 from edgellm_ros.engine_directory.recurrent_config import ATTENTION, MLP, RECURRENT, RecurrentConfig
 
 MODEL_TYPE = "nemotron_h"
@@ -25,24 +24,7 @@ NAMES = {  # of layers_block_type, with the names before transformers 5.9
 }
 
 
-@dataclass(frozen=True)
-class HybridArchitecture:
-    """A language model with Mamba2 layers."""
-
-    runner: LanguageModelConfig  # for the runtime; the graph uses all fields
-    mamba: Mamba2
-    prefix: str  # of the tensors
-    intermediate_size: int
-    mlp_bias: bool
-    epsilon: float
-
-    @property
-    def embedding(self) -> str:
-        """Return the tensor of the embedding table [V,H]."""
-        return f"{self.prefix}.embeddings.weight"
-
-
-def architecture(config: ConfigSection, prefix: str) -> HybridArchitecture:
+def read_decoder(config: ConfigSection, prefix: str) -> Decoder:
     """Read the configuration; `prefix` is that of the tensors' names.
 
     ValueError for anything that the graph would compute differently.
@@ -81,7 +63,7 @@ def architecture(config: ConfigSection, prefix: str) -> HybridArchitecture:
         conv_dim=mamba.conv_dim,
         conv_kernel=mamba.conv_kernel,
     )
-    runner = config.make(
+    llm = config.make(
         LanguageModelConfig,
         hidden_size=hidden,
         num_hidden_layers=len(types),
@@ -89,22 +71,32 @@ def architecture(config: ConfigSection, prefix: str) -> HybridArchitecture:
         num_key_value_heads=config.size("num_key_value_heads", heads),
         head_dim=head_dim,
         vocab_size=config.size("vocab_size"),
-        max_position_embeddings=config.size("max_position_embeddings"),
+        max_position_embeddings=read_position_limit(config)[0],
         reduced_vocab_size=0,
         num_deepstack_features=0,
-        rope=read_rope(config, head_dim),  # for the runtime's tables; the graph has no RoPE
+        rope=read_rope(config, head_dim),  # for the runtime's tables; no layer has RoPE
         layer_types=types,
         recurrent=recurrent,
     )
-    return HybridArchitecture(
-        runner, mamba, prefix, config.size("intermediate_size"), config.flag("mlp_bias", False), epsilon
+    blocks: dict[str, Block] = {
+        RECURRENT: mamba,
+        ATTENTION: Attention(rope=False),
+        MLP: SquaredReLU(config.size("intermediate_size"), config.flag("mlp_bias", False)),
+    }
+    return Decoder(
+        config=llm,
+        layers=tuple((Residual("norm", "mixer", blocks[kind]),) for kind in types),
+        norm=RMSNorm(epsilon),
+        prefix=prefix,
+        last_norm="norm_f",
+        table="embeddings",
     )
 
 
 def _layer_types(config: ConfigSection) -> tuple[str, ...]:
     """Read the kind of each layer.
 
-    It is a list of names, or a pattern of letters before transformers 5.
+    The configuration has a list of names, or a pattern of letters before transformers 5.
     """
     key = next((key for key in ("layers_block_type", "layer_types") if config.has(key)), None)
     known, given = (NAMES, config.data[key]) if key else (LETTERS, config.data.get("hybrid_override_pattern"))

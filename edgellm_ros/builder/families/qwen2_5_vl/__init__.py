@@ -7,17 +7,17 @@ import dataclasses
 from functools import partial
 from pathlib import Path
 
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.checkpoint_config import ConfigSection, read_processor
-from edgellm_ros.builder.claimed_sizes import check_decoder_sizes, check_layers
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_processor
+from edgellm_ros.builder.config.image_processing import IMAGE_PROCESSOR, resized_images
+from edgellm_ros.builder.config.rope import read_rope, rope_section
+from edgellm_ros.builder.config.text_model import read_head_dim
+from edgellm_ros.builder.config.video_processing import QWEN2_VL, read_video
 from edgellm_ros.builder.families import Family, qwen2
+from edgellm_ros.builder.families.model import Model, make_model
 from edgellm_ros.builder.families.qwen2_5_vl.vision import VisionArchitecture, build_vision
 from edgellm_ros.builder.families.qwen3_vl.config import axial_theta
-from edgellm_ros.builder.image_processing import IMAGE_PROCESSOR, resized_images
-from edgellm_ros.builder.model import Model
-from edgellm_ros.builder.rope import read_rope, rope_section
-from edgellm_ros.builder.text_model import make_text_model, read_head_dim
-from edgellm_ros.builder.video_processing import QWEN2_VL, read_video
+from edgellm_ros.builder.weights.claimed_sizes import check_decoder_sizes, check_layers
+from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory.rope_config import RopeConfig
 from edgellm_ros.multimodal.video_config import VideoConfig
 from edgellm_ros.multimodal.vision_config import Qwen2_5VisionConfig
@@ -42,7 +42,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     rope = text_rope(section)
     text = qwen2.read_decoder(section, decoder, rope)
     return dataclasses.replace(
-        make_text_model(checkpoint, config, weights, text, section),
+        make_model(checkpoint, config, weights, text, section),
         vision=vision.config,
         encoders={"visual": partial(build_vision, vision, weights)},
     )

@@ -16,10 +16,10 @@ from functools import partial
 
 import onnx_ir as ir
 
-from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.families.qwen3_vl.vision import attention, patch_embed
-from edgellm_ros.builder.graph import BOOL, FLOAT, INT64
-from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.builder.graph.graph import BOOL, FLOAT, INT64
+from edgellm_ros.builder.graph.layers import ModelBuilder
+from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.multimodal.vision_config import Qwen2_5VisionConfig
 
@@ -136,10 +136,10 @@ def _window_attention(
     with graph.module("attn"):
         qkv = graph.linear("qkv", x, hidden, 3 * hidden, bias=True)
         qkv = graph.op("Gather", qkv, windows.index, axis=0)
-        qkv = graph.transpose(graph.reshape(qkv, [0, 0, 3 * heads, head_dim]), 0, 2, 1, 3)
+        qkv = graph.transpose(graph.reshape(qkv, [0, 0, 3 * heads, head_dim]), (0, 2, 1, 3))
         q, k, v = graph.split(qkv, [heads, heads, heads], axis=1)
         q, k = (graph.op("RotaryEmbedding", part, windows.cos, windows.sin) for part in (q, k))
         attended = graph.op("Attention", q, k, v, windows.mask, scale=head_dim**-0.5)
-        attended = graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [-1, hidden])
+        attended = graph.reshape(graph.transpose(attended, (0, 2, 1, 3)), [-1, hidden])
         attended = graph.op("Gather", attended, windows.patch_index, axis=0)
         return graph.linear("proj", attended, hidden, hidden, bias=True)

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Qwen3, dense and text only.
 
-It has norms of each head's queries and keys, and sliding windows.
+Attention has norms of each head's queries and keys, and sliding windows.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.checkpoint_config import ConfigSection
-from edgellm_ros.builder.claimed_sizes import check_decoder_sizes
-from edgellm_ros.builder.decoder import DecoderArchitecture
-from edgellm_ros.builder.families import Family
-from edgellm_ros.builder.model import Model
-from edgellm_ros.builder.rope import read_rope
-from edgellm_ros.builder.text_model import (
-    make_text_model,
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
+from edgellm_ros.builder.config.rope import read_rope
+from edgellm_ros.builder.config.text_model import (
     read_head_dim,
     read_language_model,
+    read_norm,
     read_sliding_windows,
 )
+from edgellm_ros.builder.families import Family
+from edgellm_ros.builder.families.model import Model, make_model
+from edgellm_ros.builder.model.decoder import Decoder, SwiGLU, attention_layers
+from edgellm_ros.builder.weights.claimed_sizes import check_decoder_sizes
+from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory.rope_config import RopeConfig
 
 
@@ -29,27 +29,25 @@ def read_decoder(
     prefix: str = "model",
     rope: RopeConfig | None = None,
     num_deepstack_features: int = 0,
-) -> DecoderArchitecture:
+) -> Decoder:
     """Read the decoder's section; `rope` replaces its RoPE, for models with mRoPE."""
     head_dim, bias = read_head_dim(text, default=128), text.flag("attention_bias", False)
     rope = rope or read_rope(text, head_dim)
-    return text.make(
-        DecoderArchitecture,
-        runner=read_language_model(text, head_dim, rope, 32, num_deepstack_features),
-        intermediate_size=text.size("intermediate_size"),
-        epsilon=text.number("rms_norm_eps", 1e-6),
-        prefix=prefix,
+    llm = read_language_model(text, head_dim, rope, 32, num_deepstack_features)
+    layers = attention_layers(
+        read_sliding_windows(text),
+        SwiGLU(text.size("intermediate_size")),
         qkv_bias=bias,
         output_bias=bias,
         head_norms=True,
-        sliding_windows=read_sliding_windows(text),
     )
+    return Decoder(config=llm, layers=layers, norm=read_norm(text), prefix=prefix)
 
 
 def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     """Read a checkpoint; see `Family`."""
     check_decoder_sizes(config, weights, "model")
-    return make_text_model(checkpoint, config, weights, read_decoder(config))
+    return make_model(checkpoint, config, weights, read_decoder(config))
 
 
 FAMILY = Family("qwen3", ("qwen3",), read)

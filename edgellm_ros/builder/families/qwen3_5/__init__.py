@@ -11,21 +11,16 @@ import dataclasses
 from functools import partial
 from pathlib import Path
 
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.checkpoint_config import ConfigSection, read_processor
-from edgellm_ros.builder.claimed_sizes import check_decoder_sizes, check_layers
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_processor
+from edgellm_ros.builder.config.image_processing import IMAGE_PROCESSOR
+from edgellm_ros.builder.config.video_processing import QWEN3_VL, read_video
 from edgellm_ros.builder.families import Family, qwen3_vl
-from edgellm_ros.builder.families.qwen3_5.config import text_architecture
-from edgellm_ros.builder.families.qwen3_5.text import build_llm
-from edgellm_ros.builder.families.qwen3_5.text_cuda import build_cuda_llm
+from edgellm_ros.builder.families.model import Model, make_model
+from edgellm_ros.builder.families.qwen3_5.config import read_decoder
 from edgellm_ros.builder.families.qwen3_vl.config import vision_architecture
 from edgellm_ros.builder.families.qwen3_vl.vision import build_vision
-from edgellm_ros.builder.image_processing import IMAGE_PROCESSOR
-from edgellm_ros.builder.lm_head import find_lm_head
-from edgellm_ros.builder.model import Model
-from edgellm_ros.builder.recurrent_cuda import has_kernels
-from edgellm_ros.builder.video_processing import QWEN3_VL, read_video
-from edgellm_ros.builder.vocabulary import read_generation_config, special_tokens, stop_token_ids
+from edgellm_ros.builder.weights.claimed_sizes import check_decoder_sizes, check_layers
+from edgellm_ros.builder.weights.weights import Weights
 
 TEXT_MODEL, WHOLE = "qwen3_5_text", "qwen3_5"
 MERGERS = dataclasses.replace(qwen3_vl.MERGERS, deepstack=None)
@@ -36,7 +31,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
 
     A whole without `vision_config` is read as its text alone.
     """
-    generation, text, prefix, vision = read_generation_config(checkpoint), config, "model", None
+    text, prefix, vision = config, "model", None
     if config.data["model_type"] == WHOLE:
         text, prefix = config.section("text_config"), "model.language_model"
         if config.has("vision_config"):
@@ -45,19 +40,10 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
             video = read_video(checkpoint, config, tower, QWEN3_VL)
             vision = vision_architecture(tower, processor, "model.visual", MERGERS, video)
     check_decoder_sizes(text, weights, prefix)
-    architecture = text_architecture(text, prefix, with_images=vision is not None)
-    runner = architecture.runner
+    decoder = read_decoder(text, prefix, with_images=vision is not None)
     tied = config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False))
-    return Model(
-        llm=runner,
-        embedding=architecture.embedding,
-        lm_head=find_lm_head(weights, architecture.embedding, tied),
-        special_tokens=special_tokens(config, text, generation),
-        stop_token_ids=stop_token_ids(text, generation),
-        build_llm=partial(build_llm, architecture, weights),
-        build_cuda_llm=partial(build_cuda_llm, architecture, weights) if has_kernels(runner) else None,
-        verifies_drafts=True,
-        norm_shift=1.0,
+    return dataclasses.replace(
+        make_model(checkpoint, config, weights, decoder, text, tied=tied),
         vision=vision.config if vision else None,
         encoders={"visual": partial(build_vision, vision, weights)} if vision else {},
     )

@@ -11,20 +11,19 @@ import dataclasses
 from functools import partial
 from pathlib import Path
 
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.checkpoint_config import ConfigSection, read_processor
-from edgellm_ros.builder.claimed_sizes import check_decoder_sizes, check_layers
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_processor
+from edgellm_ros.builder.config.image_processing import IMAGE_PROCESSOR
+from edgellm_ros.builder.config.vocabulary import read_generation_config, stop_token_ids
 from edgellm_ros.builder.families import Family
+from edgellm_ros.builder.families.model import Model, make_model
 from edgellm_ros.builder.families.qwen3_omni.audio import build_audio
 from edgellm_ros.builder.families.qwen3_omni.config import audio_architecture, check_dense
 from edgellm_ros.builder.families.qwen3_omni.processor import thinker_video
-from edgellm_ros.builder.families.qwen3_vl.config import TextDefaults, text_architecture, vision_architecture
+from edgellm_ros.builder.families.qwen3_vl.config import TextDefaults, read_decoder, vision_architecture
 from edgellm_ros.builder.families.qwen3_vl.vision import MergerNames, build_vision
-from edgellm_ros.builder.image_processing import IMAGE_PROCESSOR
-from edgellm_ros.builder.lm_head import LM_HEAD_TENSOR
-from edgellm_ros.builder.model import Model
-from edgellm_ros.builder.text_model import make_text_model
-from edgellm_ros.builder.vocabulary import read_generation_config, stop_token_ids
+from edgellm_ros.builder.graph.lm_head import LM_HEAD_TENSOR
+from edgellm_ros.builder.weights.claimed_sizes import check_decoder_sizes, check_layers
+from edgellm_ros.builder.weights.weights import Weights
 
 THINKER, WHOLE = "qwen3_omni_moe_thinker", "qwen3_omni_moe"
 DEFAULTS = TextDefaults(rope_theta=1e6, num_key_value_heads=4, head_dim=None)
@@ -52,11 +51,11 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
         audio = audio_architecture(encoder, extractor, prefix)
         encoders["audio"] = partial(build_audio, audio, weights)
     levels = vision.config.num_deepstack_features if vision else 0
-    text = text_architecture(section, f"{prefix}model", levels, DEFAULTS)
+    text = read_decoder(section, f"{prefix}model", levels, DEFAULTS)
     stops = _stop_token_ids(config, section, read_generation_config(checkpoint))
     head = f"{prefix}{LM_HEAD_TENSOR}"
     return dataclasses.replace(
-        make_text_model(checkpoint, thinker, weights, text, section, head=head, stops=stops),
+        make_model(checkpoint, thinker, weights, text, section, head=head, stops=stops),
         vision=vision.config if vision else None,
         audio=audio.config if audio else None,
         encoders=encoders,

@@ -12,12 +12,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.families.qwen3_omni.config import AudioArchitecture
-from edgellm_ros.builder.graph import BOOL, FLOAT, INT64
-from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.builder.graph.graph import BOOL, FLOAT, INT64
+from edgellm_ros.builder.graph.layers import ModelBuilder
+from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory import binding_names as names
-from edgellm_ros.multimodal.audio_config import halved_three_times
+from edgellm_ros.multimodal.audio.config import halved_three_times
 
 EPSILON = 1e-5  # of every LayerNorm; PyTorch's default, which the model code uses
 MAX_TIMESCALE = 10000.0  # of the sinusoids; a constant in the model code
@@ -53,7 +53,7 @@ def build_audio(architecture: AudioArchitecture, weights: Weights, precision: st
             x = graph.conv2d(f"conv2d{i}", x, 1 if i == 1 else channels, channels)
             x = graph.op("Gelu", x, approximate="none")
         with graph.scope("tokens"):
-            x = graph.reshape(graph.transpose(x, 0, 3, 1, 2), [-1, channels * bands])
+            x = graph.reshape(graph.transpose(x, (0, 3, 1, 2)), [-1, channels * bands])
             x = graph.op("Gather", x, token_index, axis=0)
         x = graph.linear("conv_out", x, channels * bands, hidden)
         with graph.scope("positional_embedding"):
@@ -107,10 +107,10 @@ def _attention(graph: ModelBuilder, architecture: AudioArchitecture, x: ir.Value
 
     def heads_of(name: str) -> ir.Value:
         rows = graph.linear(name, x, hidden, hidden, bias=True)
-        return graph.transpose(graph.reshape(rows, [1, -1, heads, config.head_dim]), 0, 2, 1, 3)
+        return graph.transpose(graph.reshape(rows, [1, -1, heads, config.head_dim]), (0, 2, 1, 3))
 
     with graph.module("self_attn"):
         q, k, v = (heads_of(name) for name in ("q_proj", "k_proj", "v_proj"))
         attended = graph.op("Attention", q, k, v, mask, scale=config.head_dim**-0.5)
-        attended = graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [-1, hidden])
+        attended = graph.reshape(graph.transpose(attended, (0, 2, 1, 3)), [-1, hidden])
         return graph.linear("out_proj", attended, hidden, hidden, bias=True)

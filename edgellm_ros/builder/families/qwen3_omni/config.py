@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.families.qwen3_omni.processor import sound_processing
-from edgellm_ros.multimodal.audio_config import AudioConfig
+from edgellm_ros.multimodal.audio.config import AudioConfig
 
 
 @dataclass(frozen=True)

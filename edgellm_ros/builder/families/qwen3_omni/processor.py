@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the configurations of Qwen3-Omni's audio and video processors.
 
-They are those of a checkpoint's feature extractor and video processor.
+The files are those of a checkpoint's feature extractor and video processor.
 
 Source: transformers, WhisperFeatureExtractor and Qwen3OmniMoeProcessor.
 """
@@ -11,9 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from edgellm_ros.builder.checkpoint_config import ConfigSection
-from edgellm_ros.builder.video_processing import QWEN2_VL, read_video
-from edgellm_ros.builder.vocabulary import template_has_token
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
+from edgellm_ros.builder.config.prompt_files import template_has_token
+from edgellm_ros.builder.config.video_processing import QWEN2_VL, read_video
 from edgellm_ros.multimodal.video_config import VideoConfig
 
 # Areas of a frame in pixels; the model's processor has them in place of those of the checkpoint's files.

@@ -7,16 +7,15 @@ import dataclasses
 from functools import partial
 from pathlib import Path
 
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.checkpoint_config import ConfigSection, read_processor
-from edgellm_ros.builder.claimed_sizes import check_decoder_sizes, check_layers
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_processor
+from edgellm_ros.builder.config.image_processing import IMAGE_PROCESSOR
+from edgellm_ros.builder.config.video_processing import QWEN3_VL, read_video
 from edgellm_ros.builder.families import Family
-from edgellm_ros.builder.families.qwen3_vl.config import TextDefaults, text_architecture, vision_architecture
+from edgellm_ros.builder.families.model import Model, make_model
+from edgellm_ros.builder.families.qwen3_vl.config import TextDefaults, read_decoder, vision_architecture
 from edgellm_ros.builder.families.qwen3_vl.vision import MergerNames, build_vision
-from edgellm_ros.builder.image_processing import IMAGE_PROCESSOR
-from edgellm_ros.builder.model import Model
-from edgellm_ros.builder.text_model import make_text_model
-from edgellm_ros.builder.video_processing import QWEN3_VL, read_video
+from edgellm_ros.builder.weights.claimed_sizes import check_decoder_sizes, check_layers
+from edgellm_ros.builder.weights.weights import Weights
 
 MODEL_TYPE = "qwen3_vl"
 DEFAULTS = TextDefaults(rope_theta=5e5, num_key_value_heads=32, head_dim=128)
@@ -31,9 +30,9 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     video = read_video(checkpoint, config, tower, QWEN3_VL)
     processor = read_processor(checkpoint, IMAGE_PROCESSOR)
     vision = vision_architecture(tower, processor, "model.visual", MERGERS, video)
-    text = text_architecture(section, "model.language_model", vision.config.num_deepstack_features, DEFAULTS)
+    text = read_decoder(section, "model.language_model", vision.config.num_deepstack_features, DEFAULTS)
     return dataclasses.replace(
-        make_text_model(checkpoint, config, weights, text, section),
+        make_model(checkpoint, config, weights, text, section),
         vision=vision.config,
         encoders={"visual": partial(build_vision, vision, weights)},
     )

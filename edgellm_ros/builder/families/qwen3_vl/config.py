@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads and checks the configurations of Qwen3-VL.
 
-They are those of its language model and vision tower. Qwen3-Omni has the same, Qwen3.5 the same vision tower.
-The checks cover everything that the graphs rely on.
+The configurations are those of its language model and vision tower. Qwen3-Omni has the same, Qwen3.5 the same
+vision tower. The checks cover everything that the graphs rely on.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import dataclasses
 from dataclasses import dataclass
 from functools import partial
 
-from edgellm_ros.builder.checkpoint_config import ConfigSection
-from edgellm_ros.builder.decoder import DecoderArchitecture
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
+from edgellm_ros.builder.config.image_processing import resized_images
+from edgellm_ros.builder.config.rope import read_rope, rope_section
+from edgellm_ros.builder.config.text_model import read_head_dim, read_language_model, read_norm
 from edgellm_ros.builder.families.qwen3_vl.vision import MergerNames, VisionArchitecture
-from edgellm_ros.builder.image_processing import resized_images
-from edgellm_ros.builder.rope import read_rope, rope_section
-from edgellm_ros.builder.text_model import read_head_dim, read_language_model
+from edgellm_ros.builder.model.decoder import Decoder, SwiGLU, attention_layers
 from edgellm_ros.engine_directory.rope_config import RopeConfig
 from edgellm_ros.multimodal.video_config import VideoConfig
 from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
@@ -33,9 +33,9 @@ class TextDefaults:
     head_dim: int | None  # None = hidden_size / num_attention_heads
 
 
-def text_architecture(
+def read_decoder(
     text: ConfigSection, prefix: str, num_deepstack_features: int, defaults: TextDefaults
-) -> DecoderArchitecture:
+) -> Decoder:
     """Read the section of the language model.
 
     prefix: what the names of its tensors begin with. ValueError for anything that the graph would compute
@@ -45,22 +45,18 @@ def text_architecture(
         raise text.fail("sliding_window", "only full attention (null) is supported")
     head_dim, bias = read_head_dim(text, defaults.head_dim), text.flag("attention_bias", False)
     rope = interleaved_mrope(text, read_rope(text, head_dim, defaults.rope_theta), MROPE_SECTION)
-    return DecoderArchitecture(
-        runner=read_language_model(
-            text, head_dim, rope, defaults.num_key_value_heads, num_deepstack_features
-        ),
-        intermediate_size=text.size("intermediate_size"),
-        epsilon=text.number("rms_norm_eps", 1e-6),
-        prefix=prefix,
+    llm = read_language_model(text, head_dim, rope, defaults.num_key_value_heads, num_deepstack_features)
+    layers = attention_layers(
+        (None,) * llm.num_hidden_layers,
+        SwiGLU(text.size("intermediate_size")),
         qkv_bias=bias,
         output_bias=bias,
         head_norms=True,
     )
+    return Decoder(config=llm, layers=layers, norm=read_norm(text), prefix=prefix)
 
 
-def interleaved_mrope(
-    text: ConfigSection, plain: RopeConfig, default: tuple[int, int, int]
-) -> RopeConfig:
+def interleaved_mrope(text: ConfigSection, plain: RopeConfig, default: tuple[int, int, int]) -> RopeConfig:
     """Read `mrope_section` of a text section whose RoPE is `plain` without it.
 
     The section counts the frequency pairs of time, height and width, which alternate. `default`: the model
@@ -75,7 +71,7 @@ def interleaved_mrope(
 
 
 def _fitting_section(section: tuple[int, int, int], pairs: int) -> tuple[int, int, int]:
-    """Compute what a head with any number of pairs uses of a section.
+    """Fit `mrope_section` to a head with `pairs` rotary pairs.
 
     Height takes pairs 1, 4, 7 ..., width 2, 5, 8 ..., up to their numbers; time takes the others.
     """
@@ -129,7 +125,7 @@ def _deepstack_indexes(vision: ConfigSection, names: MergerNames) -> tuple[int, 
 def axial_theta(vision: ConfigSection) -> float:
     """Read theta of the tower's RoPE.
 
-    It is a constant in the model code before transformers 5.
+    Theta is a constant in the model code before transformers 5.
     """
     if not vision.has("rope_parameters"):
         return 10000.0

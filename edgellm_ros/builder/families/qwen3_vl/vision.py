@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graph of the vision tower of Qwen3-VL, Qwen3-Omni and Qwen3.5.
 
-It computes embeddings from patches. The graph encodes one image, or one group of video frames, as patches
-attend to their own group only. Everything that depends only on the image's size (rotary angles, resampling of
-the learned position grid) is an input, so that one graph serves all sizes.
+The graph computes embeddings from patches. One run encodes one image, or one group of video frames, as
+patches attend to their own group only. Everything that depends only on the image's size (rotary angles,
+resampling of the learned position grid) is an input, so that one graph serves all sizes.
 
 Sources of the models: transformers, modeling_qwen3_vl.py, Qwen3VLVisionModel; modeling_qwen3_omni_moe.py,
 Qwen3OmniMoeVisionEncoder; modeling_qwen3_5.py, Qwen3_5VisionModel.
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.graph import FLOAT, INT64
-from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.builder.graph.graph import FLOAT, INT64
+from edgellm_ros.builder.graph.layers import ModelBuilder
+from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig, QwenVisionTower
 
@@ -158,13 +158,13 @@ def attention(
     parts = config.patches_per_token  # P is a multiple of it
     with graph.module("attn"):
         qkv = graph.linear("qkv", x, hidden, 3 * hidden, bias=True)
-        qkv = graph.transpose(graph.reshape(qkv, [0, 3, heads, head_dim]), 1, 2, 0, 3)
+        qkv = graph.transpose(graph.reshape(qkv, [0, 3, heads, head_dim]), (1, 2, 0, 3))
         q, k, v = graph.split(qkv, [1, 1, 1], axis=0)
         q, k = graph.op("RotaryEmbedding", q, cos, sin), graph.op("RotaryEmbedding", k, cos, sin)
         q = graph.reshape(q, [0, heads * parts, -1, head_dim])
         attended = graph.op("Attention", q, k, v, scale=head_dim**-0.5)
         attended = graph.reshape(attended, [0, heads, -1, head_dim])
-        attended = graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [-1, hidden])
+        attended = graph.reshape(graph.transpose(attended, (0, 2, 1, 3)), [-1, hidden])
         return graph.linear("proj", attended, hidden, hidden, bias=True)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SmolVLA as LeRobot saves it.
 
-It has SmolVLM's vision tower and first layers, and an action expert.
+The model has SmolVLM's vision tower and first layers, and an action expert.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.checkpoint_config import ConfigSection, read_section
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_section
+from edgellm_ros.builder.config.prompt_files import TOKENIZER_FILE
 from edgellm_ros.builder.policies import Policy, PolicyModel, PolicySources
 from edgellm_ros.builder.policies.smolvla.config import find_vlm, read_architecture, read_policy
 from edgellm_ros.builder.policies.smolvla.expert import build_expert
 from edgellm_ros.builder.policies.smolvla.prefix import build_prefix
 from edgellm_ros.builder.policies.smolvla.vision import build_vision
 from edgellm_ros.builder.policies.tokenizer import tokens_around
-from edgellm_ros.builder.vocabulary import TOKENIZER_FILE
+from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory.files import PREFIX
 
 
@@ -26,7 +26,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights, sources: Pol
     folder = find_vlm(checkpoint, config, sources.vlm)
     architecture = read_architecture(config, read_section(folder / "config.json"), weights)
     tokenizer = folder / TOKENIZER_FILE
-    around = tokens_around(tokenizer)
+    around = tokens_around(tokenizer, architecture.llm.vocab_size)
     policy = read_policy(checkpoint, config, architecture, weights, around, sources.dataset)
     return PolicyModel(
         policy,

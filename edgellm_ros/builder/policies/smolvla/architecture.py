@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes of SmolVLA.
 
-They are those of SmolVLM's vision tower and text layers, and of the action expert.
+The sizes are those of SmolVLM's vision tower and text layers, and of the action expert.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgellm_ros.engine_directory.config import LanguageModelConfig
+from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
 
 WITH_EXPERT = "model.vlm_with_expert"
 VLM = f"{WITH_EXPERT}.vlm.model"

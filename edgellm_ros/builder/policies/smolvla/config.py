@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.checkpoint_config import ConfigSection
-from edgellm_ros.builder.claimed_sizes import check_dimensions, check_layers
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
+from edgellm_ros.builder.config.rope import plain_frequencies
+from edgellm_ros.builder.config.text_model import read_head_dim, read_language_model
 from edgellm_ros.builder.policies.lerobot import (
     ACTION,
     STATE,
+    Stats,
     affine,
     camera_names,
     dataset_fps,
@@ -23,6 +24,7 @@ from edgellm_ros.builder.policies.lerobot import (
     normalization,
     read_stats,
 )
+from edgellm_ros.builder.policies.processors import check_steps
 from edgellm_ros.builder.policies.rope import ROPE_THETA
 from edgellm_ros.builder.policies.smolvla.architecture import (
     EXPERT,
@@ -30,8 +32,8 @@ from edgellm_ros.builder.policies.smolvla.architecture import (
     SmolVLAArchitecture,
     TowerArchitecture,
 )
-from edgellm_ros.builder.rope import plain_frequencies
-from edgellm_ros.builder.text_model import read_head_dim, read_language_model
+from edgellm_ros.builder.weights.claimed_sizes import check_dimensions, check_layers
+from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.diffusion.policy_config import AffineSpaceConfig, CameraConfig, SmolVLAConfig, StateConfig
 from edgellm_ros.engine_directory.rope_config import RopeConfig
 
@@ -41,7 +43,7 @@ VLM_FOLDER = "vlm"  # of a checkpoint: configuration and tokenizer of its SmolVL
 def find_vlm(checkpoint: Path, config: ConfigSection, given: Path | None) -> Path:
     """Find the folder with configuration and tokenizer of the SmolVLM.
 
-    It is the folder `given`, the folder `vlm` of the checkpoint, or the one that `vlm_model_name` names.
+    The folder is `given`, the folder `vlm` of the checkpoint, or the one that `vlm_model_name` names.
     FileNotFoundError tells where to get them.
     """
     name = config.text("vlm_model_name")
@@ -126,24 +128,33 @@ def read_policy(
 ) -> SmolVLAConfig:
     """Read the configuration for the runtime.
 
-    prompt: what the tokenizer puts before and behind a text.
+    prompt: tokens that the tokenizer puts before and after a text.
     """
     state_size = feature_size(config, "input_features", STATE, architecture.state_dim)
     action_size = feature_size(config, "output_features", ACTION, architecture.action_dim)
-    features = {}
+    features, renamed = {}, check_steps(checkpoint, config)
     for key, kind, size in ((STATE, "STATE", state_size), (ACTION, "ACTION", action_size)):
         way = normalization(config, kind)
-        stats, where = ({}, "") if way == "IDENTITY" else read_stats(checkpoint, weights, key, dataset)
+        source = renamed.get(key, key) if key == STATE else key  # LeRobot renames observations only
+        stats: Stats = {}
+        where = ""
+        if way != "IDENTITY":
+            stats, where = read_stats(checkpoint, weights, key, dataset, source)
         offset, scale = affine(stats, way, size, f"{where}: {key}", inverse=key == ACTION)
         features[key] = {
-            "names": dataset_names(dataset, key, size),
+            "names": dataset_names(dataset, source, size),
             "units": ("",) * size,  # LeRobot records none
             "offset": tuple(offset.tolist()),
             "scale": tuple(scale.tolist()),
         }
     return config.make(
         SmolVLAConfig,
-        cameras=CameraConfig(camera_names(config), architecture.tower.image_size, architecture.tower.tokens),
+        cameras=config.make(
+            CameraConfig,
+            names=camera_names(config, renamed),
+            image_size=architecture.tower.image_size,
+            tokens=architecture.tower.tokens,
+        ),
         state=config.make(StateConfig, **features[STATE], model_dim=architecture.state_dim),
         action_space=config.make(
             AffineSpaceConfig,
@@ -160,11 +171,12 @@ def read_policy(
 
 
 def _check_supported(config: ConfigSection) -> None:
-    """Refuse what LeRobot computes in another way than the graphs."""
+    """Raise ValueError for an option of LeRobot that the graphs do not support."""
     config.one_of("n_obs_steps", [1], default=1)
     config.one_of("add_image_special_tokens", [False], default=False)
     config.one_of("adapt_to_pi_aloha", [False], default=False)
     config.one_of("use_delta_joint_actions_aloha", [False], default=False)
+    config.one_of("use_peft", [False], default=False)  # its weights would be those of an adapter
     normalised = config.section("normalization_mapping")
     normalised.one_of("VISUAL", ["IDENTITY"], default="IDENTITY")
 
@@ -180,7 +192,7 @@ def _self_attention(config: ConfigSection, layers: int) -> tuple[bool, ...]:
 def _expert_intermediate_size(hidden_size: int) -> int:
     """Compute the width of the expert's feed-forward block.
 
-    It is 8/3 of the expert's size, in steps of 256.
+    The width is 8/3 of the expert's size, in steps of 256.
     """
     return 256 * -(-int(4 * int(2 * hidden_size / 3)) // 256)
 

@@ -13,18 +13,18 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.action_layers import (
+from edgellm_ros.builder.action.action_layers import (
     StepHeads,
     attend_with_context,
     project_steps,
     repeat,
     time_features,
 )
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.graph import BOOL, FLOAT, Dim
-from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.builder.graph.graph import BOOL, FLOAT, Dim
+from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.policies.rope import CosSin, rope_table, rows_from
 from edgellm_ros.builder.policies.smolvla.architecture import EXPERT, SmolVLAArchitecture
+from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory import binding_names as names
 
 Context = tuple[ir.Value, ir.Value]  # keys and values [1,Hkv,S,D]
@@ -36,7 +36,7 @@ Context = tuple[ir.Value, ir.Value]  # keys and values [1,Hkv,S,D]
 def build_expert(architecture: SmolVLAArchitecture, weights: Weights, precision: str) -> ModelBuilder:
     """Build `action/model.onnx`.
 
-    It takes n chunks of T actions of A values, all with one context.
+    The graph takes n chunks of T actions of A values, all with one context.
 
     Inputs:
     - trajectory [n,T,A] fp32
@@ -61,9 +61,7 @@ def build_expert(architecture: SmolVLAArchitecture, weights: Weights, precision:
     samples = graph.op("Shape", trajectory, start=0, end=1)
     rows = graph.op("Shape", context[0][0], start=2, end=3)
     table = rope_table(graph, llm.head_dim, architecture.max_prefix_rows + steps)
-    behind, alone = (
-        rows_from(graph, table, first, steps) for first in (rows, graph.constant([0]))
-    )
+    behind, alone = (rows_from(graph, table, first, steps) for first in (rows, graph.constant([0])))
     mask = _mask(graph, rows, steps)
     x = _embed(graph, architecture, trajectory, time)
     for i, (keys, values) in enumerate(context):
@@ -71,7 +69,9 @@ def build_expert(architecture: SmolVLAArchitecture, weights: Weights, precision:
             normed = graph.rms_norm("input_layernorm", x, hidden, epsilon)
             if architecture.self_attention[i]:
                 repeated = tuple(repeat(graph, each, samples, 4) for each in (keys, values))
-                update = _self_attention(graph, architecture, normed, behind, repeated, mask, samples)
+                update = _self_attention(
+                    graph, architecture, x=normed, rope=behind, context=repeated, mask=mask, samples=samples
+                )
             else:
                 update = _cross_attention(graph, architecture, normed, alone, (keys, values), samples)
             x = graph.op("Add", x, update)
@@ -134,6 +134,7 @@ def _mask(graph: ModelBuilder, rows: ir.Value, steps: int) -> ir.Value:
 def _self_attention(
     graph: ModelBuilder,
     architecture: SmolVLAArchitecture,
+    *,
     x: ir.Value,
     rope: CosSin,
     context: tuple[ir.Value, ...],
@@ -142,7 +143,7 @@ def _self_attention(
 ) -> ir.Value:
     """Add attention of all actions [n,T,hidden].
 
-    They attend to themselves, actions before them, and the prefix.
+    Each action attends to itself, the actions before it, and the prefix.
     """
     llm = architecture.llm
     sizes = StepHeads(
@@ -180,9 +181,9 @@ def _cross_attention(
         q = graph.reshape(graph.linear("q_proj", x, hidden, heads * head_dim), [0, steps, heads, head_dim])
         size = graph.op("Concat", samples, graph.constant([1, 1]), axis=0)
         cos_sin = [graph.op("Expand", each, size) for each in rope]
-        q = graph.op("RotaryEmbedding", graph.transpose(q, 0, 2, 1, 3), *cos_sin)
-        q = graph.reshape(graph.transpose(q, 0, 2, 1, 3), [1, -1, heads, head_dim])
-        q = graph.transpose(q, 0, 2, 1, 3)
+        q = graph.op("RotaryEmbedding", graph.transpose(q, (0, 2, 1, 3)), *cos_sin)
+        q = graph.reshape(graph.transpose(q, (0, 2, 1, 3)), [1, -1, heads, head_dim])
+        q = graph.transpose(q, (0, 2, 1, 3))
         attended = graph.op("Attention", q, *context, scale=head_dim**-0.5)
-        attended = graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [-1, steps, heads * head_dim])
+        attended = graph.reshape(graph.transpose(attended, (0, 2, 1, 3)), [-1, steps, heads * head_dim])
         return graph.linear("o_proj", attended, heads * head_dim, hidden)

@@ -14,11 +14,11 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.graph import FLOAT, INT64, Dim
-from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.builder.graph.graph import FLOAT, INT64, Dim
+from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.policies.rope import CosSin, first_rows, rope_table
 from edgellm_ros.builder.policies.smolvla.architecture import EXPERT, VLM, SmolVLAArchitecture
+from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory import binding_names as names
 
 TEXT_MODEL = f"{VLM}.text_model"
@@ -123,7 +123,7 @@ def _attention(
     with graph.module("self_attn", nodes="attn"):
         widths = {name: count * llm.head_dim for name, count in heads.items()}
         *query, k, v = (
-            graph.transpose(graph.reshape(part, [0, 0, count, llm.head_dim]), 0, 2, 1, 3)
+            graph.transpose(graph.reshape(part, [0, 0, count, llm.head_dim]), (0, 2, 1, 3))
             for part, count in zip(
                 graph.linears("qkv_proj" if not only_keys else "kv_proj", widths, x, hidden),
                 heads.values(),
@@ -136,7 +136,7 @@ def _attention(
         q = graph.op("RotaryEmbedding", query[0], *rope)
         attended = graph.op("Attention", q, k, v, mask, scale=llm.head_dim**-0.5)
         width = widths["q_proj"]
-        attended = graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [0, 0, width])
+        attended = graph.reshape(graph.transpose(attended, (0, 2, 1, 3)), [0, 0, width])
         return graph.linear("o_proj", attended, width, hidden), k, v
 
 
@@ -151,8 +151,8 @@ def _projected(
     results = []
     with graph.module(f"{EXPERT}.layers.{layer}.self_attn", nodes=f"expert.layers.{layer}"):
         for name, rows in zip(("k_proj", "v_proj"), cache, strict=True):
-            flat = graph.reshape(graph.transpose(rows, 0, 2, 1, 3), [0, 0, width])
+            flat = graph.reshape(graph.transpose(rows, (0, 2, 1, 3)), [0, 0, width])
             projected = graph.linear(name, flat, width, width)
             heads = graph.reshape(projected, [0, 0, llm.num_key_value_heads, llm.head_dim])
-            results.append(graph.transpose(heads, 0, 2, 1, 3))
+            results.append(graph.transpose(heads, (0, 2, 1, 3)))
     return results[0], results[1]

@@ -12,10 +12,10 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.graph import FLOAT
-from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.builder.graph.graph import FLOAT
+from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.policies.smolvla.architecture import VLM, SmolVLAArchitecture, TowerArchitecture
+from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory import binding_names as names
 
 
@@ -41,7 +41,7 @@ def build_vision(architecture: SmolVLAArchitecture, weights: Weights, precision:
                 kernel, bias = graph.tensor("weight", hidden, 3, patch, patch), graph.tensor("bias", hidden)
                 strides = {"kernel_shape": [patch, patch], "strides": [patch, patch]}
                 x = graph.op("Conv", graph.from_fp32(pixels), kernel, bias, **strides)
-            x = graph.transpose(graph.reshape(x, [0, hidden, -1]), 0, 2, 1)
+            x = graph.transpose(graph.reshape(x, [0, hidden, -1]), (0, 2, 1))
             x = graph.op("Add", x, _positions(graph, tower))
         for i in range(tower.depth):
             with graph.module(f"encoder.layers.{i}", nodes=f"layers.{i}"):
@@ -57,7 +57,7 @@ def build_vision(architecture: SmolVLAArchitecture, weights: Weights, precision:
     with graph.scope("connector"):
         merge, blocks = tower.merge, side // tower.merge
         x = graph.reshape(x, [-1, blocks, merge, blocks, merge, hidden])
-        x = graph.reshape(graph.transpose(x, 0, 1, 3, 2, 4, 5), [-1, merge * merge * hidden])
+        x = graph.reshape(graph.transpose(x, (0, 1, 3, 2, 4, 5)), [-1, merge * merge * hidden])
         stored = f"{VLM}.connector.modality_projection.proj.weight"
         weights.require(stored, (out_size, merge * merge * hidden))
         scale = math.sqrt(out_size)
@@ -104,8 +104,8 @@ def _attention(graph: ModelBuilder, tower: TowerArchitecture, x: ir.Value) -> ir
     with graph.module("self_attn"):
         rows = (graph.linear(f"{name}_proj", x, hidden, hidden, bias=True) for name in "qkv")
         q, k, v = (
-            graph.transpose(graph.reshape(part, [0, 0, heads, head_dim]), 0, 2, 1, 3) for part in rows
+            graph.transpose(graph.reshape(part, [0, 0, heads, head_dim]), (0, 2, 1, 3)) for part in rows
         )
         attended = graph.op("Attention", q, k, v, scale=head_dim**-0.5)
-        attended = graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [0, 0, hidden])
+        attended = graph.reshape(graph.transpose(attended, (0, 2, 1, 3)), [0, 0, hidden])
         return graph.linear("out_proj", attended, hidden, hidden, bias=True)

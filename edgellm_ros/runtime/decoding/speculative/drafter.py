@@ -29,11 +29,11 @@ class Drafter(RowState, Protocol):
 
     @property
     def kv_cache(self) -> LinearKVCache | None:
-        """The cache of a draft head, whose rows of a reused prefix are copied too."""
+        """KV cache of a draft head; prefix reuse copies its rows too."""
         ...
 
     def clear(self) -> None:
-        """Zero what a failed run may have filled with NaN; the batch is empty."""
+        """Zero the buffers that a failed run may have filled with NaN."""
         ...
 
     def prefilled(

@@ -9,7 +9,6 @@ from typing import Any
 from edgellm_ros.echo import quoted
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import VERIFY, graph_path
-from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
 from edgellm_ros.kernels.tree_protocol import (
     MOST_CANDIDATES,
     MOST_TABLE_ENTRIES,
@@ -17,7 +16,6 @@ from edgellm_ros.kernels.tree_protocol import (
     entries,
 )
 
-MAX_TREE_SIZE = 61  # of the verification profile of `llm/model.onnx`
 AUTO, OFF, EAGLE, LOOKUP = "auto", "off", "eagle", "lookup"
 STRATEGIES = (EAGLE, LOOKUP)
 
@@ -46,6 +44,11 @@ class SpecDecodeDraftingConfig:
                 raise ValueError(f"{name} must be an integer from {least}, got {quoted(value)}")
 
     @property
+    def has_head(self) -> bool:
+        """Whether a draft head drafts."""
+        return self.strategy == EAGLE
+
+    @property
     def is_chain(self) -> bool:
         """Whether each node of a tree has one child at most."""
         return self.strategy == LOOKUP or self.drafting_top_k == 1
@@ -59,20 +62,20 @@ class SpecDecodeDraftingConfig:
 
     @property
     def tokens_per_round(self) -> int:
-        """Most tokens that a verification yields."""
+        """Maximum number of tokens that a round commits per row."""
         return min(self.drafting_step + 1, self.tree_size)
 
     @property
     def drafted_rows(self) -> int:
-        """Most rows of a tree in the KV cache of a draft head."""
+        """Maximum number of KV rows that a tree takes in a draft head's cache."""
         return max((self.drafting_step - 1) * self.drafting_top_k, self.tokens_per_round)
 
 
 def base_graph(drafting: SpecDecodeDraftingConfig | None, config: EngineConfig) -> str:
     """Return the language model's graph: with drafting `llm/verify`, if there is one.
 
-    It outputs the states that a draft head takes, and what chains change the states of recurrent layers by.
-    It takes trees on every device, with recurrent layers chains.
+    `llm/verify` outputs the states that a draft head takes, and the changes of recurrent states by the tokens
+    of a chain. The graph takes trees on every device, but only chains if the model has recurrent layers.
     """
     verifies = config.draft is not None or config.llm.recurrent is not None
     return VERIFY if drafting is not None and verifies else "llm"
@@ -88,8 +91,7 @@ def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig, on_
 
     on_cpu: whether it drafts on a CPU or on a GPU.
     """
-    draft = config.draft
-    most = draft.max_verify_tree_size if draft else min(MAX_TREE_SIZE, config.max_kv_cache_capacity)
+    draft, most = config.draft, config.max_verify_tree_size
     if config.llm.recurrent is not None:
         if not drafting.is_chain:
             raise ValueError(
@@ -98,7 +100,6 @@ def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig, on_
             )
         if graph_path(VERIFY) not in {entry.path for entry in config.files}:
             raise ValueError(f"drafting {drafting.strategy}: {graph_path(VERIFY)} is missing: export again")
-        most = min(most, CHAIN_TOKENS)
     if drafting.tree_size > most:
         raise ValueError(f"verify_tree_size {drafting.tree_size}: this engine verifies at most {most} tokens")
     if not on_cpu:
@@ -120,7 +121,7 @@ def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig, on_
 
 
 def _check_cuda_limits(drafting: SpecDecodeDraftingConfig) -> None:
-    """Raise ValueError for sizes that the CUDA kernels have no shared memory for."""
+    """Raise ValueError for sizes for which the CUDA kernels lack smem."""
     top_k, levels = drafting.drafting_top_k, drafting.drafting_step
     limits = [("verify_tree_size", drafting.tree_size, MOST_TREE_NODES)]
     if drafting.strategy == EAGLE:
@@ -168,7 +169,7 @@ def drafting_config(
         if value is not None
     }
     if drafting == AUTO:
-        drafting = OFF if config.draft is None else EAGLE
+        drafting = OFF if config.draft is None or config.draft.max_draft_tree_size < 2 else EAGLE
         if drafting == OFF and sizes:
             raise ValueError(f"{next(iter(sizes))} is for drafting, and this engine has no draft head")
     if drafting == OFF:
@@ -184,6 +185,9 @@ def drafting_config(
             small = SMALL_CHAIN if on_cpu else SMALL_CHAIN_ON_GPU
             default = small if small.drafted_rows <= most else CHAIN
     if config.draft is not None:
+        most = config.draft.max_draft_tree_size
+        if default.strategy == EAGLE and default.drafted_rows > most > 1:
+            default = SpecDecodeDraftingConfig(1, most - 1, most)  # the longest chain that fits
         default = replace(
             default, verify_tree_size=min(default.verify_tree_size, config.draft.max_verify_tree_size)
         )

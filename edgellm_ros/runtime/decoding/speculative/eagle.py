@@ -5,7 +5,7 @@ The head is a small decoder that continues the base model's states. Its input at
 token p + 1). For committed tokens the states are the base model's, fused by the base's graph; below the
 newest token they are the head's own.
 
-  pending   tokens whose head rows are due: those of the last round, with the base's states
+  pending   tokens without head rows yet: those of the last round, with the base's states
   propose   pending -> head -> candidates of level 1 -> best K -> head -> candidates of level 2 -> ... -> tree
 
 The newest token is always pending, so each draft begins with the head's run on it. The tokens of vanilla
@@ -203,7 +203,13 @@ class EagleDrafter:
         parents = self._parents.rows(0, batch)
         for level in range(1, self._levels):
             logits, states = self._head.execute_level(
-                table, level, states, newest, self._token_table, embeds, parents
+                table,
+                level,
+                states=states,
+                newest=newest,
+                embedding=self._token_table,
+                embeds=embeds,
+                parents=parents,
             )
             self._tree_kernels.add_candidates(logits, self._token_of_logit, table, level + 1)
         self._tree_kernels.select_tree(table, self._sampling.last_tokens(range(batch)), tree)
@@ -213,13 +219,13 @@ class EagleDrafter:
         self._head.execute_chain(
             pending.tokens.view(batch, self._width),
             pending.counts.rows(0, batch),
-            pending.states.view(batch, self._width, self._head.hidden_size),
-            pending.newest(batch),
-            self._token_table,
-            self._token_of_logit,
-            self._table.rows(0, batch),
-            self._sampling.last_tokens(range(batch)),
-            tree,
+            states=pending.states.view(batch, self._width, self._head.hidden_size),
+            newest=pending.newest(batch),
+            embedding=self._token_table,
+            token_of_logit=self._token_of_logit,
+            table=self._table.rows(0, batch),
+            last_tokens=self._sampling.last_tokens(range(batch)),
+            tree=tree,
         )
 
     def _in_use(self) -> PendingTokens:
@@ -243,7 +249,7 @@ class EagleDrafter:
     def _keep_newest(self, batch: int) -> None:
         """Commit the head's rows of all waiting tokens but the newest.
 
-        The newest one goes on waiting.
+        The newest one remains pending.
         """
         waiting = self._waiting
         tokens = min(1 << (waiting.most - 1).bit_length(), waiting.width) if batch == 1 else waiting.width
@@ -254,7 +260,7 @@ class EagleDrafter:
     def _gather(
         self, sequences: Sequence[GenerationSequence], embeds: Tensor, states: Tensor, part: Sequence[range]
     ) -> tuple[Tensor, Tensor]:
-        """Collect what the base's runs on prompt parts made; return all so far [B,S,...].
+        """Append the states of a prompt part; return those of all parts [B,S,...].
 
         The head's row of a part's last token needs the embedding of the next part's first token.
         """

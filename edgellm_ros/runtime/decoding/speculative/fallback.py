@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fallback: decides whether to draft, by what rounds and steps cost and yield.
 
-The steps are vanilla steps. A round gains or loses: the time that vanilla steps would take for its tokens,
-less its own, and less what the vanilla step after it takes longer than others, because a pause begins with
-it. There is an allowance of time that rounds may lose. What rounds gain and lose is added to it, and a share
-of the time that vanilla steps would have taken so far. A round is allowed if the allowance covers the loss of
-a round whose guesses are all wrong:
+The steps are vanilla steps. The gain of a round, which may be negative, is the time that vanilla steps would
+take for its tokens, less its own time, less the extra time of the first vanilla step after a round. Gains and
+a share of the time that vanilla steps would have taken are added to an allowance. A round is allowed if the
+allowance covers the loss of a round whose guesses are all wrong:
 
   steps       | good rounds         | bad rounds | vanilla steps | a round | vanilla steps | ...
   allowance   | stays at its limit  | falls      | grows slowly  | falls   | grows slowly  |
 
-So over the life of a runtime rounds lose at most this share, whatever a round costs, but for the first ones
-of each batch size, whose cost is not known. The limit of the allowance is what a few bad rounds lose, so a
-text that cannot be guessed stops drafting soon, and an unlucky round in a good text does not.
+So over the life of a runtime rounds lose at most this share, whatever a round costs, except for the first
+ones of each batch size, whose cost is not known. The limit of the allowance is what a few bad rounds lose, so
+a text that cannot be guessed stops drafting soon, and an unlucky round in a good text does not.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ RESERVE = 8  # bad rounds that the largest allowance covers
 UNKNOWN = 2  # rounds until the cost of a round is known
 PROBE = 3  # vanilla steps until their cost is known
 REFRESH = 1024  # rounds until vanilla steps are measured again
-MEASUREMENTS = 9  # of which the median counts
-OUTLIER = 2  # medians; what a step takes longer has another cause
+MEASUREMENTS = 9  # whose median is the cost
+OUTLIER = 2  # medians: the longest time of a step; what exceeds it has another cause
 
 
 class StepTimes:
@@ -65,7 +64,7 @@ class Fallback:
         self.begin(0)
 
     def begin(self, batch: int) -> None:
-        """Begin to measure steps of so many sequences; no step is queued."""
+        """Begin to measure steps of this batch size; no step may be queued."""
         self._vanilla = self._times.setdefault((batch, False), StepTimes())
         self._round = self._times.setdefault((batch, True), StepTimes())
         self._queued_rounds = 0

@@ -47,7 +47,7 @@ class GuardedDrafter:
         self.drafter.close(row)
 
     def clear(self) -> None:
-        """Zero what may be NaN; see `Drafter`."""
+        """Zero buffers that may contain NaN; see `Drafter`."""
         self.drafter.clear()
 
     def commit(self, counts: Tensor) -> None:

@@ -13,8 +13,8 @@ from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import D2T_FILE, DRAFT, DRAFT_EMBEDDING_FILE
 from edgellm_ros.engine_directory.tensor_file import read_tensor
+from edgellm_ros.fused.loading.fused_decoding import FusedDecoding
 from edgellm_ros.kernels import Kernels, TreeKernels
-from edgellm_ros.kernels.chain_protocol import ChainDrafter, PromptRows
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
 from edgellm_ros.runtime.decoding.speculative.drafter import Drafter
@@ -28,6 +28,7 @@ MOST_WAITING = 64  # tokens of vanilla steps on which a draft head runs at once
 
 
 def load_drafter(
+    *,
     root: Path,
     config: EngineConfig,
     drafting: SpecDecodeDraftingConfig,
@@ -38,15 +39,12 @@ def load_drafter(
     runner: LLMEngineRunner,
     embedder: InputEmbedder,
     sampling: SamplingRows,
-    fused_head: EngineExecutor | None = None,
-    most_fused_tokens: int = 0,
-    chain: ChainDrafter | None = None,
-    prompts: PromptRows | None = None,
+    fused: FusedDecoding | None = None,
 ) -> Drafter:
     """Load the drafter that `drafting` names, which `check_drafting` has checked.
 
     - open_engine: opens a graph of the engine directory
-    - fused_head, most_fused_tokens, chain, prompts: see `DraftEngineRunner`
+    - fused: the fused kernels of a draft head, see `DraftEngineRunner`
 
     ValueError for a damaged file.
     """
@@ -62,12 +60,9 @@ def load_drafter(
         device,
         kernels,
         tree_kernels,
-        drafting.drafting_top_k,
-        drafting.tokens_per_round,
-        fused_head,
-        most_fused_tokens,
-        chain,
-        prompts,
+        top_k=drafting.drafting_top_k,
+        tokens_per_round=drafting.tokens_per_round,
+        fused=fused,
     )
     embedding = token_of_logit = None
     if not draft.shares_embedding:
@@ -84,12 +79,12 @@ def load_drafter(
         kernels,
         tree_kernels,
         drafting,
-        runner,
-        head,
-        embedder,
-        sampling,
-        config.max_supported_input_length,
-        min(MOST_WAITING, draft.max_draft_tree_size, config.max_supported_input_length),
-        embedding,
-        token_of_logit,
+        base=runner,
+        head=head,
+        embedder=embedder,
+        sampling=sampling,
+        max_prompt=config.max_supported_input_length,
+        most_waiting=min(MOST_WAITING, draft.max_draft_tree_size, config.max_supported_input_length),
+        embedding=embedding,
+        token_of_logit=token_of_logit,
     )

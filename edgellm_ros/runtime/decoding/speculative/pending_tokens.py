@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PendingTokens: committed tokens whose rows of a draft head are due.
+"""PendingTokens: committed tokens whose KV rows a draft head has still to compute.
 
 The state before each token is kept with it.
 """
@@ -64,7 +64,7 @@ class PendingTokens:
     def replace(self, tokens: Tensor, states: Tensor, path: Tensor, counts: Tensor) -> None:
         """Make the first counts[b] of tokens [b,W] the pending ones.
 
-        Their states are the states path [b,W] of `states`.
+        States of these tokens are the states path [b,W] of `states`.
         """
         kept = (tensor.rows(0, path.shape[0]) for tensor in (self.tokens, self.states, self.counts))
         self._tree_kernels.take_accepted(tokens, states, path, counts, *kept)
@@ -72,7 +72,7 @@ class PendingTokens:
     def append(self, tokens: Tensor, states: Tensor, counts: Tensor) -> None:
         """Append a token [b,1] to each of the first rows with counts[b] = 1.
 
-        Its state [b,1,H] is appended with it.
+        The token's state [b,1,H] is appended with it.
         """
         batch = tokens.shape[0]
         pending = self.counts.rows(0, batch)
@@ -83,7 +83,7 @@ class PendingTokens:
         self.most += 1
 
     def move_from(self, other: PendingTokens, batch: int) -> None:
-        """Take over the pending tokens of the first rows, which must be as few as fit."""
+        """Take over the pending tokens of the first rows, which must fit."""
         narrow = self if self.width < other.width else other
         places, rows = narrow._places.rows(0, batch), range(batch)
         copy = self._tree_kernels.take_rows if narrow is self else self._tree_kernels.put_rows
@@ -95,7 +95,7 @@ class PendingTokens:
     def newest(self, batch: int) -> Tensor:
         """Return the index [b,1] of the newest pending token of the first rows.
 
-        It is the memory that `TreeKernels.begin_accepted` writes.
+        The tensor is the memory that `TreeKernels.begin_accepted` writes.
         """
         return self._newest.rows(0, batch)
 

@@ -71,7 +71,7 @@ class PromptLookup:
         """Do nothing: `open` has uploaded the prompts."""
 
     def propose(self, tree: DraftTree) -> None:
-        """Write a chain; nodes that nothing is known for have the token -1."""
+        """Write a chain; nodes without a draft have the token -1."""
         batch = tree.tokens.shape[0]
         history, lengths = self._history.rows(0, batch), self._cache.lengths(range(batch))
         self._kernels.find_continuation(history, lengths, MOST_NGRAM, LEAST_NGRAM, tree)

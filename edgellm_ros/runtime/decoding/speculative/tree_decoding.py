@@ -12,20 +12,25 @@ have. So the answer is the same for every tree, and a bad draft costs time only.
 A round takes no input from the host, so rounds can be queued one after another (the first ones of an answer
 are not), and a round of the largest tree can be recorded as a graph and launched with one call
 (tree_round.py). With a grammar in the batch, the host computes a mask for each node of its trees before the
-path is sampled, so rounds are queued one at a time. Vanilla steps take the place of rounds where the KV cache
-has no room for a tree, where all requests turn drafting off, where drafting is slower (fallback.py), and for
-good after the drafter has failed. A row whose request turns drafting off takes one token of a round
-(`SamplingState.path_limit`).
+path is sampled, so rounds are queued one at a time. Where the parts of rounds are measured
+(`measures_rounds`), each part is a graph of its own, with marks between them.
+
+Vanilla steps take the place of rounds where the KV cache has no room for a tree, where all requests turn
+drafting off, where drafting is slower (fallback.py), and for good after the drafter has failed. A row whose
+request turns drafting off takes one token of a round (`SamplingState.path_limit`).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
-from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.device import Device, Mark
 from edgellm_ros.kernels import TreeKernels
+from edgellm_ros.runtime.adapters.lora import LoraAdapter
 from edgellm_ros.runtime.batch.batch import Batch
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
@@ -36,6 +41,7 @@ from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeD
 from edgellm_ros.runtime.decoding.speculative.fallback import Fallback
 from edgellm_ros.runtime.decoding.speculative.guarded_drafter import DraftingError, GuardedDrafter
 from edgellm_ros.runtime.decoding.speculative.tree_round import (
+    AcceptancePart,
     DraftPart,
     TreeRound,
     TreeRounds,
@@ -43,11 +49,10 @@ from edgellm_ros.runtime.decoding.speculative.tree_round import (
 )
 from edgellm_ros.runtime.decoding.vanilla import VanillaDecoding
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
-from edgellm_ros.runtime.lora import LoraAdapter
 from edgellm_ros.runtime.metrics import SpecDecodeGenerationMetrics
 
-# Rounds of an answer that are not queued ahead: a short answer ends in one of them, and a round behind it
-# would be for nothing, which takes as long as the host takes between some four of them.
+# First rounds of an answer, which are not queued ahead: a short answer ends in one of them, and the round
+# queued after it would be wasted, which costs as much time as the host takes between about four rounds.
 STEPS_ALONE = 4
 
 
@@ -60,7 +65,10 @@ def tree_sizes(largest: int) -> list[int]:
 
 
 class TreeDecoding:
-    """Decodes with a drafter; `vanilla` does the steps without one."""
+    """Decodes with a drafter; `vanilla` does the steps without one.
+
+    measures_rounds: whether the seconds of the parts of rounds are measured; may change between batches.
+    """
 
     def __init__(
         self,
@@ -87,7 +95,10 @@ class TreeDecoding:
         self._vanilla = vanilla
         self._metrics = metrics
         self._sizes = tree_sizes(config.tree_size)
-        parts = batch, embedder, runner, sampling, drafter, metrics
+        parts = batch, embedder, runner, sampling, drafter
+        self._device = device
+        self.measures_rounds = device.max_queued_steps == 0  # a clock read beside work that is done at once
+        self._marks: deque[list[Mark]] = deque()  # of each queued round: before and after its parts
         self._rounds = TreeRounds(
             device, kernels, config.tree_size, self.tokens_per_step, *parts, only_chains=config.is_chain
         )
@@ -96,6 +107,14 @@ class TreeDecoding:
         self.recorded_verifications: RecordedSteps[VerificationPart] = RecordedSteps(
             device, batch.max_size, "verifications"
         )
+        self.recorded_acceptances: RecordedSteps[AcceptancePart] = RecordedSteps(
+            device, batch.max_size, "acceptances"
+        )
+        self._recorded_parts: list[RecordedSteps] = [
+            self.recorded_drafts,
+            self.recorded_verifications,
+            self.recorded_acceptances,
+        ]
         self._root = device.zeros((batch.max_size, 1), np.int64)  # the path of a vanilla step
 
     def prefilled(self, rows: range) -> None:
@@ -107,14 +126,20 @@ class TreeDecoding:
         """Prepare for steps of these sequences."""
         self._adapters = [sequence.adapter for sequence in batch.sequences]
         self._logprobs = max(sequence.request.logprobs for sequence in batch.sequences)
+        self._wants_states = any(sequence.request.output_hidden_states for sequence in batch.sequences)
         self._sequences = list(batch.sequences)
         self._has_grammar = any(sequence.grammar is not None for sequence in batch.sequences)
         self._wanted = not all(sequence.request.disable_spec_decode for sequence in batch.sequences)
         self._drafts = self._wanted and not self._drafter.failed
         self._vanilla.begin(batch)
-        if self._drafts and self._has_grammar:
+        self._marks.clear()
+        self._in_parts = self._has_grammar or self.measures_rounds
+        if self._drafts and self._in_parts:
             self.recorded_drafts.select(self._adapters, self._make_draft)
             self.recorded_verifications.select(self._adapters, self._make_verification)
+            if not self._has_grammar:
+                self.recorded_acceptances.select(self._adapters, self._make_acceptance)
+            self._largest = self._make_round(self._adapters)
         elif self._drafts:
             self._largest = self.recorded.select(self._adapters, self._make_round)
         self._fallback = self._fallbacks[self._has_grammar]
@@ -149,6 +174,7 @@ class TreeDecoding:
             counts = [count for sequence, count in served if not sequence.request.disable_spec_decode]
             self._metrics.total_runs += 1
             self._metrics.verified_trees += len(counts)
+            self._add_seconds(self._marks.popleft())
             self._metrics.generated_tokens += sum(counts)
         else:
             self._metrics.vanilla_runs += 1
@@ -164,13 +190,14 @@ class TreeDecoding:
         if self._drafter.failed:
             return steps
         rounds = self.recorded.capture(adapters, self._make_round)
-        self.recorded_drafts.record_lazily = self.recorded_verifications.record_lazily = rounds
+        for recorded in self._recorded_parts:
+            recorded.record_lazily = self.recorded.record_lazily
         return rounds and steps
 
     def drop(self, adapter: LoraAdapter) -> None:
         """Drop the graphs of a removed adapter."""
         self._vanilla.drop(adapter)
-        for recorded in (self.recorded, self.recorded_drafts, self.recorded_verifications):
+        for recorded in (self.recorded, *self._recorded_parts):
             recorded.drop(adapter)
 
     def _make_round(self, adapters: Sequence[LoraAdapter]) -> TreeRound:
@@ -182,36 +209,67 @@ class TreeDecoding:
     def _make_verification(self, adapters: Sequence[LoraAdapter]) -> VerificationPart:
         return VerificationPart(self._make_round(adapters))
 
+    def _make_acceptance(self, adapters: Sequence[LoraAdapter]) -> AcceptancePart:
+        return AcceptancePart(self._make_round(adapters))
+
     def _round(self, size: int) -> StepResult:
         """Queue a round with trees of this size. DraftingError if there is no draft."""
         self._drafter.resume(len(self._adapters))
-        if self._has_grammar:
-            step = self._round_with_grammar(size)
-        elif size == self._sizes[0]:
-            step = self._largest
+        is_largest = size == self._sizes[0]
+        step = self._largest if is_largest else TreeRound(self._rounds, self._adapters, size)
+        marks: list[Mark] = []
+        if self._in_parts:
+            marks = self._round_in_parts(step, is_largest)
+        elif is_largest:
             self.recorded.queue()
         else:
-            step = TreeRound(self._rounds, self._adapters, size)
             step.run()
+        self._marks.append(marks)
         self._drafter.drafted()
-        return step.copy_to_host(self._logprobs)
+        return step.copy_to_host(self._logprobs, self._wants_states)
 
-    def _round_with_grammar(self, size: int) -> TreeRound:
-        """Queue a round's parts, with a mask for each node before its path is sampled."""
-        step = TreeRound(self._rounds, self._adapters, size)
-        is_largest = size == self._sizes[0]
+    def _round_in_parts(self, step: TreeRound, is_largest: bool) -> list[Mark]:
+        """Queue a round part by part; return the marks around its parts.
+
+        With a grammar, each node has a mask before the path is sampled. No marks if a part was recorded:
+        that takes time.
+        """
+        graphs = sum(map(len, self._recorded_parts))
+        marks: list[Mark] = []
+        self._mark(marks)
         if is_largest:
             self.recorded_drafts.queue()
         else:
             step.draft()
-        tree = step.copy_tree()
+        tree = step.copy_tree() if self._has_grammar else None
+        self._mark(marks)
         if is_largest:
             self.recorded_verifications.queue()
         else:
             step.verify()
-        step.mask(self._sequences, tree)
-        step.accept()
-        return step
+        self._mark(marks)
+        if tree is not None:
+            step.mask(self._sequences, tree)
+        if is_largest and tree is None:
+            self.recorded_acceptances.queue()
+        else:
+            step.accept()
+        self._mark(marks)
+        return marks if graphs == sum(map(len, self._recorded_parts)) else []
+
+    def _mark(self, marks: list[Mark]) -> None:
+        if self.measures_rounds:
+            marks.append(self._device.mark())
+
+    def _add_seconds(self, marks: list[Mark]) -> None:
+        """Add the seconds of a delivered round's parts; without marks it was not measured."""
+        if not marks:
+            return
+        draft, verify, accept = (end.seconds_since(start) for start, end in pairwise(marks))
+        self._metrics.timed_runs += 1
+        self._metrics.draft_seconds += draft
+        self._metrics.verify_seconds += verify
+        self._metrics.accept_seconds += accept
 
     def _vanilla_step(self) -> StepResult:
         result = self._vanilla.step()

@@ -9,14 +9,13 @@ With a grammar in the batch, a round reads masks that the host computes from the
   device   draft | verify ->  logits |          masks -> path -> counts -> commit
   host           | copy of the tree, masks  | upload
 
-Then the draft and the verification are recorded each for itself, when they first run.
+Then the draft and the verification are recorded each for itself, when they first run. Where the parts of
+rounds are measured, all three are.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,22 +24,22 @@ from edgellm_ros.engine.device import Device, HostCopy
 from edgellm_ros.engine.executor import BoundRun
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import DraftTree, TreeKernels
+from edgellm_ros.runtime.adapters.lora import LoraAdapter
 from edgellm_ros.runtime.batch.batch import Batch
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.batch.step_result import StepResult
+from edgellm_ros.runtime.batch.token_states import copy_states
 from edgellm_ros.runtime.decoding.recorded_steps import Step
 from edgellm_ros.runtime.decoding.speculative.guarded_drafter import GuardedDrafter
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
-from edgellm_ros.runtime.lora import LoraAdapter
-from edgellm_ros.runtime.metrics import SpecDecodeGenerationMetrics
 
 
 class TreeRounds:
     """Makes rounds, and owns their tensors.
 
-    - size: most nodes of a tree; tokens: most tokens of a round
+    - size: maximum number of nodes of a tree; tokens: maximum number of tokens of a round
     - only_chains: whether every tree is a chain, whose accepted KV rows are in their slots already
     """
 
@@ -55,7 +54,6 @@ class TreeRounds:
         runner: LLMEngineRunner,
         sampling: SamplingRows,
         drafter: GuardedDrafter,
-        metrics: SpecDecodeGenerationMetrics,
         only_chains: bool = False,
     ) -> None:
         self.device = device
@@ -66,8 +64,6 @@ class TreeRounds:
         self.runner = runner
         self.sampling = sampling
         self.drafter = drafter
-        self._metrics = metrics
-        self._is_synchronous = device.max_queued_steps == 0
         rows, vocabulary = batch.max_size, runner.config.output_vocab_size
         self._tree = DraftTree.zeros(device, rows, size)
         self._logits = device.empty((rows, size, vocabulary), np.float32)
@@ -84,14 +80,6 @@ class TreeRounds:
     def logits(self, batch: int, size: int) -> Tensor:
         """Return the logits of a tree [batch,size,V]: always the same memory."""
         return self._logits.view(batch, size, self._logits.shape[2])
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Add the time of the block to a metric, if the device works while it is called."""
-        start = time.perf_counter()
-        yield
-        if self._is_synchronous:
-            setattr(self._metrics, name, getattr(self._metrics, name) + time.perf_counter() - start)
 
 
 class TreeRound(Step):
@@ -116,38 +104,32 @@ class TreeRound(Step):
 
     def draft(self) -> None:
         """Queue the first part of the round."""
-        with self._rounds.timed("draft_seconds"):
-            self._rounds.drafter.propose(self._tree)
+        self._rounds.drafter.propose(self._tree)
 
     def verify(self) -> None:
         """Queue the second part of the round, up to the logits."""
         rounds, tree = self._rounds, self._tree
-        with rounds.timed("verify_seconds"):
-            embeds = rounds.embedder.embed_tokens(tree.tokens)
-            rounds.runner.execute_tree_decoding_step(
-                embeds, tree, rounds.kernels, self._logits, self._adapters
-            )
+        embeds = rounds.embedder.embed_tokens(tree.tokens)
+        rounds.runner.execute_tree_decoding_step(embeds, tree, rounds.kernels, self._logits, self._adapters)
 
     def mask(self, sequences: Sequence[GenerationSequence], tree: TreeCopy) -> None:
         """Exclude the tokens that grammars do not allow at the nodes of the tree.
 
-        It is called between the last two parts.
+        The caller does so between the last two parts.
         """
-        with self._rounds.timed("accept_seconds"):
-            self._rounds.sampling.mask(self._logits, sequences, tree.wait)
+        self._rounds.sampling.mask(self._logits, sequences, tree.wait)
 
     def accept(self) -> None:
         """Queue the last part of the round."""
         rounds, tree = self._rounds, self._tree
-        with rounds.timed("accept_seconds"):
-            rounds.sampling.sample_path(rounds.kernels, self._logits, tree, self._path, self._offered)
-            counts = rounds.sampling.count(offered=self._offered)
-            rounds.runner.verified(rounds.kernels, tree.tokens.shape[1])
-            if not rounds.only_chains:
-                rounds.runner.kv_cache.move_path(rounds.kernels, self._path, counts)
-            rounds.batch.commit(counts)
-            tokens = rounds.sampling.tokens(*self._path.shape)
-            rounds.drafter.accepted(tokens, self._path, counts)
+        rounds.sampling.sample_path(rounds.kernels, self._logits, tree, self._path, self._offered)
+        counts = rounds.sampling.count(offered=self._offered)
+        rounds.runner.verified(rounds.kernels, tree.tokens.shape[1])
+        if not rounds.only_chains:
+            rounds.runner.kv_cache.move_path(rounds.kernels, self._path, counts)
+        rounds.batch.commit(counts)
+        tokens = rounds.sampling.tokens(*self._path.shape)
+        rounds.drafter.accepted(tokens, self._path, counts)
 
     def bind(self) -> list[BoundRun]:
         """Bind the engines to this round's tensors."""
@@ -168,11 +150,19 @@ class TreeRound(Step):
         device, tree = self._rounds.device, self._tree
         return TreeCopy(device.copy_to_host(tree.tokens), device.copy_to_host(tree.parents))
 
-    def copy_to_host(self, logprobs: int) -> StepResult:
-        """Queue a copy of the tokens that the round has yielded."""
+    def copy_to_host(self, logprobs: int, hidden_states: bool = False) -> StepResult:
+        """Queue a copy of the tokens that the round has yielded.
+
+        hidden_states: with the states of the nodes from which they were sampled.
+        """
+        rounds = self._rounds
         if logprobs:
-            self._rounds.kernels.take_rows(self._logits, self._path, self._path_logits)
-        return self._rounds.sampling.copy_to_host(self._path_logits, logprobs)
+            rounds.kernels.take_rows(self._logits, self._path, self._path_logits)
+        result = rounds.sampling.copy_to_host(self._path_logits, logprobs)
+        if hidden_states:
+            states = rounds.runner.step_hidden_states(*self._tree.tokens.shape)
+            result.states = copy_states(rounds.device, states, self._path)
+        return result
 
 
 @dataclass(frozen=True)
@@ -215,3 +205,18 @@ class VerificationPart(Step):
     def bind(self) -> list[BoundRun]:
         """Bind the engines to the verification's tensors."""
         return self._step.bind_verification()
+
+
+class AcceptancePart(Step):
+    """The last part of a round."""
+
+    def __init__(self, step: TreeRound) -> None:
+        self._step = step
+
+    def run(self) -> None:
+        """Queue the acceptance."""
+        self._step.accept()
+
+    def bind(self) -> list[BoundRun]:
+        """Return no runs: the acceptance has kernels only."""
+        return []

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The robot's microphone in the arena: publishes recordings on edgellm/audio.
+
+Stamps are in simulated time.
+"""
+
+from __future__ import annotations
+
+import time
+import wave
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from edgellm_ros.msg import AudioChunk
+from edgellm_ros.srv import GetMetrics
+from rclpy.qos import QoSProfile
+
+from edgellm_arena.ros.arena_link import ArenaLink, LinkError
+from edgellm_arena.world.unicycle import DT
+from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.ros.messaging import to_time
+
+AHEAD = 5  # pieces of DT s that are sent before the node has received them: 0.5 s, less than max_input_age
+RECEIVED_S, POLL_S = 30.0, 0.005
+RELIABLE = QoSProfile(depth=50)
+
+
+class Microphone:
+    """Records for the edgellm node.
+
+    The clock advances by DT for each piece, and waits for the node to receive the pieces: so the node hears
+    the same on every computer.
+    """
+
+    def __init__(self, link: ArenaLink) -> None:
+        self._link = link
+        self._publisher = link.create_publisher(AudioChunk, "edgellm/audio", RELIABLE)
+        self._metrics = link.create_client(GetMetrics, "edgellm/get_metrics")
+        link.needed.append(self._publisher)
+
+    def record(self, sound: Sound, advance: Callable[[], int]) -> int:
+        """Send a sound in pieces; return the number of utterances that the node heard.
+
+        `advance()` advances simulated time by DT and returns the stamp (ns) before. LinkError if the node
+        does not receive the pieces.
+        """
+        before = self._counts()
+        data = to_s16(sound)
+        size = round(DT * sound.sample_rate)
+        sent = 0
+        for start in range(0, len(data), size):
+            stamp = advance()
+            self._send(sound.sample_rate, stamp, data[start : start + size].tobytes())
+            sent += 1
+            if sent % AHEAD == 0:
+                self._wait_until_received(before["audio_received"] + sent)
+        self._send(sound.sample_rate, 0, b"")  # switched off
+        after = self._wait_until_received(before["audio_received"] + sent + 1)
+        return round(after["utterances"] - before["utterances"])
+
+    def _send(self, sample_rate: int, stamp: int, data: bytes) -> None:
+        message = AudioChunk(encoding=AudioChunk.S16LE, sample_rate=sample_rate, channels=1, data=data)
+        message.header.stamp, message.header.frame_id = to_time(stamp), "microphone"
+        self._publisher.publish(message)
+
+    def _wait_until_received(self, count: float) -> dict[str, float]:
+        deadline = time.monotonic() + RECEIVED_S
+        while (counts := self._counts())["audio_received"] < count:
+            if time.monotonic() > deadline:
+                raise LinkError(
+                    f"{count - counts['audio_received']:.0f} pieces of sound did not reach "
+                    f"{self._link.node_name} within {RECEIVED_S:.0f} s"
+                )
+            self._link.spin_until(lambda: False, POLL_S)
+        return counts
+
+    def _counts(self) -> dict[str, float]:
+        response = self._link.call(self._metrics, GetMetrics.Request())
+        counts = dict(zip(response.names, response.values, strict=True))
+        return {name: counts.get(name, 0.0) for name in ("audio_received", "utterances")}
+
+
+def to_s16(sound: Sound) -> np.ndarray:
+    """Convert samples [N] to signed 16-bit integers, little endian.
+
+    A recording of 16 bits loses nothing.
+    """
+    return np.clip(np.rint(sound.samples * 32768), -32768, 32767).astype("<i2")
+
+
+def save_wav(file: str | Path, sound: Sound) -> None:
+    """Write a sound as a WAV file of 16 bits."""
+    with wave.open(str(file), "wb") as wav:
+        wav.setnchannels(1)
+        wav.setsampwidth(2)
+        wav.setframerate(sound.sample_rate)
+        wav.writeframes(to_s16(sound).tobytes())

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers that the graphs of action heads share; n trajectories of T steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from edgellm_ros.builder.graph.graph import FLOAT
+from edgellm_ros.builder.graph.layers import ModelBuilder
+
+
+@dataclass(frozen=True)
+class StepHeads:
+    """Sizes of the attention of steps."""
+
+    hidden_size: int
+    steps: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def repeat(graph: ModelBuilder, x: ir.Value, samples: ir.Value, rank: int) -> ir.Value:
+    """Repeat x [1,...] of this rank for all trajectories: [n,...]; samples [1]: n."""
+    ones = graph.constant([1] * (rank - 1))
+    return graph.op("Expand", x, graph.op("Concat", samples, ones, axis=0))
+
+
+# time -- Mul 2*pi/period --+-- Sin --+
+#                           +-- Cos -- Concat -->
+def time_features(graph: ModelBuilder, time: ir.Value, periods: tuple[float, float], size: int) -> ir.Value:
+    """Add sines and cosines [T,size] fp32 of time [T].
+
+    periods: the shortest and the longest.
+    """
+    low, high = periods
+    frequency = 2 * math.pi / (low * (high / low) ** np.linspace(0.0, 1.0, size // 2))
+    time = graph.op("Unsqueeze", time, graph.constant([-1]))
+    angle = graph.op("Mul", time, graph.constant(frequency, FLOAT))
+    return graph.op("Concat", graph.op("Sin", angle), graph.op("Cos", angle), axis=-1)
+
+
+def project_steps(graph: ModelBuilder, x: ir.Value, sizes: StepHeads) -> Sequence[ir.Value]:
+    """Add the projection of x [n,T,hidden] to queries, keys and values [n,heads,T,D]."""
+    counts = {"q_proj": sizes.heads, "k_proj": sizes.kv_heads, "v_proj": sizes.kv_heads}
+    widths = {name: count * sizes.head_dim for name, count in counts.items()}
+    projected = graph.linears("qkv_proj", widths, x, sizes.hidden_size)
+    return [
+        graph.transpose(graph.reshape(rows, [0, sizes.steps, count, sizes.head_dim]), (0, 2, 1, 3))
+        for rows, count in zip(projected, counts.values(), strict=True)
+    ]
+
+
+# q -----------------------+
+# k -- Concat (context) ---+-- Attention (visible) -- o_proj -->
+# v -- Concat (context) ---+
+def attend_with_context(
+    graph: ModelBuilder,
+    qkv: Sequence[ir.Value],
+    context: Sequence[ir.Value],
+    visible: Sequence[ir.Value | None],
+    sizes: StepHeads,
+) -> ir.Value:
+    """Add attention of steps [n,heads,T,D] to their own keys and to a context's.
+
+    Returns [n,T,hidden]. context: keys and values [n,Hkv,P,D]; visible: the inputs of Attention behind the
+    values.
+    """
+    q, *own = qkv
+    keys, values = (_join(graph, *pair, sizes) for pair in zip(own, context, strict=True))
+    attended = graph.op("Attention", q, keys, values, *visible, scale=sizes.head_dim**-0.5)
+    width = sizes.heads * sizes.head_dim
+    attended = graph.reshape(graph.transpose(attended, (0, 2, 1, 3)), [0, sizes.steps, width])
+    return graph.linear("o_proj", attended, width, sizes.hidden_size)
+
+
+def _join(graph: ModelBuilder, own: ir.Value, context: ir.Value, sizes: StepHeads) -> ir.Value:
+    """Concatenate rows [n,Hkv,T,D] and rows [n,Hkv,P,D] to [n,Hkv,T+P,D].
+
+    Along the last axis, because ONNX Runtime's CUDA kernel copies sizes from the host along others.
+    """
+    flat = (graph.reshape(rows, [0, sizes.kv_heads, -1]) for rows in (own, context))
+    return graph.reshape(graph.op("Concat", *flat, axis=-1), [0, sizes.kv_heads, -1, sizes.head_dim])

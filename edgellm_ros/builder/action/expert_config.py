@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads and checks `action_expert/config.json` of a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgellm_ros.builder.config.rope import is_plain
+from edgellm_ros.builder.model.decoder import RMSNorm
+from edgellm_ros.diffusion.config import ActionConfig, ActionSpaceConfig, TrajectoryHistoryConfig
+from edgellm_ros.echo import quoted
+from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
+from edgellm_ros.engine_directory.schema import from_dict, read_json
+
+EXPERT_MODEL_TYPE = "edgellm_flow_expert"
+
+
+@dataclass(frozen=True)
+class ExpertArchitecture:
+    """The keys of the action expert's `config.json`."""
+
+    model_type: str
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    time_embedding_dim: int
+    time_min_period: float  # of the time features, in flow time (0 to 1)
+    time_max_period: float
+    num_denoise_steps: int
+    action_space: ActionSpaceConfig
+    trajectory_history: TrajectoryHistoryConfig
+    history_token_id: int
+    future_start_token_id: int
+    rtc_max_delay: int  # most first actions that it was trained to continue (real-time chunking); 0 = none
+    kv_layers: tuple[int, ...]  # of the language model, from 0, whose KV caches the expert's layers read
+
+    def __post_init__(self) -> None:
+        if self.model_type != EXPERT_MODEL_TYPE:
+            raise ValueError(f"model_type must be {EXPERT_MODEL_TYPE!r}, got {quoted(self.model_type)}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.time_embedding_dim < 2 or self.time_embedding_dim % 2:
+            raise ValueError(f"time_embedding_dim must be even, got {self.time_embedding_dim}")
+        if not 0 < self.time_min_period < self.time_max_period:
+            raise ValueError(
+                f"periods must be positive and rising, got time_min_period {self.time_min_period}, "
+                f"time_max_period {self.time_max_period}"
+            )
+
+    @property
+    def norm(self) -> RMSNorm:
+        """Return what the RMSNorms have in common."""
+        return RMSNorm(self.rms_norm_eps)
+
+    def kv_caches(self, llm: LanguageModelConfig) -> tuple[int, ...]:
+        """Return which of the language model's KV caches each layer of the expert reads.
+
+        Only attention layers have a KV cache.
+        """
+        return tuple(llm.attention_layers.index(layer) for layer in self.kv_layers)
+
+    def config(self, llm: LanguageModelConfig) -> ActionConfig:
+        """Return the configuration for the runtime."""
+        return ActionConfig(
+            num_hidden_layers=self.num_hidden_layers,
+            kv_caches=self.kv_caches(llm),
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            num_denoise_steps=self.num_denoise_steps,
+            future_start_token_id=self.future_start_token_id,
+            history_token_id=self.history_token_id,
+            action_space=self.action_space,
+            trajectory_history=self.trajectory_history,
+            rtc_max_delay=self.rtc_max_delay,
+        )
+
+
+def expert_architecture(path: Path, llm: LanguageModelConfig) -> ExpertArchitecture:
+    """Read `action_expert/config.json`.
+
+    `kv_layers` may be missing: then the expert has a layer for each attention layer of the language model.
+    So may `rtc_max_delay`: then the expert was not trained to continue a chunk of actions.
+    ValueError for an unknown key, or a value that does not fit the model whose KV cache the expert reads.
+    """
+    data = read_json(path)
+    data.pop("architectures", None)
+    named = "kv_layers" in data
+    defaults = {"kv_layers": llm.attention_layers, "rtc_max_delay": 0}
+    expert = from_dict(ExpertArchitecture, {**defaults, **data}, str(path))
+    _check_kv_layers(path, expert, llm, named)
+    for name, found, needed in (
+        ("rope_theta", expert.rope_theta, llm.rope.theta),
+        ("num_key_value_heads", expert.num_key_value_heads, llm.num_key_value_heads),
+        ("head_dim", expert.head_dim, llm.head_dim),
+    ):
+        if found != needed:
+            raise ValueError(
+                f"{path}: {name} {found}: the language model, whose KV cache the expert reads, has {needed}"
+            )
+    if not is_plain(llm.rope):
+        raise ValueError(
+            f"{path}: rope_theta {expert.rope_theta}: the action expert, which rotates its queries as the "
+            "language model does, supports rope_type default only"
+        )
+    tokens = expert.trajectory_history
+    last = max(
+        expert.history_token_id, expert.future_start_token_id, tokens.first_token_id + tokens.num_tokens - 1
+    )
+    if last >= llm.vocab_size:
+        raise ValueError(f"{path}: token id {last} is outside the vocabulary of {llm.vocab_size}")
+    return expert
+
+
+def _check_kv_layers(path: Path, expert: ExpertArchitecture, llm: LanguageModelConfig, named: bool) -> None:
+    """Raise ValueError unless each layer of the expert has a KV cache to read."""
+    count, layers = expert.num_hidden_layers, expert.kv_layers
+    if count != len(layers):
+        kind = "attention layers" if llm.layer_types else "layers"
+        has = (
+            f"kv_layers has {len(layers)}"
+            if named
+            else (
+                f"the language model, whose KV cache the expert reads, has {len(layers)} {kind}; "
+                "kv_layers names those that it reads"
+            )
+        )
+        raise ValueError(f"{path}: num_hidden_layers {count}: {has}")
+    for place, layer in enumerate(layers):
+        if not 0 <= layer < llm.num_hidden_layers:
+            raise ValueError(
+                f"{path}: kv_layers[{place}] {layer}: expected a layer from 0 to {llm.num_hidden_layers - 1}"
+            )
+        if layer not in llm.attention_layers:
+            raise ValueError(
+                f"{path}: kv_layers[{place}] {layer}: this layer of the language model is of type "
+                f"{llm.layer_types[layer]} and has no KV cache; attention layers are "
+                f"{', '.join(map(str, llm.attention_layers))}"
+            )

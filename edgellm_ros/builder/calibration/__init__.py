@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds weights, and searches scales with which rounding changes least."""

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of a checkpoint: safetensors, JSON values, weights in strips."""

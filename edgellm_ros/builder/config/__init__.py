@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint's files say beside the weights: positions, tokens, processors."""

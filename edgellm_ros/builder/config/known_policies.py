@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recognises policies that are not supported, to name them in errors."""
+
+from __future__ import annotations
+
+import re
+
+# `type` of LeRobot's config.json, or `model_type` of others, in small letters and digits -> what it is.
+POLICIES = {
+    "act": "ACT, an action chunking transformer",
+    "diffusion": "Diffusion Policy, a diffusion model of actions",
+    "multitaskdit": "a diffusion transformer for several tasks",
+    "vqbet": "VQ-BeT, a behaviour transformer",
+    "tdmpc": "TD-MPC, a world model",
+    "sac": "SAC, a policy of reinforcement learning",
+    "gaussianactor": "an actor of reinforcement learning",
+    "pi0": "pi0, a flow policy on PaliGemma",
+    "pi05": "pi0.5, a flow policy on PaliGemma",
+    "pi0fast": "pi0-FAST, which writes actions as tokens of PaliGemma",
+    "groot": "GR00T, a diffusion transformer on a vision language model",
+    "gr00tn1": "GR00T N1, a diffusion transformer on Eagle",
+    "gr00tn15": "GR00T N1.5, a diffusion transformer on Eagle",
+    "gr00tn16": "GR00T N1.6, a diffusion transformer on a vision language model",
+    "gr00tn17": "GR00T N1.7, a diffusion transformer on Qwen3-VL",
+    "gr00tn1d5": "GR00T N1.5, a diffusion transformer on Eagle",
+    "gr00tn1d6": "GR00T N1.6, a diffusion transformer on a vision language model",
+    "gr00tn1d7": "GR00T N1.7, a diffusion transformer on Qwen3-VL",
+    "openvla": "OpenVLA, which writes actions as tokens of Llama 2",
+    "xvla": "X-VLA, a policy on Florence-2",
+    "wallx": "WALL-X, a flow policy on Qwen2.5-VL",
+    "molmoact": "MolmoAct, which writes actions as tokens of Molmo",
+    "molmoact2": "MolmoAct 2, a flow policy on Molmo",
+    "eo1": "EO-1, a flow policy on Qwen2.5-VL",
+    "evo1": "Evo-1, a flow policy on InternVL3",
+    "fastwam": "FastWAM, a world model with actions",
+    "lingbotva": "LingBot-VA, a world model with actions",
+    "vlajepa": "VLA-JEPA, a vision language action model",
+    "alpamayo15": "Alpamayo 1.5, a driving policy on Cosmos-Reason2",
+    "alpamayor1": "Alpamayo-R1, a driving policy on Qwen3-VL",
+}
+OPENPI = "paligemma_variant"  # a key of openpi's config.json, which has no type
+
+
+def is_policy(name: object) -> bool:
+    """Tell whether a type is that of a known policy."""
+    return isinstance(name, str) and _letters(name) in POLICIES
+
+
+def hint(name: str) -> str:
+    """Say what a policy is and which one is supported.
+
+    The hint is "" for a type that is not known.
+    """
+    title = POLICIES.get(_letters(name))
+    known = f"; this is {title}; of policies, only SmolVLA is supported (docs/action_heads.md)"
+    return known if title else ""
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

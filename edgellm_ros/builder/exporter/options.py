@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of an export, in Python and on the command line; imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgellm_ros.engine_directory.choices import GROUP_SIZES, KV_CACHES, PRECISIONS, ROUNDINGS
+from edgellm_ros.option import option
+
+if TYPE_CHECKING:
+    from edgellm_ros.builder.calibration.search import GroupScales
+
+POLICIES = "policies"  # a group of `edgellm export --help`
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Choices of an export. Lengths are in tokens.
+
+    - precision: type of weights, activations and, without `kv_cache`, KV cache. In every precision norms are
+      computed in fp32, and RoPE rows, logits, pixels, time and trajectories are fp32 inputs and outputs. fp32
+      and fp16 run everywhere (on a CPU, ONNX Runtime computes most of fp16 in fp32); bf16 is for GPUs only
+    - kv_cache: "fp8" stores keys and values as FP8 (E4M3) without scales: values beyond 448 become 448. None
+      = in `precision`. TensorRT and draft heads do not support FP8 (docs/engine_directory.md)
+    - max_lora_rank: largest rank of adapters; 0 = no LoRA inputs, None = the largest rank among the adapters
+      in the checkpoint's folder `lora`, which are copied unless max_lora_rank is 0
+    - hidden_state_layers: layers (from 1) whose hidden states become outputs
+    - lm_head_input: the matrix of the LM head becomes an input, so that it can be exchanged
+      (`LLMInferenceRuntime.set_lm_head_weights`)
+    - vocab_map: file with the only tokens whose logits are computed, see `read_vocab_map`
+    - draft: directory of an EAGLE-3 draft head for this model; None = the checkpoint's folder `draft`, if
+      there is one, unless `with_draft` is false
+    - max_draft_tree_size: most drafted tokens of a sequence that the head keeps in its KV cache
+    - max_verify_tree_size: most tokens that the model verifies in one run
+    - quantize: "int4" or "int8" rounds the weights of the language model's layers to nearest, in groups of
+      `group_size` inputs that share a scale. Embeddings, LM head, encoders, action expert and draft head keep
+      `precision`. The weights of a checkpoint that is quantised stay as they are
+    - scales: of the inputs of the language model's layers, moved into the weights before and after
+      (`builder/exporter/calibration.py` finds those with which rounding changes least)
+    - cpu_int8: the graphs for a CPU multiply in 8 bits (`builder/passes/int8_products.py`), those of encoders
+      and draft head too; the other graphs do not change. Needs precision fp32
+    - vlm: of a policy: folder with configuration and tokenizer of its vision language model; None = the
+      checkpoint's folder `vlm`, or the folder that its configuration names
+    - dataset: of a policy: the folder `meta` of a LeRobot data set, for names, rate and statistics; None =
+      the statistics that the checkpoint has
+    """
+
+    precision: str = option("fp32", "type of weights and KV cache (default: %(default)s)", choices=PRECISIONS)
+    kv_cache: str | None = option(
+        None,
+        "store keys and values in 8 bits (E4M3), and report what that cost in logits; not for TensorRT and "
+        "draft heads (default: as --precision)",
+        choices=KV_CACHES,
+    )
+    max_batch_size: int = option(4, "sequences decoded together (default: %(default)s)", least=1)
+    max_input_len: int = option(
+        320, "longest prompt in tokens, images and sound included (default: %(default)s)", least=1
+    )
+    max_kv_cache_capacity: int = option(
+        448, "longest prompt plus answer in tokens (default: %(default)s)", least=1
+    )
+    max_lora_rank: int | None = option(
+        None,
+        "largest rank of LoRA adapters; 0: the engine takes none (default: what the adapters in "
+        "CHECKPOINT/lora need, which are copied)",
+        least=0,
+    )
+    hidden_state_layers: tuple[int, ...] = option(
+        (),
+        "layers, from 1, whose hidden states become outputs (default: none)",
+        flag="hidden-states",
+        metavar="N[,N...]",
+        least=1,
+    )
+    lm_head_input: bool = option(
+        False, "make the LM head's matrix an input, so that it can be exchanged at run time"
+    )
+    vocab_map: str | Path | None = option(
+        None,
+        "safetensors file whose tensor vocab_map lists the tokens to generate (default: all)",
+        metavar="FILE",
+    )
+    draft: str | Path | None = option(
+        None,
+        "directory of an EAGLE-3 draft head for this checkpoint (default: CHECKPOINT/draft, if any)",
+        metavar="HEAD_DIR",
+        exclusive=True,
+    )
+    with_draft: bool = option(True, "export no draft head", flag="no-draft", exclusive=True)
+    max_draft_tree_size: int = option(
+        64,
+        "most drafted tokens of a sequence in the KV cache of the draft head (default: %(default)s)",
+        least=1,
+    )
+    max_verify_tree_size: int = option(
+        64,
+        "most drafted tokens and the one before them that are verified in one run (default: %(default)s)",
+        least=2,
+    )
+    quantize: str | None = option(
+        None,
+        "round the weights of the language model's layers to nearest, and report what that cost in logits "
+        "(default: keep the checkpoint's)",
+        choices=ROUNDINGS,
+    )
+    group_size: int = option(
+        64, "inputs that share a scale, with --quantize (default: %(default)s)", choices=GROUP_SIZES
+    )
+    scales: tuple[GroupScales, ...] = ()
+    cpu_int8: bool = option(
+        False,
+        "let the graphs for a CPU multiply in 8 bits, encoders and draft head included, and report what that "
+        "cost in logits; other devices compute as without it (needs --precision fp32)",
+    )
+    vlm: str | Path | None = option(
+        None,
+        "config.json and tokenizer.json of the policy's vision language model (default: CHECKPOINT/vlm, or "
+        "the folder that the policy names)",
+        metavar="DIR",
+        group=POLICIES,
+    )
+    dataset: str | Path | None = option(
+        None,
+        "the folder meta of the LeRobot data set that the policy was trained with: names of the values of "
+        "state and action, rate, statistics (default: the checkpoint's statistics, 30 actions per second)",
+        metavar="DIR",
+        group=POLICIES,
+    )

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a checkpoint: model, action expert, draft head, adapters."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgellm_ros.builder.action.expert_config import ExpertArchitecture, expert_architecture
+from edgellm_ros.builder.calibration.rounding import RoundedLayout, decoder_layers
+from edgellm_ros.builder.checkpoint.checkpoint_config import (
+    ConfigSection,
+    MixtureOfExpertsError,
+)
+from edgellm_ros.builder.config.vocabulary import (
+    generation_defaults,
+    read_generation_config,
+    read_vocab_map,
+)
+from edgellm_ros.builder.draft.head import DraftHead, read_head
+from edgellm_ros.builder.exporter.options import ExportOptions
+from edgellm_ros.builder.families import Family, find_family
+from edgellm_ros.builder.families.model import Model
+from edgellm_ros.builder.graph.graph import DTYPES
+from edgellm_ros.builder.graph.lm_head import LMHead
+from edgellm_ros.builder.lowering.options import LLMOptions
+from edgellm_ros.builder.quantization.layouts import find_layout
+from edgellm_ros.builder.weights.weights import Weights
+from edgellm_ros.engine_directory.adapters.adapter_folder import find_adapters
+from edgellm_ros.engine_directory.builder_config import BuilderConfig
+from edgellm_ros.engine_directory.config import FORMAT_VERSION, EngineConfig
+
+EXPERT_FOLDER = "action_expert"
+DRAFT_FOLDER = "draft"  # of a checkpoint: its draft head
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Sources:
+    """A checkpoint with a language model, read for an export with these options."""
+
+    checkpoint: Path
+    section: ConfigSection  # config.json
+    options: ExportOptions
+    limits: BuilderConfig
+    family: Family
+    weights: Weights
+    model: Model
+    expert: ExpertArchitecture | None
+    expert_weights: Weights | None
+    draft: DraftHead | None
+    vocab_map: np.ndarray | None  # int64, the only tokens whose logits are computed; None = all
+    adapters: dict[str, Path]  # name -> folder in the checkpoint
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end an answer, and the one that starts a trajectory."""
+        stops = self.model.stop_token_ids
+        if self.expert is None:
+            return stops
+        return tuple(dict.fromkeys((*stops, self.expert.future_start_token_id)))
+
+    @property
+    def parameters(self) -> int:
+        """Values of the tensors, those of action expert and draft head included."""
+        draft = self.draft.weights if self.draft is not None else None
+        every = (self.weights, self.expert_weights, draft)
+        return sum(each.parameters for each in every if each is not None)
+
+    def lm_head(self) -> LMHead:
+        """Return the LM head of the graphs."""
+        model = self.model
+        return LMHead(
+            self.weights,
+            model.lm_head,
+            vocab_size=model.llm.vocab_size,
+            hidden_size=model.llm.hidden_size,
+            is_embedding=model.lm_head == model.embedding,
+            vocab_map=self.vocab_map,
+            as_input=self.options.lm_head_input,
+        )
+
+    def llm_options(self, head: LMHead) -> LLMOptions:
+        """Return the options of the language model's graph without drafting."""
+        return LLMOptions(
+            self.options.precision,
+            self.options.max_kv_cache_capacity,
+            head,
+            lora=bool(self.adapters or self.options.max_lora_rank),
+            hidden_state_layers=self.limits.hidden_state_layers,
+            kv_cache=self.options.kv_cache,
+        )
+
+    def config(self) -> EngineConfig:
+        """Return the engine's configuration, without files and the rank of adapters."""
+        model, options, draft = self.model, self.options, self.draft
+        reduced = 0 if self.vocab_map is None else len(self.vocab_map)
+        return self.section.make(
+            EngineConfig,
+            format_version=FORMAT_VERSION,
+            model_type=self.section.data["model_type"],
+            precision=options.precision,
+            llm=dataclasses.replace(model.llm, reduced_vocab_size=reduced),
+            builder=self.limits,
+            vision=model.vision,
+            audio=model.audio,
+            action=self.expert.config(model.llm) if self.expert else None,
+            draft=draft.config(options.max_draft_tree_size, options.max_verify_tree_size) if draft else None,
+            special_tokens=model.special_tokens,
+            stop_token_ids=self.stop_token_ids,
+            generation=generation_defaults(read_generation_config(self.checkpoint)),
+            files=(),
+        )
+
+
+def read_sources(
+    checkpoint: Path, section: ConfigSection, options: ExportOptions, limits: BuilderConfig
+) -> Sources:
+    """Read a checkpoint; its weights are read when the files are written.
+
+    Raises the errors of `export`.
+    """
+    family, weights, model = read_model(checkpoint, section)
+    for each in options.scales:
+        each.group.fold(weights, each.scales)
+    if options.quantize is not None:
+        weights.quantize(rounded_layout(options, model))
+    limit = model.llm.max_position_embeddings
+    if limits.max_kv_cache_capacity > limit:
+        raise ValueError(
+            f"max_kv_cache_capacity {limits.max_kv_cache_capacity} exceeds the model's "
+            f"{model.position_limit} {limit}"
+        )
+    expert = _read_expert(checkpoint, model)
+    sources = Sources(
+        checkpoint=checkpoint,
+        section=section,
+        options=options,
+        limits=limits,
+        family=family,
+        weights=weights,
+        model=model,
+        expert=expert,
+        expert_weights=None if expert is None else Weights(checkpoint / EXPERT_FOLDER),
+        draft=_read_draft(checkpoint, options, model, weights),
+        vocab_map=None,
+        adapters={} if options.max_lora_rank == 0 else find_adapters(checkpoint),
+    )
+    if options.vocab_map is None:
+        return sources
+    tokens = read_vocab_map(Path(options.vocab_map), model.llm.vocab_size, sources.stop_token_ids)
+    return dataclasses.replace(sources, vocab_map=tokens)
+
+
+def read_model(checkpoint: Path, section: ConfigSection) -> tuple[Family, Weights, Model]:
+    """Read the model of a checkpoint by its family."""
+    layout = find_layout(section)
+    try:
+        family = find_family(section)
+        weights = Weights(checkpoint, layout)
+        if layout is not None and not weights.is_quantized:
+            raise ValueError(f"{weights.where}: no layer is quantised, but the config says that some are")
+        return family, weights, family.read(checkpoint, section, weights)
+    except MixtureOfExpertsError as error:
+        raise ValueError(f"{error}{_size(checkpoint)}") from None
+
+
+def rounded_layout(options: ExportOptions, model: Model) -> RoundedLayout:
+    """Make the layout of the weights that `quantize` asks for."""
+    layers, dtype = decoder_layers(model.embedding), np.dtype(DTYPES[options.precision].numpy())
+    kept = {layer: shares for each in options.scales for layer, shares in each.kept.items()}
+    return RoundedLayout(str(options.quantize), options.group_size, layers, dtype, kept)
+
+
+def _size(checkpoint: Path) -> str:
+    """Tell how many parameters a checkpoint has; "" if its weights cannot be read."""
+    try:
+        return f"; the checkpoint has {Weights(checkpoint).parameters / 1e9:.3g} billion parameters"
+    except (ValueError, OSError):
+        return ""
+
+
+def _read_expert(checkpoint: Path, model: Model) -> ExpertArchitecture | None:
+    folder = checkpoint / EXPERT_FOLDER
+    return expert_architecture(folder / "config.json", model.llm) if folder.is_dir() else None
+
+
+def _read_draft(checkpoint: Path, options: ExportOptions, model: Model, weights: Weights) -> DraftHead | None:
+    folder = checkpoint / DRAFT_FOLDER if options.draft is None else Path(options.draft)
+    if not options.with_draft or (options.draft is None and not folder.is_dir()):
+        return None
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: expected the directory of a draft head, found none")
+    if options.kv_cache is not None:
+        raise ValueError(
+            f"{folder}: a draft head is not supported with a KV cache of type {options.kv_cache}; --no-draft "
+            "exports the model alone"
+        )
+    dtype = np.dtype(DTYPES[options.precision].numpy())
+    return read_head(folder, model, weights, dtype, options.max_kv_cache_capacity)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint as its family has read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
+from edgellm_ros.builder.config.rope import read_position_limit
+from edgellm_ros.builder.config.vocabulary import read_generation_config, special_tokens, stop_token_ids
+from edgellm_ros.builder.graph.layers import ModelBuilder
+from edgellm_ros.builder.graph.lm_head import LM_HEAD_TENSOR, find_lm_head
+from edgellm_ros.builder.model.decoder import Decoder
+from edgellm_ros.builder.weights.weights import Weights
+from edgellm_ros.engine_directory.config import SpecialTokens
+from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
+from edgellm_ros.multimodal.audio.config import AudioConfig
+from edgellm_ros.multimodal.vision_config import VisionConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """One checkpoint, read by its family."""
+
+    decoder: Decoder
+    lm_head: str  # tensor of the LM head [V,H]; may be the embedding table
+    special_tokens: SpecialTokens
+    stop_token_ids: tuple[int, ...]
+    position_limit: str = "max_position_embeddings"  # what limits llm.max_position_embeddings, for errors
+    vision: VisionConfig | None = None
+    audio: AudioConfig | None = None
+    encoders: Mapping[str, Callable[[str], ModelBuilder]] = field(default_factory=dict)
+    # ^ folder in the engine directory ("visual", "audio") -> function of the precision that builds the graph
+    cuda_encoders: Mapping[str, Callable[[str], ModelBuilder]] = field(default_factory=dict)
+    # ^ the same for graphs for CUDA (model.cuda.onnx), of encoders that have one
+
+    @property
+    def llm(self) -> LanguageModelConfig:
+        """Return the configuration of the language model."""
+        return self.decoder.config
+
+    @property
+    def embedding(self) -> str:
+        """Return the tensor of the embedding table [V,H]."""
+        return self.decoder.embedding
+
+
+def make_model(
+    checkpoint: Path,
+    config: ConfigSection,
+    weights: Weights,
+    decoder: Decoder,
+    text: ConfigSection | None = None,
+    *,
+    tied: bool | None = None,
+    head: str = LM_HEAD_TENSOR,
+    stops: tuple[int, ...] | None = None,
+) -> Model:
+    """Make the model of a checkpoint's decoder.
+
+    text: the decoder's section, if that is not the whole config; tied: whether the embedding table may be the
+    LM head, None = as `tie_word_embeddings` of the config says; head: name of the LM head's tensor; stops:
+    the ids that end an answer, None = those of `stop_token_ids`.
+    """
+    generation, text = read_generation_config(checkpoint), text or config
+    tied = config.flag("tie_word_embeddings", False) if tied is None else tied
+    return Model(
+        decoder=decoder,
+        lm_head=find_lm_head(weights, decoder.embedding, tied, head),
+        special_tokens=special_tokens(config, text, generation),
+        stop_token_ids=stop_token_ids(text, generation) if stops is None else stops,
+        position_limit=read_position_limit(text)[1],
+    )

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graph of a decoder for ONNX Runtime's CUDA provider: `llm/model.cuda.onnx`.
+
+The graph has the same weights as `llm/model.onnx` and needs fewer kernels. Beside ONNX's operators it uses
+some of ONNX Runtime's own (domain com.microsoft), which TensorRT lacks: GroupQueryAttention in half
+precision, SkipSimplifiedLayerNormalization for a sum and its RMSNorm, and those of recurrent layers.
+
+Between the layers the tokens of all sequences are the rows of one matrix [B*S,H].
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from edgellm_ros.builder.graph.layers import ModelBuilder
+from edgellm_ros.builder.graph.llm_graph import llm_outputs
+from edgellm_ros.builder.lowering.onnxruntime_cuda.blocks import CudaBlocks
+from edgellm_ros.builder.lowering.options import LLMOptions
+from edgellm_ros.builder.lowering.standard.recurrent import recurrent_outputs
+from edgellm_ros.builder.model.decoder import Decoder
+from edgellm_ros.builder.weights.weights import Weights
+
+
+def build_cuda_llm(decoder: Decoder, weights: Weights, options: LLMOptions) -> ModelBuilder:
+    """Build `llm/model.cuda.onnx`.
+
+    The graph has the inputs and outputs of `build_llm`, except for these.
+
+    - rope_cos, rope_sin [P,R/2] fp32: a table, P at least C, of which each token takes row position_ids [B,S]
+      i64; the tokens of a sequence take rows that follow each other
+    - kv_length [B] i64 in place of attention_mask and kv_write_index: number of filled cache rows, of which
+      the last are those of the new tokens; each token attends up to its own
+    - B = 1 if S > 1: several tokens of one sequence, or one token of several
+    - embedding [V,H] if the LM head is the embedding table, which the runtime holds on the device
+
+    With `options.fusion` the graph is `llm/verify.cuda.onnx`, whose tokens may be a tree: there is also
+    attention_mask, and position_ids may be any. A token attends to no row after its own, whatever the mask
+    says. With `options.only_chains` too, the graph is `llm/verify.chain.cuda.onnx`: without a mask it runs
+    the faster kernels of the graph without `fusion`. Hybrids verify chains only.
+    """
+    graph = ModelBuilder(
+        "llm", weights, options.precision, options.lora, onnxruntime=True, kv_cache=options.kv_cache
+    )
+    config, fusion = decoder.config, options.fusion
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    tree = fusion is not None and config.recurrent is None and not options.only_chains
+    blocks = CudaBlocks(graph, decoder, options.capacity, tree=tree, verifies=options.verifies)
+    tokens = blocks.step.tokens
+
+    hidden_states: dict[int, ir.Value] = {}
+    layer_inputs: list[ir.Value] = []  # and the last layer's output
+    x: ir.Value = tokens.flatten(blocks.step.embeds, hidden)
+    update: ir.Value | None = None  # what is still to be added to x
+    for i, layer in enumerate(decoder.layers):
+        with graph.module(f"{decoder.prefix}.layers.{i}", nodes=f"layers.{i}"):
+            for residual in layer:
+                x, normed = blocks.add_norm(residual.norm, x, update)
+                if residual is layer[0]:
+                    layer_inputs.append(x)
+                update = blocks.block(residual, normed)
+            if i + 1 in options.hidden_state_layers and i + 1 < layers:
+                x, update = graph.op("Add", x, update), None
+                hidden_states[i + 1] = tokens.unflatten(x, hidden)
+            if i < len(blocks.deepstack):
+                if update is not None:
+                    x = graph.op("Add", x, update)
+                update = tokens.flatten(blocks.deepstack[i], hidden)
+    with graph.module(decoder.prefix, nodes=""):
+        x, normed = blocks.add_norm(decoder.last_norm, x, update)
+    layer_inputs.append(x)
+    hidden_states[layers] = tokens.unflatten(normed, hidden)
+    rows = graph.rows(hidden_states[layers], blocks.last_token_ids, hidden)
+    llm_outputs(
+        graph,
+        config,
+        capacity=options.capacity,
+        head=options.head,
+        logits=options.head.logits(graph, rows, share_embedding=True),
+        presents=blocks.presents,
+        hidden_states={i: hidden_states[i] for i in options.hidden_state_layers},
+    )
+    if config.recurrent is not None:
+        recurrent_outputs(graph, config.recurrent, blocks.present_states)
+    if fusion is not None:
+        fusion.add_output(graph, tokens, layer_inputs)
+    return graph

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the processors that LeRobot saves beside a policy.
+
+A processor is a list of steps: one before the policy, one after it. The runtime computes the steps of
+SUPPORTED itself. Any other step would change what the policy sees or what its actions mean, so it is refused.
+
+Sources: LeRobot 0.4.4 and 0.6.1, processor/ and policies/smolvla/processor_smolvla.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_section
+from edgellm_ros.echo import printable, quoted
+from edgellm_ros.engine_directory.schema import is_file_name
+
+PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
+RENAMER, NEW_LINE = "rename_observations_processor", "smolvla_new_line_processor"
+TOKENIZER, DEVICE = "tokenizer_processor", "device_processor"
+NORMALIZER, UNNORMALIZER = "normalizer_processor", "unnormalizer_processor"
+RELATIVE, ABSOLUTE = "relative_actions_processor", "absolute_actions_processor"
+EPSILON = 1e-8  # what the normalisers add to a standard deviation, or take for a range of 0
+KINDS = ("VISUAL", "STATE", "ACTION")
+
+Check = Callable[[ConfigSection, ConfigSection], None]  # of a step's settings; the policy's config
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a processor."""
+
+    name: str  # under which LeRobot registers it, or the path of its class
+    settings: ConfigSection
+    state_file: Path | None  # its tensors
+
+
+def read_steps(path: Path) -> list[Step]:
+    """Read the steps of a processor; none if there is no such file.
+
+    ValueError for a file of another form.
+    """
+    if not path.is_file():
+        return []
+    entries = read_section(path).data.get("steps", [])
+    if not isinstance(entries, list):
+        raise ValueError(f"{path}: steps {quoted(entries)}: expected a list of objects")
+    return [_read_step(path, number, entry) for number, entry in enumerate(entries)]
+
+
+def check_steps(checkpoint: Path, config: ConfigSection) -> dict[str, str]:
+    """Raise ValueError for a processor step that the runtime does not compute.
+
+    Returns renamed observations: the policy's name -> the robot's. ValueError, which names file, step and
+    setting, for a step that is unknown, in another place or with settings that the runtime does not have.
+    """
+    renamed: dict[str, str] = {}
+    for file in (PREPROCESSOR, POSTPROCESSOR):
+        path, known = checkpoint / file, SUPPORTED[file]
+        steps, last = read_steps(path), 0
+        for number, step in enumerate(steps):
+            if step.name not in known:
+                raise ValueError(
+                    f"{path}: steps[{number}] {quoted(step.name)}: not supported, and without it actions "
+                    f"would be wrong; supported: {', '.join(known)}"
+                )
+            known[step.name](step.settings, config)
+            if step.name == RENAMER:
+                renamed |= _renamed(step.settings)
+            if step.name in ORDER:
+                place = ORDER.index(step.name) + 1
+                if place <= last:
+                    raise ValueError(
+                        f"{path}: steps[{number}] {step.name}: twice, or after {ORDER[last - 1]}; "
+                        f"supported is the order {', '.join(ORDER)}"
+                    )
+                last = place
+        names = [step.name for step in steps]
+        if TOKENIZER in names and NEW_LINE not in names:
+            raise ValueError(f"{path}: no step {NEW_LINE}: a task without a line break is not supported")
+    return renamed
+
+
+def state_file(checkpoint: Path, processor: str, step: str) -> Path | None:
+    """Find the tensors of a step of a processor; None if it has none."""
+    found = (each.state_file for each in read_steps(checkpoint / processor) if each.name == step)
+    return next(found, None)
+
+
+def _read_step(path: Path, number: int, entry: object) -> Step:
+    where = f"{path}: steps[{number}]"
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{where} {quoted(entry)}: expected an object")
+    section = ConfigSection(entry, where)
+    name = section.text("registry_name" if section.has("registry_name") else "class")
+    section = ConfigSection(entry, f"{where} {printable(name)}")
+    settings = section.section("config") if section.has("config") else ConfigSection({}, section.where)
+    file = section.text("state_file") if section.has("state_file") else None
+    if file is not None and not is_file_name(file):
+        raise ValueError(f"{section.where}: state_file {quoted(file)}: expected the name of a file beside it")
+    if file is not None and not path.with_name(file).is_file():
+        raise FileNotFoundError(f"{path.with_name(file)} not found, but {path.name} names it")
+    return Step(name, settings, None if file is None else path.with_name(file))
+
+
+def _renamed(settings: ConfigSection) -> dict[str, str]:
+    """Read a rename map, turned round: the policy's name -> the robot's."""
+    names = settings.section("rename_map") if settings.has("rename_map") else ConfigSection({}, "")
+    sources: dict[str, str] = {}
+    for source in names.data:
+        target = names.text(source)
+        if target in sources:
+            raise names.fail(source, f"{quoted(sources[target])} gets this name too")
+        sources[target] = source
+    return sources
+
+
+def _check_renames(settings: ConfigSection, config: ConfigSection) -> None:
+    _renamed(settings)
+
+
+def _check_tokenizer(settings: ConfigSection, config: ConfigSection) -> None:
+    length = config.size("tokenizer_max_length", 48)
+    settings.one_of("max_length", [length], default=length)
+    settings.one_of("padding_side", ["right"], default="right")
+    settings.one_of("task_key", ["task"], default="task")
+
+
+def _check_normaliser(settings: ConfigSection, config: ConfigSection, kind: str, feature: str) -> None:
+    """Raise ValueError if a normaliser differs from the policy's configuration.
+
+    kind, feature: what it must normalise.
+    """
+    settings.one_of("eps", [EPSILON], default=EPSILON)
+    settings.one_of("normalize_observation_keys", [None], default=None)
+    expected = config.section("normalization_mapping").data
+    if settings.has("norm_map"):
+        found = settings.section("norm_map")
+        for each in KINDS:
+            found.one_of(each, [expected.get(each, "IDENTITY")], default="IDENTITY")
+    if settings.has("features") and expected.get(kind, "IDENTITY") != "IDENTITY":
+        settings.section("features").section(feature)
+
+
+def _check_disabled(settings: ConfigSection, config: ConfigSection) -> None:
+    settings.one_of("enabled", [False], default=False)
+
+
+def _check_device(settings: ConfigSection, config: ConfigSection) -> None:
+    settings.one_of("float_dtype", [None, "float32"], default=None)
+
+
+def _no_settings(settings: ConfigSection, config: ConfigSection) -> None:
+    """Check a step that has no settings which change a result."""
+
+
+ORDER = (RENAMER, NEW_LINE, TOKENIZER, NORMALIZER, UNNORMALIZER)  # of steps that depend on each other
+SUPPORTED: dict[str, dict[str, Check]] = {
+    PREPROCESSOR: {
+        RENAMER: _check_renames,
+        "to_batch_processor": _no_settings,
+        NEW_LINE: _no_settings,
+        TOKENIZER: _check_tokenizer,
+        DEVICE: _check_device,
+        NORMALIZER: partial(_check_normaliser, kind="STATE", feature="observation.state"),
+        RELATIVE: _check_disabled,
+    },
+    POSTPROCESSOR: {
+        UNNORMALIZER: partial(_check_normaliser, kind="ACTION", feature="action"),
+        DEVICE: _check_device,
+        ABSOLUTE: _check_disabled,
+    },
+}

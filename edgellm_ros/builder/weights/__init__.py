@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of a checkpoint and of its adapters, and checks of their shapes."""

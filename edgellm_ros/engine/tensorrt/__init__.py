@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorRT and TensorRT for RTX: libraries, plans and the backend."""

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FusedDecoder: a decode step of all layers, queued as launches of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.fused.fusion import FusedFusion, StateFusion
+from edgellm_ros.fused.params import (
+    AttentionParams,
+    BatchAttentionParams,
+    CombineSplitsParams,
+    DownParams,
+    GateUpParams,
+    KernelParams,
+    LastStateParams,
+    LmHeadParams,
+    OParams,
+    PrepDownParams,
+    PrepGateUpParams,
+    PrepLmHeadParams,
+    PrepQkvParams,
+    QkvParams,
+    RopeAppendKvParams,
+    TreeAttentionParams,
+)
+from edgellm_ros.fused.plan.decoder import FusedPlan
+from edgellm_ros.fused.plan.launch import OLDEST
+from edgellm_ros.fused.plan.shape import FusedShape
+from edgellm_ros.fused.plan.tuning import Tuning, load_tuning
+from edgellm_ros.fused.variants import Compile, Step, Variant, compiler_for, variant_for
+from edgellm_ros.fused.weights import FusedLayerWeights, FusedWeights
+from edgellm_ros.kernels.capability import EARLY_START, compute_capability
+
+LORA_TABLE = "lora_table"  # the tensor that has the adapters of the sequences
+
+
+class FusedDecoder:
+    """Decode steps of one model on one device.
+
+    A step has one token or several tokens per sequence.
+
+    - device: a `CudaDevice`
+    - compile: makes a program of a plan; None = for the device, from the cache of compiled kernels
+    - fusion: for a draft head; its output is `fused_hidden_states`
+
+    `max_rows`: most tokens of a step, over all sequences; fewer than the shape's if the device has too little
+    smem. `max_adapted_rows`: the same for sequences with LoRA adapters; 0 if the shape has none.
+
+    EngineError if the device's architecture is older than sm_80 or the shape is not supported.
+    """
+
+    def __init__(
+        self,
+        device: Any,
+        shape: FusedShape,
+        weights: FusedWeights,
+        compile: Compile | None = None,
+        tuning: Tuning | None = None,
+        fusion: StateFusion | None = None,
+    ) -> None:
+        reason = shape.unsupported()
+        if reason is not None:
+            raise EngineError(f"the fused kernels do not support this model: {reason}")
+        if len(weights.layers) != shape.layers:
+            raise ValueError(f"weights of {len(weights.layers)} layers for a shape of {shape.layers}")
+        capability = compute_capability(device.arch)
+        if capability < OLDEST:
+            raise EngineError(f"the fused kernels need compute capability 8.0, the GPU is {device.arch}")
+        self._shape, self._weights = shape, weights
+        self._tuning = tuning or load_tuning(device.arch)
+        self._early = self._tuning.early_start and capability >= EARLY_START
+        self._device, self._compile = device, compile or compiler_for(device)
+        self._variants = self._make_variants(shape)
+        self._adapted: dict[int, Variant] | None = None  # compiled when the first adapter is used
+        self._adapted_plans = self._make_plans(shape, adapted=True) if shape.lora_rank else {}
+        self.max_adapted_rows = min(shape.max_rows, max(self._adapted_plans, default=0))
+        self.max_rows = min(shape.max_rows, max(self._variants))
+        plans = [variant.plan for variant in self._variants.values()]
+        self._scratch = self._make_scratch([*plans, *self._adapted_plans.values()])
+        self._fusion = fusion
+        self._states: dict[int, Tensor] = {}  # by layer from 0
+        if fusion is not None:
+            threads = self._tuning.fusion_threads
+            self._fuse = FusedFusion(device, fusion.shape, fusion.weights, self._compile, threads)
+            rows = (self.max_rows, shape.hidden)
+            self._states = {layer: device.empty(rows, np.uint16) for layer in fusion.layers if layer}
+
+    def _make_plans(self, shape: FusedShape, adapted: bool = False) -> dict[int, FusedPlan]:
+        """Plan kernels for a shape, by largest number of rows.
+
+        Plans end where the device has too little smem. adapted: for sequences with LoRA adapters.
+        """
+        device, plans, rows = self._device, dict[int, FusedPlan](), 1
+        while rows < 2 * shape.max_rows:
+            sizes = rows, device.multiprocessors, device.most_shared_memory
+            try:
+                plans[rows] = FusedPlan(shape, *sizes, self._tuning, adapted)
+            except EngineError:
+                if rows == 1 and not adapted:
+                    raise
+                break
+            rows *= 2
+        return plans
+
+    def _make_variants(self, shape: FusedShape) -> dict[int, Variant]:
+        """Make kernels for a shape, by largest number of rows."""
+        return self._compiled(self._make_plans(shape))
+
+    def _compiled(self, plans: Mapping[int, FusedPlan]) -> dict[int, Variant]:
+        return {rows: Variant(plan, self._compile(plan)) for rows, plan in plans.items()}
+
+    def _make_scratch(self, plans: Iterable[FusedPlan]) -> dict[str, Tensor]:
+        """Allocate the buffers between the kernels of any of the plans."""
+        sizes: dict[str, int] = {}
+        for plan in plans:
+            for name, nbytes in plan.scratch_bytes().items():
+                sizes[name] = max(nbytes, sizes.get(name, 0))
+        return {name: self._device.zeros((nbytes,), np.uint8) for name, nbytes in sizes.items()}
+
+    def run(self, tensors: Mapping[str, Tensor]) -> None:
+        """Queue one step on the device's stream.
+
+        Only launches kernels, so the step can be recorded. tensors: those of `llm/model.cuda.onnx` or
+        `llm/verify.cuda.onnx`, by binding name: inputs_embeds [B,S,H], rope_cos and rope_sin [P,R/2] fp32,
+        position_ids [B,S], kv_length [B] (with the new tokens, which are in the last S of these rows),
+        key_cache_i and value_cache_i [B,Hkv,C,D], logits [B,S,V] fp32 of all tokens, hidden_states_i [B,S,H];
+        attention_mask [B,1,S,C] bool if the tokens of a sequence are a tree, without which they are a chain;
+        embedding or lm_head.weight if the weights have no LM head; fused_hidden_states [B,S,Hd] if there is a
+        fusion; lora_table [L,4,B,3] if sequences have adapters. Others are ignored. B * S is at most
+        `max_rows`, with adapters `max_adapted_rows`. With a mask and a sliding window, a token's position is
+        the number of rows before the new ones and of the new rows that it sees.
+        """
+        for program, launch, params in self.launches(tensors):
+            program.launch(launch, params)
+
+    def launches(self, tensors: Mapping[str, Tensor]) -> Iterator[Step]:
+        """Yield program, kernel and parameters of each launch of a step.
+
+        The first kernel waits for all work before it, on behalf of all kernels.
+        """
+        shape, (batch, tokens, _) = self._shape, tensors["inputs_embeds"].shape
+        rows, most = batch * tokens, self.max_adapted_rows if LORA_TABLE in tensors else self.max_rows
+        if not 1 <= rows <= most:
+            raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {most} rows")
+        variant = self._variant(tensors, rows)
+        early = False
+        for layer, weights in enumerate(self._weights.layers):
+            for name, params in self._layer(tensors, layer, weights, rows, tokens).items():
+                if variant.plan.has(name):
+                    yield variant.program, variant.plan.launch(name, rows, early, tokens), params
+                    early = self._early
+        head = self._weights.lm_head
+        head = head or tensors["embedding" if shape.tied else "lm_head.weight"].pointer
+        residual, logits = self._scratch["residual"].pointer, tensors["logits"].pointer
+        hidden = self._hidden_states(tensors, shape.layers)
+        norm, x = self._weights.norm, self._scratch["x"].pointer
+        if variant.plan.prepared["lm_head"]:
+            launch = variant.plan.launch("prep_lm_head", rows, self._early)
+            prep = PrepLmHeadParams(norm=norm, residual=residual, hidden=hidden, x=x, rows=rows)
+            yield variant.program, launch, prep
+        launch = variant.plan.launch("lm_head", rows, self._early)
+        last = LmHeadParams(
+            weights=head, norm=norm, residual=residual, logits=logits, hidden=hidden, x=x, rows=rows
+        )
+        yield variant.program, launch, last
+        if self._fusion is not None:
+            yield from self._fusion_launches(self._fusion.layers, tensors, variant, rows)
+
+    def _variant(self, tensors: Mapping[str, Tensor], rows: int) -> Variant:
+        """Return the kernels for a number of rows.
+
+        Kernels with adapters are compiled when they are first used.
+        """
+        if LORA_TABLE not in tensors:
+            return variant_for(self._variants, rows)
+        if self._adapted is None:
+            self._adapted = self._compiled(self._adapted_plans)
+        return variant_for(self._adapted, rows)
+
+    def _fusion_launches(
+        self, layers: Sequence[int], tensors: Mapping[str, Tensor], variant: Variant, rows: int
+    ) -> Iterator[Step]:
+        """Yield the launches of the fusion, which follow a step."""
+        last = self._shape.layers
+        if last in layers:
+            launch = variant.plan.launch("last_state", rows, self._early)
+            residual, out = self._scratch["residual"].pointer, self._states[last].pointer
+            yield variant.program, launch, LastStateParams(residual=residual, out=out, rows=rows)
+        states = [self._state(tensors, layer) for layer in layers]
+        out = tensors["fused_hidden_states"].pointer
+        yield from self._fuse.launches(states, out, rows, self._early)
+
+    def _state(self, tensors: Mapping[str, Tensor], layer: int) -> int:
+        """Return the address of the residual stream at the input of a layer.
+
+        A draft head takes this state.
+        """
+        if not layer:
+            return tensors["inputs_embeds"].pointer
+        output = self._hidden_states(tensors, layer) if layer < self._shape.layers else 0
+        return output or self._states[layer].pointer
+
+    def _layer(
+        self,
+        tensors: Mapping[str, Tensor],
+        layer: int,
+        weights: FusedLayerWeights,
+        rows: int,
+        tokens: int,
+    ) -> dict[str, KernelParams]:
+        """Return the parameters of a layer's kernels, in the order of their launches.
+
+        Prep kernels are launched only if the plan has them.
+        """
+        scratch = {name: tensor.pointer for name, tensor in self._scratch.items()}
+        residual, gate_up, x = scratch["residual"], scratch["gate_up"], scratch["x"]
+        splits: dict[str, int] = {
+            "partial_out": scratch["split_sums"],
+            "max_and_sum": scratch["split_scales"],
+            "window": self._shape.window(layer) or 0,
+        }
+        length = tensors["kv_length"].pointer
+        embeds = 0 if layer else tensors["inputs_embeds"].pointer
+        hidden = self._state(tensors, layer) if layer in self._states else self._hidden_states(tensors, layer)
+        attention, most_splits = self._attention(tensors, layer, weights, rows, tokens, splits)
+        combined = {**splits, "kv_length": length, "tokens": tokens, "splits": most_splits}
+        qkv_lora, o_lora, gate_up_lora, down_lora = _adapters(tensors, layer)
+        norm = {"norm": weights.input_norm, "embeds": embeds, "residual": residual, "hidden": hidden}
+        post_norm = {"norm": weights.post_norm, "residual": residual}
+        return {
+            "prep_qkv": PrepQkvParams(**norm, x=x, rows=rows, weights=weights.qkv),
+            "qkv": QkvParams(
+                **norm,
+                weights=weights.qkv,
+                partials=scratch["qkv"],
+                x=x,
+                rows=rows,
+                adapters=qkv_lora,
+                tokens=tokens,
+            ),
+            **attention,
+            "combine_splits": CombineSplitsParams(**combined, x=x, weights=weights.o),
+            "o": OParams(
+                **combined,
+                weights=weights.o,
+                bias=weights.o_bias,
+                residual=residual,
+                ready=x,
+                rows=rows,
+                adapters=o_lora,
+            ),
+            "prep_gate_up": PrepGateUpParams(**post_norm, x=x, rows=rows, weights=weights.gate_up),
+            "gate_up": GateUpParams(
+                **post_norm,
+                weights=weights.gate_up,
+                partials=gate_up,
+                x=x,
+                rows=rows,
+                adapters=gate_up_lora,
+                tokens=tokens,
+            ),
+            "prep_down": PrepDownParams(
+                bias=weights.gate_up_bias, partials=gate_up, x=x, weights=weights.down
+            ),
+            "down": DownParams(
+                weights=weights.down,
+                bias=weights.down_bias,
+                gate_up_bias=weights.gate_up_bias,
+                partials=gate_up,
+                residual=residual,
+                ready=x,
+                rows=rows,
+                adapters=down_lora,
+                tokens=tokens,
+            ),
+        }
+
+    def _attention(
+        self,
+        tensors: Mapping[str, Tensor],
+        layer: int,
+        weights: FusedLayerWeights,
+        rows: int,
+        tokens: int,
+        splits: dict[str, int],
+    ) -> tuple[dict[str, KernelParams], int]:
+        """Return the parameters of the attention's kernels, and the number of KV splits.
+
+        0: the kernel `attention`, which has the plan's number.
+        """
+        plan = self._variant(tensors, rows).plan
+        cache = {
+            "kv_length": tensors["kv_length"].pointer,
+            "key_cache": tensors[f"key_cache_{layer}"].pointer,
+            "value_cache": tensors[f"value_cache_{layer}"].pointer,
+        }
+        made = {
+            "partials": self._scratch["qkv"].pointer,
+            "bias": weights.qkv_bias,
+            "q_norm": weights.q_norm,
+            "k_norm": weights.k_norm,
+            "cos_table": tensors["rope_cos"].pointer,
+            "sin_table": tensors["rope_sin"].pointer,
+            "position_ids": tensors["position_ids"].pointer,
+            **cache,
+        }
+        if not plan.makes_new_rows(tokens):
+            return {"attention": AttentionParams(**made, **splits)}, 0
+        most = plan.tree_splits(rows, tokens)
+        if plan.attends_in_batch(tokens):
+            return {"batch_attention": BatchAttentionParams(**made, **splits, splits=most)}, most
+        queries = self._scratch["queries"].pointer
+        mask = tensors["attention_mask"].pointer if tokens > 1 and "attention_mask" in tensors else 0
+        return {
+            "rope_append_kv": RopeAppendKvParams(**made, queries=queries, tokens=tokens),
+            "tree_attention": TreeAttentionParams(
+                queries=queries, **cache, **splits, mask=mask, tokens=tokens, splits=most
+            ),
+        }, most
+
+    def _hidden_states(self, tensors: Mapping[str, Tensor], layer: int) -> int:
+        """Return the address of a layer's output of hidden states; 0 if it has none."""
+        if layer not in self._shape.hidden_state_layers:
+            return 0
+        return tensors[f"hidden_states_{layer}"].pointer
+
+
+def _adapters(tensors: Mapping[str, Tensor], layer: int) -> Iterator[int]:
+    """Yield addresses in `lora_table` for a layer's four GEMVs; 0 without adapters."""
+    table = tensors.get(LORA_TABLE)
+    for product in range(4):
+        nbytes = 0 if table is None else 8 * table.shape[2] * table.shape[3]
+        yield 0 if table is None else table.pointer + (4 * layer + product) * nbytes

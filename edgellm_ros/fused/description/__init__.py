@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of an engine directory that describe its parts for the fused kernels."""

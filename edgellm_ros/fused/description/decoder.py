@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`llm/fused.json`: a dense decoder as the fused kernels take it.
+
+The file names the weights of every layer and their offsets in the file of weights, so that kernels run
+without the graph.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgellm_ros.engine_directory.schema import from_dict, read_json, to_dict
+from edgellm_ros.fused.description.values import ModelValues
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+FUSED_FILE = "llm/fused.json"
+
+
+class JsonFile:
+    """A dataclass that is the contents of a JSON file."""
+
+    def contents(self) -> bytes:
+        return (json.dumps(to_dict(self), indent=1, ensure_ascii=False) + "\n").encode()
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read the file. FileNotFoundError, or ValueError that names file and key."""
+        return from_dict(cls, read_json(path), str(path))
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """One weight in the file of weights, of the engine's precision."""
+
+    name: str  # of the graphs' initializer
+    offset: int  # in bytes
+    shape: tuple[int, ...]  # matrices: [fan_in, fan_out], row-major
+
+    def __post_init__(self) -> None:
+        if self.offset < 0 or not self.shape or min(self.shape) < 1:
+            raise ValueError(f"{self.name} has offset {self.offset} and shape {list(self.shape)}")
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class QuantizedMatrix:
+    """A matrix [K,N] in 4 or 8 bits: an element is (value - zero point) * scale.
+
+    Integers and zero points are unsigned. Of two 4-bit values in a byte, the first is in the low nibble.
+    """
+
+    file: str  # of all its weights, in the same folder
+    bits: int  # of a value, 4 or 8
+    group: int  # rows that share a scale
+    values: StoredWeight  # uint8 [N,K/group,bytes]
+    scales: StoredWeight  # [N,K/group], of the engine's precision; of FP8 in fp32
+    zero_points: StoredWeight | None  # uint8 [N,bytes]; null = half of the range, of FP8 0
+    float8: bool  # values are E4M3 instead of integers
+    order: StoredWeight | None  # int64 [K]: the input that each row multiplies; null = 0, 1, 2, ...
+
+    @property
+    def form(self) -> tuple[int, int, bool, bool, bool]:
+        """Return what kernels depend on, the fields of `Quantized`."""
+        group = 0 if self.float8 and self.scales.shape[1] == 1 else self.group
+        return self.bits, group, self.zero_points is not None, self.float8, self.order is not None
+
+
+@dataclass(frozen=True)
+class QuantizedMatrices:
+    """The matrices of a layer that are quantised; null = this one is not."""
+
+    qkv: QuantizedMatrix | None
+    o: QuantizedMatrix | None
+    gate_up: QuantizedMatrix | None
+    down: QuantizedMatrix | None
+
+    def given(self) -> Iterator[tuple[str, QuantizedMatrix]]:
+        """Yield the quantised matrices by name."""
+        return ((name, matrix) for name, matrix in vars(self).items() if matrix is not None)
+
+
+@dataclass(frozen=True)
+class FusedLayer:
+    """Weights of one layer; null = the layer has none, or has it quantised."""
+
+    window: int | None  # sliding window; null = the layer attends to all tokens
+    input_norm: StoredWeight
+    qkv: StoredWeight | None  # columns of queries, keys, values
+    qkv_bias: StoredWeight | None
+    q_norm: StoredWeight | None
+    k_norm: StoredWeight | None
+    o: StoredWeight | None
+    o_bias: StoredWeight | None
+    post_norm: StoredWeight
+    gate_up: StoredWeight | None  # columns of the gate, then of the up-projection
+    gate_up_bias: StoredWeight | None
+    down: StoredWeight | None
+    down_bias: StoredWeight | None
+
+    def weights(self) -> Iterator[StoredWeight]:
+        """Yield the weights that are not quantised."""
+        return (value for value in vars(self).values() if isinstance(value, StoredWeight))
+
+
+@dataclass(frozen=True)
+class FusedModel(ModelValues, JsonFile):
+    """All contents of `llm/fused.json`."""
+
+    problem: str | None  # why the fused kernels cannot run the model; `layers` is empty then
+    file: str  # of the weights that are not quantised, in the same folder
+    intermediate_size: int
+    activation: str  # of the gate
+    tied: bool  # the LM head is the embedding table, which the runtime holds
+    layers: tuple[FusedLayer, ...]
+    quantized: tuple[QuantizedMatrices, ...]  # of each layer; empty = none is quantised
+    norm: StoredWeight  # of the last norm
+    lm_head: StoredWeight | None  # [H,V]; null = an input of the graph
+
+    def unshared(self) -> Iterator[StoredWeight]:
+        """Yield quantised weights that ONNX Runtime does not share: FP8, orders."""
+        for matrices in self.quantized:
+            for _, matrix in matrices.given():
+                if matrix.float8:
+                    yield from (matrix.values, matrix.scales)
+                if matrix.order is not None:
+                    yield matrix.order
+
+    def weights(self) -> Iterator[StoredWeight]:
+        """Yield all weights that are not quantised."""
+        for layer in self.layers:
+            yield from layer.weights()
+        yield self.norm
+        if self.lm_head is not None:
+            yield self.lm_head

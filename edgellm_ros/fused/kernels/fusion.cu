@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fusion for a draft head: three states of the base side by side, normalised or not, times the matrix `fc`.
+
+#include "gemv.cuh"
+
+using FUSE = GemvPlan<3 * STATE_SIZE, FUSED_SIZE, FUSE_TILE, FUSE_BLOCKS, false>;
+static_assert(FUSE::SMEM_BYTES == FUSE_SMEM && FUSE::max_partials() == FUSE_PARTIALS);
+
+// One value for each of the three states; an array would be placed in local memory.
+struct Each {
+  const u16 *low, *middle, *high;
+
+  __device__ const u16* of(int state) const { return state == 0 ? low : state == 1 ? middle : high; }
+};
+
+// Store the factors of the norms to smem [3,ROWS].
+__device__ inline void find_factors(const Each& states, float* factors, float* sums, int rows) {
+  constexpr int WARPS = THREADS / 32;
+  for (int row = 0; row < rows; ++row) {
+    float squares[3];
+#pragma unroll
+    for (int state = 0; state < 3; ++state) {
+      float square = 0;
+      for (int i = threadIdx.x; i < STATE_SIZE; i += THREADS) {
+        const float value = to_float(load_cg(states.of(state) + (i64)row * STATE_SIZE + i));
+        square += value * value;
+      }
+#pragma unroll
+      for (int other = 16; other > 0; other /= 2) square += __shfl_xor_sync(~0u, square, other);
+      if (threadIdx.x % 32 == 0) sums[state * WARPS + threadIdx.x / 32] = square;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int state = 0; state < 3; ++state) {
+      squares[state] = 0;
+      for (int warp = 0; warp < WARPS; ++warp) squares[state] += sums[state * WARPS + warp];
+    }
+    if (threadIdx.x < 3) {
+      const float all = (squares[0] + squares[1] + squares[2]) * (1.0f / 3);
+      const float own = threadIdx.x == 0 ? squares[0] : threadIdx.x == 1 ? squares[1] : squares[2];
+      factors[threadIdx.x * ROWS + row] = rsqrt_fast((JOINED_NORM ? all : own) * (1.0f / STATE_SIZE) + EPSILON);
+    }
+    __syncthreads();
+  }
+}
+
+// States [rows,STATE_SIZE], norms [STATE_SIZE]; one norm of all three side by side is cut into three.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    fuse(const u16* weights, const u16* low, const u16* middle, const u16* high, const u16* low_norm,
+         const u16* middle_norm, const u16* high_norm, float* partials, i64 rows) {
+  DYNAMIC_SMEM(memory);
+  struct Factors {
+    float values[3 * ROWS];
+  };
+  STATIC_SMEM(Factors, factors);
+  const Smem<FUSE> smem(memory);
+  const int first = FUSE::first_unit(blockIdx.x), count = FUSE::first_unit(blockIdx.x + 1) - first;
+  const Each states = {low, middle, high}, norms = {low_norm, middle_norm, high_norm};
+  WeightPipeline<FUSE> pipeline(weights, smem.ring, first, count);
+  pdl_wait();
+  if (STATE_NORMS || JOINED_NORM) find_factors(states, factors.values, smem.sums, (int)rows);
+  fill_x<FUSE>(smem.x, FUSE::X_STEPS == FUSE::STEPS ? 0 : first % FUSE::STEPS * FUSE::TILE_K, (int)rows,
+               [&](int row, int k, int) {
+                 const int state = k / STATE_SIZE, i = k % STATE_SIZE;
+                 const float value = to_float(load_cg(states.of(state) + (i64)row * STATE_SIZE + i));
+                 if (!STATE_NORMS && !JOINED_NORM) return value;
+                 return value * factors.values[state * ROWS + row] * to_float(norms.of(state)[i]);
+               });
+  __syncthreads();
+  gemv<FUSE>(smem, pipeline, first, count,
+             [&](int tile, int at, int row, float sum, bool) { store_partial<FUSE>(partials, tile, at, row, sum); });
+}
+
+// Sum the partials, in the model's type. fp16 overflow becomes the largest number: see `Fusion` in the exporter.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    fused_states(const float* partials, const u16* bias, u16* out, i64 rows) {
+  pdl_wait();
+  for (int place = blockIdx.x * THREADS + threadIdx.x; place < (int)rows * FUSED_SIZE; place += gridDim.x * THREADS) {
+    const int row = place / FUSED_SIZE, column = place % FUSED_SIZE;
+    float sum = sum_partials<FUSE, FUSE_PARTIALS>(partials, row, column);
+    if (bias) sum += to_float(bias[column]);
+    if (!BF16 && sum == sum) sum = fminf(fmaxf(sum, -65504.0f), 65504.0f);
+    out[place] = from_float(sum);
+  }
+}

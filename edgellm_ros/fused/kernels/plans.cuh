@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The GEMVs of a step. Sizes, tiles and CTAs come from the host as macros; static_assert compares the smem and the
+// partials that the host has computed from them. NAME_PREPARED: whether a prep kernel computes x.
+
+#pragma once
+
+#include "quantized.cuh"
+#include "lora.cuh"
+#include "tied_head.cuh"
+
+template <int K, int N, int TILE, int BLOCKS, bool ALL_OF_X, int BITS, int GROUP, bool ZERO_POINTS, bool FLOAT8,
+          bool ACT_ORDER, bool X_IN_GMEM>
+struct Choice {
+  using Type = QuantizedGemvPlan<K, N, TILE, BLOCKS, ALL_OF_X, BITS, GROUP, ZERO_POINTS, FLOAT8, ACT_ORDER>;
+};
+template <int K, int N, int TILE, int BLOCKS, bool ALL_OF_X, bool X_IN_GMEM>
+struct Choice<K, N, TILE, BLOCKS, ALL_OF_X, 16, 0, false, false, false, X_IN_GMEM> {
+  using Type = GemvPlan<K, N, TILE, BLOCKS, ALL_OF_X, false, X_IN_GMEM>;
+};
+#define PLAN(NAME, K, N, ALL_OF_X)                                                                               \
+  using NAME = Choice<K, N, NAME##_TILE, NAME##_BLOCKS, ALL_OF_X, NAME##_BITS, NAME##_GROUP, NAME##_ZERO_POINTS, \
+                      NAME##_FLOAT8, NAME##_ACT_ORDER, NAME##_X_IN_GMEM>::Type
+PLAN(QKV, (1 + JOINED) * HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD_DIM, !QKV_PREPARED);
+PLAN(O, HEADS* HEAD_DIM, HIDDEN, false);
+PLAN(GATE_UP, HIDDEN, 2 * INNER, !GATE_UP_PREPARED);
+PLAN(DOWN, INNER, HIDDEN, false);
+
+#define CHECK_PLAN(NAME)                                                                                 \
+  static_assert(NAME::TILE_K == NAME##_TILE_K, #NAME ": TILE_K here == tile_k of plan/product.py");      \
+  static_assert(NAME::max_partials() == NAME##_PARTIALS, #NAME ": partials here == of plan/product.py"); \
+  static_assert(NAME::SMEM_BYTES + LoraAccumulators<NAME>::BYTES == NAME##_SMEM,                         \
+                #NAME ": smem here == of plan/product.py")
+CHECK_PLAN(QKV);
+CHECK_PLAN(O);
+CHECK_PLAN(GATE_UP);
+CHECK_PLAN(DOWN);
+
+#if TIED
+static_assert(TiedHead::SMEM_BYTES == LM_HEAD_SMEM, "LM_HEAD: smem here == of plan/decoder.py");
+#else
+using LM_HEAD = GemvPlan<HIDDEN, VOCAB, LM_HEAD_TILE, LM_HEAD_BLOCKS, !LM_HEAD_PREPARED, true, LM_HEAD_X_IN_GMEM>;
+static_assert(LM_HEAD::SMEM_BYTES == LM_HEAD_SMEM, "LM_HEAD: smem here == of plan/product.py");
+#endif

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FusedBackend: the fused kernels as an engine backend, for runs of few tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from edgellm_ros.engine.backend import Binding
+from edgellm_ros.engine.device import Device, DeviceGraph
+from edgellm_ros.engine.tensor import Tensor, bfloat16, float8
+from edgellm_ros.engine_directory import binding_names as names
+
+if TYPE_CHECKING:
+    from edgellm_ros.fused.plan.shape import FusedShape
+
+
+class Decoder(Protocol):
+    """What runs a step: a `FusedDecoder`."""
+
+    def run(self, tensors: Mapping[str, Tensor]) -> None:
+        """Queue one step."""
+        ...
+
+
+class FusedBackend:
+    """Decode steps and verifications of one model.
+
+    The bindings are those of the model's graph for CUDA that the steps and verifications use.
+
+    - head: name and shape of the LM head if it is an input; None if the decoder's weights have it
+    - trees: whether several tokens of a sequence are a tree, which has a mask; False: a chain
+    - fused_size: size of the fused states, an output for a draft head; 0 = there is none
+    - adapted: whether the sequences have LoRA adapters, whose table is an input
+    """
+
+    supports_empty_tensors = True
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        shape: FusedShape,
+        device: Device,
+        head: tuple[str, tuple[int, ...]] | None,
+        trees: bool = False,
+        fused_size: int = 0,
+        adapted: bool = False,
+    ) -> None:
+        self._decoder, self._device = decoder, device
+        self.bindings = tuple(_bindings(shape, head, trees, fused_size))
+        if adapted:
+            table = Binding(names.LORA_TABLE, np.dtype(np.int64), (shape.layers, 4, "B", 3), True)
+            self.bindings += (table,)
+
+    def bind(self, profile: int, tensors: Mapping[str, Tensor], stream: Any) -> dict[str, Tensor]:
+        return dict(tensors)
+
+    def run(self, bound: dict[str, Tensor], stream: Any) -> None:
+        self._decoder.run(bound)
+
+    def capture(self, bound: dict[str, Tensor], stream: Any) -> DeviceGraph | None:
+        self.run(bound, stream)
+        return self._device.capture(lambda: self.run(bound, stream))
+
+
+def _bindings(
+    shape: FusedShape, head: tuple[str, tuple[int, ...]] | None, trees: bool, fused_size: int
+) -> Iterator[Binding]:
+    dtype = element_type(shape.dtype)
+    yield from token_bindings(shape, trees)
+    if head is not None:
+        yield Binding(head[0], dtype, head[1], True)
+    yield Binding(names.LOGITS, np.dtype(np.float32), ("B", "S", shape.vocab), False)
+    for layer in shape.hidden_state_layers:
+        yield Binding(names.hidden_states(layer), dtype, ("B", "S", shape.hidden), False)
+    if fused_size:
+        yield Binding(names.FUSED_HIDDEN_STATES, dtype, ("B", "S", fused_size), False)
+
+
+def token_bindings(shape: FusedShape, trees: bool) -> Iterator[Binding]:
+    """Yield the inputs of a run over tokens: embeddings, positions and KV caches.
+
+    trees: with a mask.
+    """
+    dtype, half = element_type(shape.dtype), shape.rotary_dim // 2
+    int64, float32 = np.dtype(np.int64), np.dtype(np.float32)
+    yield Binding(names.INPUTS_EMBEDS, dtype, ("B", "S", shape.hidden), True)
+    yield Binding(names.ROPE_COS, float32, ("P", half), True)
+    yield Binding(names.ROPE_SIN, float32, ("P", half), True)
+    yield Binding(names.POSITION_IDS, int64, ("B", "S"), True)
+    yield Binding(names.KV_LENGTH, int64, ("B",), True)
+    if trees:
+        yield Binding(names.ATTENTION_MASK, np.dtype(np.bool_), ("B", 1, "S", shape.capacity), True)
+    cached = float8() if shape.fp8_cache else dtype
+    for i in range(shape.layers):
+        slots = ("B", shape.kv_heads, shape.capacity, shape.head_dim)
+        yield Binding(names.key_cache(i), cached, slots, True)
+        yield Binding(names.value_cache(i), cached, slots, True)
+
+
+def element_type(precision: str) -> np.dtype:
+    """Return the type of "fp16" or "bf16"."""
+    return np.dtype(np.float16) if precision == "fp16" else bfloat16()

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads fused decoding for an engine directory, or tells why the engine decodes."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine_directory import binding_names as names
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.fused.description.decoder import FUSED_FILE, FusedModel
+from edgellm_ros.fused.description.draft import FUSED_DRAFT_FILE, FusedDraftModel, StoredFusion
+from edgellm_ros.fused.loading.availability import (
+    FUSED,
+    Unavailable,
+    check_decode,
+    check_device,
+    check_shape,
+    described,
+    load_if_wanted,
+    made_or_unavailable,
+)
+from edgellm_ros.fused.loading.backend import FusedBackend, element_type
+from edgellm_ros.fused.loading.device_weights import (
+    fused_shape,
+    fused_weights,
+    fusion_shape,
+    load_weights,
+    state_fusion,
+)
+from edgellm_ros.fused.loading.drafting import DraftSizes
+from edgellm_ros.fused.loading.fused_decoding import FusedDecoding
+
+logger = logging.getLogger(__name__)
+
+
+def load_fused(
+    root: Path,
+    config: EngineConfig,
+    device: Device,
+    decode: str,
+    decode_backend: str,
+    drafting: DraftSizes | None,
+) -> FusedDecoding | None:
+    """Load fused decoding, if `decode` asks for it and engine and device have it.
+
+    The log gets the reason where `decode` is "auto" and the engine decodes. EngineError with the reason where
+    `decode` is "fused".
+    """
+    check_decode(decode)
+
+    def load() -> FusedDecoding:
+        check_device(device)
+        if decode_backend:
+            raise Unavailable(f"decode_backend is {decode_backend!r}")
+        # The engine is faster in steps with adapters, so only "fused" runs these in the kernels.
+        return _load(root, config, device, drafting, adapts=decode == FUSED)
+
+    what, instead = "fused decoding is", "the engine decodes"
+    return load_if_wanted(load, decode, logger, what=what, instead=instead)
+
+
+def _load(
+    root: Path,
+    config: EngineConfig,
+    device: Device,
+    drafting: DraftSizes | None,
+    adapts: bool,
+) -> FusedDecoding:
+    if config.llm.recurrent is not None and config.precision != "fp32":
+        raise Unavailable("the model has recurrent layers")
+    path = described(root, FUSED_FILE, config, "the engine")
+    from edgellm_ros.fused.plan.shape import MOST_ROWS
+
+    model = FusedModel.load(path)
+    check_shape(model.problem, "this model")
+    batch, nodes = config.max_supported_batch_size, drafting.tree_size if drafting is not None else 1
+    rows = max(min(batch, MOST_ROWS), min(batch, MOST_ROWS // nodes) * nodes)
+    shape = fused_shape(config, model, rows, adapts)
+    check_shape(shape.unsupported(), "this model")
+    _check_memory(device, model)
+    head = _load_fusion(root, config) if drafting is not None and drafting.has_head else None
+    dtype = element_type(config.precision)
+    tensors = load_weights(path.parent, model, dtype, device)
+    fusion = None
+    if head is not None:
+        tensors |= load_weights(path.parent, head, dtype, device)
+        fusion = state_fusion(config, head, tensors, shape.max_rows)
+    with made_or_unavailable():
+        decoder = make_decoder(device, shape, fused_weights(model, tensors), fusion)
+    trees = drafting is not None and not drafting.is_chain
+    fused_size = fusion.shape.fused_size if fusion is not None else 0
+    sizes = shape, device, _head(model, config), trees, fused_size
+    most_rows, verified = min(batch, decoder.max_rows), min(batch, decoder.max_rows // nodes) * nodes
+    executor, adapted = EngineExecutor(FusedBackend(decoder, *sizes), "llm/fused"), None
+    if decoder.max_adapted_rows:
+        adapted = EngineExecutor(FusedBackend(decoder, *sizes, adapted=True), "llm/fused with adapters")
+    verified = verified if drafting is not None else 0
+    adapters = adapted, decoder.max_adapted_rows, shape.lora_rank
+    own = {weight.name for weight in model.unshared()}
+    shared = {name: tensor for name, tensor in tensors.items() if name not in own}
+    return FusedDecoding(executor, most_rows, shared, verified, *adapters)
+
+
+def _check_memory(device: Device, model: FusedModel) -> None:
+    """Raise Unavailable if FP8 weights do not fit beside ONNX Runtime's 16-bit copies."""
+    values = sum(weight.size for weight in model.unshared() if len(weight.shape) == 3)
+    free, _ = device.memory_info()
+    if free and 3 * values > free:
+        raise Unavailable(
+            f"FP8 weights take {values / 1e6:.1f} MB beside {2 * values / 1e6:.1f} MB in ONNX Runtime, and "
+            f"{free / 1e6:.1f} MB are free"
+        )
+
+
+def make_decoder(device: Device, shape, weights, fusion):  # type: ignore[no-untyped-def]
+    """Make the decoder that runs steps on a device; fusion: of a draft head, or None."""
+    from edgellm_ros.fused.decoder import FusedDecoder
+
+    return FusedDecoder(device, shape, weights, fusion=fusion)
+
+
+def _load_fusion(root: Path, config: EngineConfig) -> StoredFusion:
+    """Return the description of a draft head's fusion, which the kernels take.
+
+    Unavailable if there is none, or if the kernels do not take it.
+    """
+    fusion = FusedDraftModel.load(described(root, FUSED_DRAFT_FILE, config, "the engine")).fusion
+    check_shape(fusion_shape(config, fusion, 1).unsupported(), "the draft head's fusion")
+    return fusion
+
+
+def _head(model: FusedModel, config: EngineConfig) -> tuple[str, tuple[int, ...]] | None:
+    """Return name and shape of the LM head if it is an input."""
+    hidden, vocab = config.hidden_size, config.output_vocab_size
+    if model.tied:
+        return names.EMBEDDING, (vocab, hidden)
+    return (names.LM_HEAD, (hidden, vocab)) if model.lm_head is None else None

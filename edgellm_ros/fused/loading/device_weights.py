@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A decoder's weights in one device buffer that kernels and ONNX Runtime share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory.choices import FP8
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.draft_config import NUM_BASE_STATES
+from edgellm_ros.fused.description.decoder import FusedModel, StoredWeight
+from edgellm_ros.fused.description.draft import FusedDraftModel, StoredFusion
+from edgellm_ros.fused.description.expert import FusedExpertModel
+
+if TYPE_CHECKING:
+    from edgellm_ros.fused.fusion import StateFusion
+    from edgellm_ros.fused.plan.fusion import FusionShape
+    from edgellm_ros.fused.plan.quantized import Quantized
+    from edgellm_ros.fused.plan.shape import FusedShape
+    from edgellm_ros.fused.weights import FusedWeights
+
+ALIGNMENT = 256  # bytes, of each weight's address
+
+
+def load_weights(
+    folder: Path,
+    model: FusedModel | FusedExpertModel | FusedDraftModel | StoredFusion,
+    dtype: np.dtype,
+    device: Device,
+) -> dict[str, Tensor]:
+    """Copy the weights from their files to the device; return them by name.
+
+    Values, scales, zero points and order of a quantised matrix follow each other in memory, each from a
+    multiple of ALIGNMENT on: a kernel gets one address. ValueError if a file does not fit the model's
+    description.
+    """
+    stored = [_Piece(weight, model.file, dtype) for weight in model.weights()]
+    if isinstance(model, FusedModel):
+        stored += _quantized_pieces(model, dtype)
+    places, total = [], 0
+    for piece in stored:
+        _check_file(folder / piece.file, piece)
+        places.append(total)
+        total += -(-piece.device_bytes // ALIGNMENT) * ALIGNMENT
+    buffer = device.empty((total,), np.uint8)
+    names = dict.fromkeys(piece.file for piece in stored)
+    files = {name: np.memmap(folder / name, np.uint8, "r") for name in names}
+    tensors = {}
+    for piece, place in zip(stored, places, strict=True):
+        weight, target = piece.weight, buffer.rows(place, place + piece.device_bytes)
+        contents = files[piece.file][weight.offset : weight.offset + piece.nbytes]
+        device.upload(target, inputs_and_places(contents) if piece.is_order else contents)
+        if piece.is_order:
+            continue
+        array = None if target.array is None else target.array.view(piece.dtype).reshape(weight.shape)
+        tensors[weight.name] = Tensor(target.pointer, weight.shape, piece.dtype, target.owner, array)
+    device.synchronize()  # ONNX Runtime may read the weights on another stream, or pack them on the host
+    return tensors
+
+
+def inputs_and_places(order: np.ndarray) -> np.ndarray:
+    """Convert the bytes of an order, int64 [K], to the kernels' perm and inv_perm.
+
+    Both have 16 bits per element, as bytes.
+    """
+    inputs = order.view(np.int64)
+    return np.concatenate([inputs, np.argsort(inputs)]).astype(np.uint16).view(np.uint8)
+
+
+def owners_of(tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    """Return the objects that keep the memory of tensors alive, each once."""
+    return tuple({id(tensor.owner): tensor.owner for tensor in tensors.values()}.values())
+
+
+def address_in(tensors: Mapping[str, Tensor], weight: StoredWeight | None) -> int:
+    """Return the address of a weight on the device; 0 if there is none."""
+    return 0 if weight is None else tensors[weight.name].pointer
+
+
+def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int, adapts: bool) -> FusedShape:
+    """Return the shape of an engine's decoder.
+
+    most_rows: most tokens of a step, over all sequences; adapts: whether sequences may have LoRA adapters.
+    """
+    from edgellm_ros.fused.plan.shape import MOST_LORA_RANK, FusedShape
+
+    llm, first = config.llm, model.layers[0]
+    return FusedShape(
+        dtype=config.precision,
+        layers=llm.num_hidden_layers,
+        hidden=llm.hidden_size,
+        heads=llm.num_attention_heads,
+        kv_heads=llm.num_key_value_heads,
+        head_dim=llm.head_dim,
+        inner=model.intermediate_size,
+        vocab=llm.output_vocab_size,
+        rotary_dim=llm.rope.rotary_dim,
+        capacity=config.max_kv_cache_capacity,
+        **model.values(),
+        qk_norm=first.q_norm is not None,
+        qkv_bias=first.qkv_bias is not None,
+        o_bias=first.o_bias is not None,
+        mlp_bias=first.down_bias is not None,
+        activation=model.activation,
+        windows=tuple(layer.window for layer in model.layers),
+        tied=model.tied,
+        max_rows=most_rows,
+        hidden_state_layers=config.hidden_state_layers,
+        quantized=tuple(_forms(model)),
+        lora_rank=min(config.max_supported_lora_rank, MOST_LORA_RANK) if adapts else 0,
+        fp8_cache=config.kv_cache_type == FP8,
+    )
+
+
+def fused_weights(model: FusedModel, tensors: dict[str, Tensor]) -> FusedWeights:
+    """Return the addresses of weights on the device."""
+    from edgellm_ros.fused.weights import FusedLayerWeights, FusedWeights
+
+    address = partial(address_in, tensors)
+    layers = []
+    for i, layer in enumerate(model.layers):
+        weights = {name: address(value) for name, value in vars(layer).items() if name != "window"}
+        for matrices in model.quantized[i : i + 1]:
+            weights |= {name: address(matrix.values) for name, matrix in matrices.given()}
+        layers.append(FusedLayerWeights(**weights))
+    return FusedWeights(tuple(layers), address(model.norm), address(model.lm_head), owners_of(tensors))
+
+
+def fusion_shape(config: EngineConfig, fusion: StoredFusion, most_rows: int) -> FusionShape:
+    """Return the shape of the fusion of an engine's draft head.
+
+    most_rows: most tokens of a step.
+    """
+    from edgellm_ros.fused.plan.fusion import FusionShape
+
+    assert config.draft is not None  # `check_drafting`
+    return FusionShape(
+        dtype=config.precision,
+        state_size=config.hidden_size,
+        fused_size=config.draft.hidden_size,
+        epsilon=fusion.epsilon,
+        state_norms=bool(fusion.state_norms),
+        joined_norm=fusion.joined_norm is not None,
+        max_rows=most_rows,
+    )
+
+
+def state_fusion(
+    config: EngineConfig, fusion: StoredFusion, tensors: dict[str, Tensor], most_rows: int
+) -> StateFusion:
+    """Return the fusion of an engine's draft head; tensors: its weights on the device."""
+    from edgellm_ros.fused.fusion import StateFusion
+    from edgellm_ros.fused.weights import FusionWeights
+
+    shape = fusion_shape(config, fusion, most_rows)
+    norms = tuple(tensors[norm.name].pointer for norm in fusion.state_norms) or (0, 0, 0)
+    if fusion.joined_norm is not None:
+        joined = tensors[fusion.joined_norm.name]
+        size = shape.state_size * joined.dtype.itemsize
+        norms = tuple(joined.pointer + i * size for i in range(NUM_BASE_STATES))
+    bias = address_in(tensors, fusion.fc_bias)
+    low, middle, high = norms
+    owners = tuple(tensors[weight.name].owner for weight in fusion.weights())
+    weights = FusionWeights(tensors[fusion.fc.name].pointer, bias, (low, middle, high), owners)
+    assert config.draft is not None  # `check_drafting`
+    return StateFusion(config.draft.base_state_layers, shape, weights)
+
+
+class _Piece(NamedTuple):
+    """A weight, its file and its type."""
+
+    weight: StoredWeight
+    file: str
+    dtype: np.dtype
+    is_order: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Return the number of bytes in the file."""
+        return self.weight.size * self.dtype.itemsize
+
+    @property
+    def device_bytes(self) -> int:
+        """Return the number of bytes on the device."""
+        return 4 * self.weight.size if self.is_order else self.nbytes
+
+
+def _quantized_pieces(model: FusedModel, dtype: np.dtype) -> Iterator[_Piece]:
+    """Yield the weights of quantised matrices."""
+    integers = np.dtype(np.uint8)
+    for matrices in model.quantized:
+        for _, matrix in matrices.given():
+            yield _Piece(matrix.values, matrix.file, integers)
+            yield _Piece(matrix.scales, matrix.file, np.dtype(np.float32) if matrix.float8 else dtype)
+            if matrix.zero_points is not None:
+                yield _Piece(matrix.zero_points, matrix.file, integers)
+            if matrix.order is not None:
+                yield _Piece(matrix.order, matrix.file, np.dtype(np.int64), is_order=True)
+
+
+def _forms(model: FusedModel) -> Iterator[tuple[str, Quantized]]:
+    """Yield the forms of the first layer's quantised matrices, by kernel."""
+    from edgellm_ros.fused.plan.quantized import Quantized
+
+    for matrices in model.quantized[:1]:
+        for name, matrix in matrices.given():
+            yield name, Quantized(*matrix.form)
+
+
+def _check_file(path: Path, piece: _Piece) -> None:
+    available, end = path.stat().st_size if path.is_file() else 0, piece.weight.offset + piece.nbytes
+    if end > available:
+        raise ValueError(
+            f"{path} has {available} bytes, but {piece.weight.name} ends at {end}: export the engine again"
+        )

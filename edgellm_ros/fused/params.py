@@ -1,0 +1,532 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parameters of the fused kernels: a dataclass per kernel.
+
+Names, order and types are those of the kernel in `kernels/` (test/kernels/test_kernel_params.py). Every
+parameter has 64 bits: an address on the device, 0 = none, or a number.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+U16 = Annotated[int, "const u16*"]  # fp16 or bf16
+OutU16 = Annotated[int, "u16*"]
+F32 = Annotated[int, "const float*"]
+OutF32 = Annotated[int, "float*"]
+I64 = Annotated[int, "const i64*"]
+OutI64 = Annotated[int, "i64*"]
+Cache = Annotated[int, "const CacheValue*"]  # the KV cache's type
+OutCache = Annotated[int, "CacheValue*"]
+Bytes = Annotated[int, "const unsigned char*"]
+Adapters = Annotated[int, "const Adapter*"]
+Number = Annotated[int, "i64"]
+
+
+class KernelParams:
+    """Parameters of the kernel `kernel` in the file `source`."""
+
+    source: ClassVar[str]
+    kernel: ClassVar[str]
+
+    def pack(self) -> ctypes.Array[ctypes.c_int64]:
+        """Return the values in the order of the kernel's parameters."""
+        values = vars(self).values()
+        return (ctypes.c_int64 * len(values))(*values)
+
+
+@dataclass(kw_only=True)
+class PrepQkvParams(KernelParams):
+    """RMSNorm of the embeddings or the residual stream, to x of `qkv`."""
+
+    source: ClassVar[str] = "decoder.cu"
+    kernel: ClassVar[str] = "prep_qkv"
+
+    norm: U16
+    embeds: U16
+    residual: OutI64
+    hidden: OutU16
+    x: OutU16
+    rows: Number
+    weights: U16
+
+
+@dataclass(kw_only=True)
+class QkvParams(KernelParams):
+    """Queries, keys and values of new tokens, as partials."""
+
+    source: ClassVar[str] = "decoder.cu"
+    kernel: ClassVar[str] = "qkv"
+
+    weights: U16
+    norm: U16
+    embeds: U16
+    residual: OutI64
+    partials: OutF32
+    hidden: OutU16
+    x: U16
+    rows: Number
+    adapters: Adapters
+    tokens: Number
+
+
+@dataclass(kw_only=True)
+class AttentionParams(KernelParams):
+    """Decode attention of one token per sequence."""
+
+    source: ClassVar[str] = "decoder.cu"
+    kernel: ClassVar[str] = "attention"
+
+    partials: F32
+    bias: U16
+    q_norm: U16
+    k_norm: U16
+    cos_table: F32
+    sin_table: F32
+    position_ids: I64
+    kv_length: I64
+    key_cache: OutCache
+    value_cache: OutCache
+    partial_out: OutF32
+    max_and_sum: OutF32
+    window: Number
+
+
+@dataclass(kw_only=True)
+class RopeAppendKvParams(KernelParams):
+    """Queries, keys and values of new tokens; keys and values go to the cache."""
+
+    source: ClassVar[str] = "decoder.cu"
+    kernel: ClassVar[str] = "rope_append_kv"
+
+    partials: F32
+    bias: U16
+    q_norm: U16
+    k_norm: U16
+    cos_table: F32
+    sin_table: F32
+    position_ids: I64
+    kv_length: I64
+    key_cache: OutCache
+    value_cache: OutCache
+    queries: OutU16
+    tokens: Number
+
+
+@dataclass(kw_only=True)
+class TreeAttentionParams(KernelParams):
+    """Attention of several tokens per sequence."""
+
+    source: ClassVar[str] = "decoder.cu"
+    kernel: ClassVar[str] = "tree_attention"
+
+    queries: U16
+    kv_length: I64
+    key_cache: OutCache
+    value_cache: OutCache
+    partial_out: OutF32
+    max_and_sum: OutF32
+    window: Number
+    mask: Bytes
+    tokens: Number
+    splits: Number
+
+
+@dataclass(kw_only=True)
+class BatchAttentionParams(KernelParams):
+    """Attention of a batch of single tokens; appends their KV rows to the cache."""
+
+    source: ClassVar[str] = "decoder.cu"
+    kernel: ClassVar[str] = "batch_attention"
+
+    partials: F32
+    bias: U16
+    q_norm: U16
+    k_norm: U16
+    cos_table: F32
+    sin_table: F32
+    position_ids: I64
+    kv_length: I64
+    key_cache: OutCache
+    value_cache: OutCache
+    partial_out: OutF32
+    max_and_sum: OutF32
+    window: Number
+    splits: Number
+
+
+@dataclass(kw_only=True)
+class CombineSplitsParams(KernelParams):
+    """The attention's splits, combined to x of `o`."""
+
+    source: ClassVar[str] = "decoder.cu"
+    kernel: ClassVar[str] = "combine_splits"
+
+    partial_out: F32
+    max_and_sum: F32
+    kv_length: I64
+    x: OutU16
+    window: Number
+    tokens: Number
+    splits: Number
+    weights: U16
+
+
+@dataclass(kw_only=True)
+class OParams(KernelParams):
+    """Output projection, added to the residual stream."""
+
+    source: ClassVar[str] = "decoder.cu"
+    kernel: ClassVar[str] = "o"
+
+    weights: U16
+    bias: U16
+    partial_out: F32
+    max_and_sum: F32
+    kv_length: I64
+    residual: OutI64
+    ready: U16
+    window: Number
+    rows: Number
+    tokens: Number
+    splits: Number
+    adapters: Adapters
+
+
+@dataclass(kw_only=True)
+class PrepGateUpParams(KernelParams):
+    """RMSNorm of the residual stream, to x of `gate_up`."""
+
+    source: ClassVar[str] = "decoder.cu"
+    kernel: ClassVar[str] = "prep_gate_up"
+
+    norm: U16
+    residual: OutI64
+    x: OutU16
+    rows: Number
+    weights: U16
+
+
+@dataclass(kw_only=True)
+class GateUpParams(KernelParams):
+    """Gate and up projection, as partials."""
+
+    source: ClassVar[str] = "decoder.cu"
+    kernel: ClassVar[str] = "gate_up"
+
+    weights: U16
+    norm: U16
+    residual: OutI64
+    partials: OutF32
+    x: U16
+    rows: Number
+    adapters: Adapters
+    tokens: Number
+
+
+@dataclass(kw_only=True)
+class PrepDownParams(KernelParams):
+    """SiLU(gate) * up, to x of `down`."""
+
+    source: ClassVar[str] = "decoder.cu"
+    kernel: ClassVar[str] = "prep_down"
+
+    bias: U16
+    partials: F32
+    x: OutU16
+    weights: U16
+
+
+@dataclass(kw_only=True)
+class DownParams(KernelParams):
+    """Down projection, added to the residual stream."""
+
+    source: ClassVar[str] = "decoder.cu"
+    kernel: ClassVar[str] = "down"
+
+    weights: U16
+    bias: U16
+    gate_up_bias: U16
+    partials: F32
+    residual: OutI64
+    ready: U16
+    rows: Number
+    adapters: Adapters
+    tokens: Number
+
+
+@dataclass(kw_only=True)
+class PrepLmHeadParams(KernelParams):
+    """RMSNorm of the residual stream, to x of `lm_head`."""
+
+    source: ClassVar[str] = "decoder.cu"
+    kernel: ClassVar[str] = "prep_lm_head"
+
+    norm: U16
+    residual: OutI64
+    hidden: OutU16
+    x: OutU16
+    rows: Number
+
+
+@dataclass(kw_only=True)
+class LmHeadParams(KernelParams):
+    """Logits."""
+
+    source: ClassVar[str] = "decoder.cu"
+    kernel: ClassVar[str] = "lm_head"
+
+    weights: U16
+    norm: U16
+    residual: OutI64
+    logits: OutF32
+    hidden: OutU16
+    x: U16
+    rows: Number
+
+
+@dataclass(kw_only=True)
+class LastStateParams(KernelParams):
+    """The residual stream after the last layer, for a draft head."""
+
+    source: ClassVar[str] = "decoder.cu"
+    kernel: ClassVar[str] = "last_state"
+
+    residual: I64
+    out: OutU16
+    rows: Number
+
+
+@dataclass(kw_only=True)
+class JoinedQkvParams(KernelParams):
+    """`qkv` of a draft head's first layer, of two norms side by side."""
+
+    source: ClassVar[str] = "draft.cu"
+    kernel: ClassVar[str] = "joined_qkv"
+
+    weights: U16
+    embed_norm: U16
+    state_norm: U16
+    embeds: U16
+    states: U16
+    residual: OutI64
+    partials: OutF32
+    begins_normed: Number
+    rows: Number
+
+
+@dataclass(kw_only=True)
+class DraftHeadParams(KernelParams):
+    """Logits and next states of a draft head."""
+
+    source: ClassVar[str] = "draft.cu"
+    kernel: ClassVar[str] = "draft_head"
+
+    weights: U16
+    norm: U16
+    residual: OutI64
+    last_token_ids: I64
+    logits: OutF32
+    states: OutU16
+    batch: Number
+    tokens: Number
+    chosen: Number
+    normed_states: Number
+
+
+@dataclass(kw_only=True)
+class DraftChainParams(KernelParams):
+    """A chain of drafted tokens."""
+
+    source: ClassVar[str] = "chain.cu"
+    kernel: ClassVar[str] = "draft_chain"
+
+    qkv: U16
+    qkv_bias: U16
+    q_norm: U16
+    k_norm: U16
+    o: U16
+    o_bias: U16
+    gate_up: U16
+    gate_up_bias: U16
+    down: U16
+    down_bias: U16
+    lm_head: U16
+    embed_norm: U16
+    state_norm: U16
+    post_norm: U16
+    norm: U16
+    embedding: U16
+    tokens_of_embedding: Number
+    token_of_logit: I64
+    cos_table: F32
+    sin_table: F32
+    radians: F32
+    positions: Number
+    lengths: OutI64
+    deltas: F32
+    key_cache: OutU16
+    value_cache: OutU16
+    pending: I64
+    counts: I64
+    states: U16
+    newest: OutI64
+    table_tokens: OutI64
+    table_scores: OutF32
+    table_parents: OutI64
+    table_nodes: OutI64
+    table_levels: Number
+    last_tokens: I64
+    tree_tokens: OutI64
+    tree_parents: OutI64
+    tree_depths: OutI64
+    tree_size: Number
+
+
+@dataclass(kw_only=True)
+class DraftPromptParams(KernelParams):
+    """A draft head's KV rows of a prompt."""
+
+    source: ClassVar[str] = "prompt.cu"
+    kernel: ClassVar[str] = "draft_prompt"
+
+    qkv: U16
+    qkv_bias: U16
+    k_norm: U16
+    embed_norm: U16
+    state_norm: U16
+    embeds: U16
+    states: U16
+    cos_table: F32
+    sin_table: F32
+    lengths: I64
+    key_cache: OutU16
+    value_cache: OutU16
+    tokens: Number
+
+
+@dataclass(kw_only=True)
+class FuseParams(KernelParams):
+    """Three base states times `fc`, as partials."""
+
+    source: ClassVar[str] = "fusion.cu"
+    kernel: ClassVar[str] = "fuse"
+
+    weights: U16
+    low: U16
+    middle: U16
+    high: U16
+    low_norm: U16
+    middle_norm: U16
+    high_norm: U16
+    partials: OutF32
+    rows: Number
+
+
+@dataclass(kw_only=True)
+class FusedStatesParams(KernelParams):
+    """The sum of the partials, with the bias."""
+
+    source: ClassVar[str] = "fusion.cu"
+    kernel: ClassVar[str] = "fused_states"
+
+    partials: F32
+    bias: U16
+    out: OutU16
+    rows: Number
+
+
+@dataclass(kw_only=True)
+class ExpertQkvParams(KernelParams):
+    """Queries, keys and values of a trajectory's rows."""
+
+    source: ClassVar[str] = "expert.cu"
+    kernel: ClassVar[str] = "qkv"
+
+    weights: U16
+    norm: U16
+    q_norm: U16
+    k_norm: U16
+    cos_rows: F32
+    sin_rows: F32
+    residual: OutF32
+    out: OutU16
+    trajectory: F32
+    in_weights: U16
+    time_row: F32
+    clean: I64
+    clean_time_row: F32
+    rows: Number
+
+
+@dataclass(kw_only=True)
+class ExpertAttentionParams(KernelParams):
+    """Attention of a trajectory to the KV cache and to itself."""
+
+    source: ClassVar[str] = "expert.cu"
+    kernel: ClassVar[str] = "attention"
+
+    qkv: U16
+    kv_length: I64
+    keys: Cache
+    values: Cache
+    out: OutU16
+
+
+@dataclass(kw_only=True)
+class ExpertOParams(KernelParams):
+    """Output projection, added to the residual stream."""
+
+    source: ClassVar[str] = "expert.cu"
+    kernel: ClassVar[str] = "o"
+
+    weights: U16
+    x: U16
+    residual: OutF32
+    rows: Number
+
+
+@dataclass(kw_only=True)
+class ExpertGateUpParams(KernelParams):
+    """SiLU(gate) * up."""
+
+    source: ClassVar[str] = "expert.cu"
+    kernel: ClassVar[str] = "gate_up"
+
+    weights: U16
+    norm: U16
+    residual: F32
+    out: OutU16
+    rows: Number
+
+
+@dataclass(kw_only=True)
+class ExpertDownParams(KernelParams):
+    """Down projection, added to the residual stream."""
+
+    source: ClassVar[str] = "expert.cu"
+    kernel: ClassVar[str] = "down"
+
+    weights: U16
+    x: U16
+    residual: OutF32
+    rows: Number
+
+
+@dataclass(kw_only=True)
+class ExpertFinishParams(KernelParams):
+    """The velocity, and the trajectory after the step."""
+
+    source: ClassVar[str] = "expert.cu"
+    kernel: ClassVar[str] = "finish"
+
+    weights: U16
+    bias: U16
+    norm: U16
+    residual: F32
+    trajectory: OutF32
+    step: Number
+    previous: F32
+    factors: F32
+    rows: Number

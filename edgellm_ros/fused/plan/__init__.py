@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kernels are compiled for: shapes, tiles, CTAs, smem."""

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launch: how a kernel is launched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WARP = 32
+OLDEST = 80  # compute capability 8.0: cp.async, bf16
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is launched.
+
+    - early: the kernel may start before the previous one has ended, and waits for that itself (PDL)
+    - cluster: CTAs of a thread block cluster, neighbours along the first axis of the grid
+    """
+
+    name: str
+    grid: tuple[int, int]
+    threads: int
+    shared: int = 0
+    early: bool = False
+    cluster: int = 1

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantized: the form of a matrix in 4 or 8 bits that the fused kernels multiply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BITS = (4, 8)
+GROUPS = (32, 64, 128)
+ALIGNMENT = 256  # bytes: values, scales and zero points each begin at a multiple
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """The form of a matrix [K,N] in 4 or 8 bits; `quantized.cuh` has its layout.
+
+    - group: rows that share a scale and a zero point; 0: all rows, with float8
+    - zero_points: whether they are stored; else each is half of the range
+    - float8: values are E4M3 instead of integers, without zero points
+    - ordered: act-order: rows are sorted by group, and perm tells which input each multiplies
+    """
+
+    bits: int
+    group: int
+    zero_points: bool = False
+    float8: bool = False
+    ordered: bool = False
+
+    def unsupported(self) -> str | None:
+        """Return why the kernels do not take this form; None if they do."""
+        if self.bits not in BITS:
+            return f"weights have {self.bits} bits"
+        if self.float8 and (self.bits != 8 or self.zero_points):
+            return "weights are E4M3 with zero points" if self.zero_points else f"E4M3 of {self.bits} bits"
+        if self.group not in GROUPS and not (self.float8 and self.group == 0):
+            return f"{self.group} weights share a scale, not one of {GROUPS}"
+        return None
+
+    @property
+    def plain(self) -> bool:
+        """Whether the kernels need few registers: no zero points, few scales."""
+        return not self.zero_points and (self.bits == 8 or self.group == 128)
+
+    def parts(self, k: int, n: int) -> tuple[int, ...]:
+        """Return the bytes of values, scales, zero points, and perm with inv_perm."""
+        groups = k // (self.group or k)
+        sizes = [n * k * self.bits // 8, (4 if self.float8 else 2) * n * groups]
+        if self.zero_points:
+            sizes.append(n * (-(-groups * self.bits // 8)))
+        if self.ordered:
+            sizes.append(4 * k)
+        return tuple(sizes)

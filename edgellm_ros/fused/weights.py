@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FusedWeights: addresses of a decoder's weights on the device.
+
+Matrices are as in the engine's file: row-major [fan_in, fan_out], of the model's type, as are norms and
+biases. Quantised ones are as in `quantized.cuh`: values, scales, zero points. Addresses are multiples of 16
+bytes. 0 = the model has none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class FusedLayerWeights:
+    """Addresses of one layer's weights; H hidden, D head_dim, I inner."""
+
+    input_norm: int  # [H]
+    qkv: int  # [H,(Hq+2Hkv)*D], queries, keys, values
+    o: int  # [Hq*D,H]
+    post_norm: int  # [H]
+    gate_up: int  # [H,2I], gate columns first
+    down: int  # [I,H]
+    qkv_bias: int = 0  # [(Hq+2Hkv)*D]
+    q_norm: int = 0  # [D]
+    k_norm: int = 0  # [D]
+    o_bias: int = 0  # [H]
+    gate_up_bias: int = 0  # [2I]
+    down_bias: int = 0  # [H]
+    state_norm: int = 0  # [H], of a draft head's first layer, whose qkv is [2H,(Hq+2Hkv)*D]
+
+
+@dataclass(frozen=True)
+class FusedWeights:
+    """Addresses of all weights.
+
+    - lm_head: [V,H] if the shape is tied, else [H,V]; 0 = each run's tensors have it, as `embedding` or
+      `lm_head.weight`
+    - owners: objects that keep the memory alive
+    """
+
+    layers: tuple[FusedLayerWeights, ...]
+    norm: int  # [H], of the last norm
+    lm_head: int = 0
+    owners: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class FusionWeights:
+    """Addresses of the weights of a fusion, multiples of 16 bytes; 0 = there is none.
+
+    owners: objects that keep the memory alive.
+    """
+
+    fc: int  # [3*state_size,fused_size]
+    bias: int = 0  # [fused_size]
+    norms: tuple[int, int, int] = (0, 0, 0)  # [state_size] each, or the thirds of a joined norm
+    owners: tuple[Any, ...] = field(default=(), compare=False, repr=False)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calibrated camera on the robot, for overlays."""

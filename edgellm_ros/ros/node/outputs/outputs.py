@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Output topics of the node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nav_msgs.msg import Path
+from rclpy.lifecycle import LifecycleNode
+from rclpy.qos import QoSProfile
+from sensor_msgs.msg import Image
+from std_msgs.msg import Header, String
+from visualization_msgs.msg import MarkerArray
+
+from edgellm_ros.msg import ActionChunk, AudioChunk, Generation
+from edgellm_ros.ros.messaging import overridable
+from edgellm_ros.ros.node.camera.camera_source import CameraSource
+from edgellm_ros.ros.node.metrics import NodeMetrics
+from edgellm_ros.ros.node.outputs.markers import clear_markers, make_markers
+from edgellm_ros.ros.node.outputs.overlay import draw_paths
+from edgellm_ros.ros.node.plan import Plan
+from edgellm_ros.ros.node.sensors.images import encode_image
+from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
+
+RELIABLE = QoSProfile(depth=10)  # serves reliable and best-effort subscriptions
+TOPICS: dict[str, tuple[type, QoSProfile]] = {
+    "utterance": (AudioChunk, RELIABLE),
+    "generation": (Generation, RELIABLE),
+    "text": (String, RELIABLE),
+    # Deep enough for a slow reader to get all pieces of a long answer.
+    "text_stream": (String, QoSProfile(depth=100)),
+    "action_chunk": (ActionChunk, RELIABLE),
+    "path": (Path, RELIABLE),
+    "markers": (MarkerArray, RELIABLE),
+    "overlay": (Image, QoSProfile(depth=1)),
+}
+
+
+class Outputs:
+    """Lifecycle publishers, silent while the node is not active.
+
+    May be used from the planning thread. Every message is counted: `generation_published` and so on.
+    """
+
+    def __init__(
+        self, node: LifecycleNode, parameters: LiveParameters, camera: CameraSource, metrics: NodeMetrics
+    ) -> None:
+        self._node = node
+        self._parameters = parameters
+        self._camera = camera
+        self._metrics = metrics
+        self._publishers = {
+            name: node.create_lifecycle_publisher(message_type, f"~/{name}", **overridable(qos))
+            for name, (message_type, qos) in TOPICS.items()
+        }
+
+    @property
+    def connected(self) -> int:
+        """Number of topics with a subscription."""
+        return sum(self._is_heard(name) for name in TOPICS)
+
+    def publish(self, plan: Plan) -> None:
+        """Publish a completed plan: the actions first, the overlay last.
+
+        Markers and overlay are made while someone subscribes.
+        """
+        for chunk in plan.action_chunks:
+            self._publish("action_chunk", chunk)
+        self._publish("generation", plan.generation)
+        self._publish("text", String(data=plan.generation.text))
+        for path in plan.paths:
+            self._publish("path", path)
+        if self._is_heard("markers"):
+            settings = self._parameters.current.markers
+            self._publish("markers", make_markers(plan.generation.text, plan.paths, plan.base, settings))
+        if plan.frame is not None and self._is_heard("overlay"):
+            height, width, _ = plan.frame.shape
+            camera = self._camera.find(plan.generation.header.frame_id, (width, height)).camera
+            drawn = draw_paths(plan.frame, [] if plan.states is None else plan.states, camera)
+            self._publish("overlay", encode_image(drawn, plan.generation.header))
+
+    def clear_markers(self) -> None:
+        """Remove the markers of all plans."""
+        now = self._node.get_clock().now().to_msg()
+        base = Header(stamp=now, frame_id=self._parameters.current.frame_id)
+        self._publishers["markers"].publish(clear_markers(base))
+
+    def publish_utterance(self, utterance: AudioChunk) -> None:
+        """Publish an utterance with the samples of the model's input."""
+        self._publish("utterance", utterance)
+
+    def stream(self, piece: str) -> None:
+        """Publish the next piece of an unfinished answer."""
+        self._publish("text_stream", String(data=piece))
+
+    def destroy(self) -> None:
+        """Remove the topics."""
+        for publisher in self._publishers.values():
+            self._node.destroy_lifecycle_publisher(publisher)
+
+    def _publish(self, name: str, message: Any) -> None:
+        self._publishers[name].publish(message)
+        self._metrics.count(f"{name}_published")
+
+    def _is_heard(self, name: str) -> bool:
+        return self._publishers[name].get_subscription_count() > 0

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collects what the robot sees and where it is, at the start of a plan.
+
+Runs on the planning thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from rclpy.node import Node
+from std_msgs.msg import Header
+
+from edgellm_ros.diffusion.config import ActionConfig
+from edgellm_ros.engine_directory.parts import VISUAL, EngineParts
+from edgellm_ros.multimodal.video import Video
+from edgellm_ros.ros.messaging import NANOSECONDS, to_nanoseconds
+from edgellm_ros.ros.node.planning.command_trigger import CommandTrigger
+from edgellm_ros.ros.node.planning.plan_request import PlanRequest
+from edgellm_ros.ros.node.sensors.cameras import Cameras, FurtherFrames
+from edgellm_ros.ros.node.sensors.frame_history import FrameHistory
+from edgellm_ros.ros.node.sensors.images import decode_image
+from edgellm_ros.ros.node.sensors.input_time import Frame, StaleInputError, check_age, check_not_future
+from edgellm_ros.ros.node.sensors.joint_states import JointStates
+from edgellm_ros.ros.node.sensors.odometry import OdometryBuffer
+from edgellm_ros.ros.node.sensors.past_motion import PastMotion
+from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
+
+LOG_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What a plan is made of, besides words and sound."""
+
+    images: tuple[np.ndarray, ...]
+    video: Video | None  # takes the place of the images
+    header: Header  # of the frame: stamp and camera; without a frame, the present time
+    start: int | None  # time of the plan's first action in ns; None if a frame has no time
+    fields: dict[str, Any]  # of LLMGenerationRequest: history and speed, or state and cameras
+
+
+class PlanInputs:
+    """Frames, odometry, joint states: filled by callbacks, for one plan after another."""
+
+    def __init__(
+        self,
+        node: Node,
+        parameters: LiveParameters,
+        *,
+        parts: EngineParts,
+        trigger: CommandTrigger,
+        history: FrameHistory,
+        cameras: Cameras,
+        odometry: OdometryBuffer,
+        joints: JointStates,
+    ) -> None:
+        """Take the sources of the inputs.
+
+        `trigger` has the newest camera frame, `history` those before it, `cameras` those of others.
+        """
+        self._parameters = parameters
+        self._config = parts.config
+        self._sees = not parts.missing(VISUAL)
+        self._trigger = trigger
+        self._history = history
+        self._cameras = cameras
+        self._odometry = odometry
+        self._joints = joints
+        self._clock = node.get_clock()
+        self._logger = node.get_logger()
+
+    def observe(self, request: PlanRequest, drives: bool) -> Observation:
+        """Collect the inputs of a request; `drives`: it asks for trajectories.
+
+        StaleInputError for one that is missing, too old or stamped in the future; ValueError for one that
+        cannot be used.
+        """
+        if request.takes_newer_frame and self._is_too_old(request.frames):
+            request = replace(request, frames=None)
+        frames, further = request.frames, request.further_frames
+        if frames is None:
+            frames, further = self._newest()
+        try:
+            self._check_ages(frames)
+        except StaleInputError as error:
+            if request.frames is None and (refused := self._trigger.refused):
+                raise StaleInputError(f"{error}; a newer one was refused: {refused}") from None
+            raise
+        header = self._header(frames)
+        start = self._start(frames, header)
+        fields: dict[str, Any] = {}
+        if self._config.policy is not None:
+            fields = {"state": self._state(request, frames), "cameras": self._cameras.names}
+            frames = self._of_all_cameras(frames, further)
+        elif request.state:
+            raise ValueError("this engine is no policy, the goal has a state")
+        elif self._config.expert is not None:
+            fields = self._past(frames, self._config.expert, drives)
+        images = self._images(frames)
+        return Observation(images, self._video(request, frames, images), header, start, fields)
+
+    def _newest(self) -> tuple[tuple[Frame, ...], FurtherFrames]:
+        """Return the newest frame on ~/image, and those of further cameras.
+
+        Empty if no frame has arrived and the engine takes none.
+        """
+        newest = self._trigger.frame
+        if newest is not None:
+            return (newest,), self._cameras.last()
+        if self._sees:
+            refused = self._trigger.refused
+            why = "no camera frame has arrived on ~/image"
+            if refused:
+                why = f"the newest camera frame was refused: {refused}"
+            raise StaleInputError(f"the request has no image, and {why}")
+        return (), ()
+
+    def _is_too_old(self, frames: tuple[Frame, ...] | None) -> bool:
+        """Return whether the camera has sent a newer frame, and these are too old."""
+        if not frames or self._trigger.frame is frames[0]:
+            return False
+        oldest, now = _oldest(frames), self._clock.now().nanoseconds
+        return oldest is not None and (now - oldest) * 1e-9 > self._parameters.current.max_input_age
+
+    def _check_ages(self, frames: tuple[Frame, ...]) -> None:
+        parameters, now = self._parameters.current, self._clock.now().nanoseconds
+        for frame in frames:
+            if frame.time is not None:
+                check_not_future("the camera frame", frame.time, now, parameters.future_stamp_tolerance)
+                check_age("the camera frame", frame.time, now, parameters.max_input_age)
+
+    def _of_all_cameras(self, frames: tuple[Frame, ...], further: FurtherFrames | None) -> tuple[Frame, ...]:
+        """Return a frame for each camera of a policy."""
+        parameters = self._parameters.current
+        if further is not None:
+            wait_s, tolerance_s = parameters.odom_wait, parameters.camera_tolerance
+            return self._cameras.beside(frames[0], further, wait_s, tolerance_s)
+        names = self._cameras.names
+        if len(frames) != len(names):
+            raise ValueError(
+                f"the goal has {len(frames)} images, expected one of each camera: {', '.join(names)} "
+                "(parameter cameras)"
+            )
+        return frames
+
+    def _images(self, frames: tuple[Frame, ...]) -> tuple[np.ndarray, ...]:
+        """Decode frames. ValueError, with the camera's name if there are several."""
+        if len(self._cameras.names) < 2:
+            return tuple(map(self._decode, frames))
+        images = []
+        for name, frame in zip(self._cameras.names, frames, strict=True):
+            try:
+                images.append(self._decode(frame))
+            except ValueError as error:
+                raise ValueError(f"camera {name}: {error}") from None
+        return tuple(images)
+
+    def _decode(self, frame: Frame) -> np.ndarray:
+        return decode_image(frame.message, self._parameters.current.limits.image_pixels)
+
+    def _video(
+        self, request: PlanRequest, frames: tuple[Frame, ...], images: tuple[np.ndarray, ...]
+    ) -> Video | None:
+        """Return the camera frames before the plan's frame, and this frame, as a video.
+
+        None if there are none before it, as with the parameter frames_per_plan 1. Earlier frames that cannot
+        be decoded or have another size are left out.
+        """
+        parameters, earlier = self._parameters.current, request.earlier_frames
+        if request.frames is None and frames:
+            earlier = self._history.before(frames[0], parameters.frame_interval, parameters.max_input_age)
+        found = []
+        for frame in earlier:
+            try:
+                found.append((frame.time, self._decode(frame)))
+            except ValueError as error:
+                self._logger.warning(f"an earlier camera frame is left out: {error}")
+        found = [(time, pixels) for time, pixels in found if pixels.shape == images[0].shape]
+        if not found:
+            return None
+        found.append((frames[0].time, images[0]))
+        start = found[0][0]
+        return Video([pixels for _, pixels in found], [(time - start) / NANOSECONDS for time, _ in found])
+
+    def _header(self, frames: tuple[Frame, ...]) -> Header:
+        """Return the header of the oldest frame; without a frame, the present time."""
+        if not frames:
+            return Header(stamp=self._clock.now().to_msg())
+        headers = (frame.message.header for frame in frames)
+        return min(headers, key=lambda header: to_nanoseconds(header.stamp))
+
+    def _start(self, frames: tuple[Frame, ...], header: Header) -> int | None:
+        return _oldest(frames) if frames else to_nanoseconds(header.stamp)
+
+    def _time_of(self, frames: tuple[Frame, ...]) -> float | None:
+        """Return the oldest frame's time in seconds; None without a time to align with."""
+        oldest = _oldest(frames)
+        return None if oldest is None else oldest / NANOSECONDS
+
+    def _past(self, frames: tuple[Frame, ...], action: ActionConfig, drives: bool) -> dict[str, Any]:
+        """Return past poses and speed at the oldest frame; none without odometry.
+
+        ValueError if the plan drives, and either poses or twist of the odometry are not the robot's motion.
+        """
+        motion = self._motion(frames, action)
+        if motion is None:
+            return {}
+        tolerance = self._parameters.current.odom_tolerance
+        problem = motion.agreement.problem(tolerance)
+        if problem and drives and motion.agreement.refused(tolerance):
+            raise ValueError(f"{problem}: no trajectory is planned from it")
+        if problem:
+            self._logger.warning(
+                f"~/odom: {problem}: the past poses are computed from the twist",
+                throttle_duration_sec=LOG_EVERY_S,
+            )
+        return {"history": motion.history, "speed": motion.speed}
+
+    def _motion(self, frames: tuple[Frame, ...], action: ActionConfig) -> PastMotion | None:
+        parameters, stamp = self._parameters.current, self._time_of(frames)
+        points, dt = action.trajectory_history.num_points, action.trajectory_history.dt
+        if stamp is None:
+            now = self._clock.now().nanoseconds
+            return self._odometry.newest_state(now, points, dt, parameters.max_input_age)
+        self._odometry.wait_until(stamp, parameters.odom_wait)
+        return self._odometry.state_at(stamp, points, dt, parameters.max_input_age)
+
+    def _state(self, request: PlanRequest, frames: tuple[Frame, ...]) -> np.ndarray:
+        """Return a policy's state: the request's, else the joints' at the oldest frame."""
+        if request.state:
+            return np.array(request.state)
+        parameters, stamp = self._parameters.current, self._time_of(frames)
+        if stamp is None:
+            return self._joints.newest_state(self._clock.now().nanoseconds, parameters.max_input_age)
+        self._joints.wait_until(stamp, parameters.odom_wait)
+        return self._joints.state_at(stamp, parameters.max_input_age)
+
+
+def _oldest(frames: tuple[Frame, ...]) -> int | None:
+    """Return the oldest frame's time in ns.
+
+    None without frames, or if one has no time.
+    """
+    times = [frame.time for frame in frames if frame.time is not None]
+    return min(times) if times and len(times) == len(frames) else None

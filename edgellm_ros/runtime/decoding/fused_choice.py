@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chooses between engine and fused kernels by the times of recorded steps.
+
+The steps are decode steps and verifications.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgellm_ros.engine.device import Device, on_device
+from edgellm_ros.engine.errors import DeviceLostError, EngineError
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.fused.loading.agreement import disagreement
+from edgellm_ros.kernels import DraftTree, TreeKernels
+from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
+from edgellm_ros.runtime.decoding.recorded_steps import batch_sizes
+from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
+
+logger = logging.getLogger(__name__)
+
+CONTEXT = 500  # KV rows that the last tokens of measured steps attend to, fewer if the cache has fewer
+SAMPLES, STEPS = 7, 4  # the time of a step is the median of SAMPLES means of STEPS steps
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of a step of one batch size."""
+
+    rows: int
+    engine: float
+    fused: float
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A verification of trees with `size` nodes; kernels: those that prepare it."""
+
+    kernels: TreeKernels
+    size: int
+
+
+def choose_by_time(
+    device: Device,
+    runner: LLMEngineRunner,
+    embedder: InputEmbedder,
+    logits: Tensor,
+    verification: Verification | None = None,
+    cuda_graphs: bool = True,
+) -> None:
+    """Set the largest batches that the fused kernels decode and verify.
+
+    So each batch gets the faster of kernels and engine. The batch must be empty. The fused kernels are not
+    used if their logits differ from the engine's, or from run to run.
+    logits [max batch,1,V]: the buffer of all decode steps; cuda_graphs: whether the measured steps are
+    recorded. The log has the choice and the times.
+    """
+    batch, vocabulary = logits.shape[0], logits.shape[2]
+    most, most_verified = runner.most_fused_rows, runner.most_verified_rows
+    chosen = chosen_nodes = 0
+    try:
+        measurement = _Measurement(device, runner, embedder, cuda_graphs)
+        times, chosen = measurement.compare(batch_sizes(most), lambda rows: logits.rows(0, rows))
+        text = describe(times, chosen)
+        if verification is not None and most_verified:
+            size = verification.size
+            sizes = [rows for rows in batch_sizes(batch) if rows * size <= most_verified]
+            nodes = device.empty((sizes[-1], size, vocabulary), np.float32)
+            verified, largest = measurement.compare(sizes, lambda rows: nodes.rows(0, rows), verification)
+            chosen_nodes = largest * size
+            text += f"; {describe_verification(verified, largest, size)}"
+        logger.info("%s", text)
+    except DeviceLostError:
+        raise
+    except _WrongLogits as problem:
+        chosen = chosen_nodes = 0
+        logger.warning("the engine decodes: %s", problem)
+    except EngineError as error:
+        chosen = chosen_nodes = 0
+        logger.warning("the engine decodes: the fused kernels failed: %s", error)
+    finally:
+        runner.most_fused_rows = runner.most_verified_rows = 0
+        device.fill_zero(runner.kv_cache.lengths(range(batch)))
+        runner.kv_cache.clear()
+    runner.most_fused_rows, runner.most_verified_rows = chosen, chosen_nodes
+
+
+def describe(times: list[StepTimes], most_rows: int) -> str:
+    """Describe the times of decode steps for the log."""
+    chosen = "the engine decodes"
+    if most_rows:
+        chosen = f"the fused kernels decode batches of up to {most_rows}"
+    return f"{chosen} (ms per step of {CONTEXT} tokens of context, {_list(times)})"
+
+
+def describe_verification(times: list[StepTimes], most_rows: int, size: int) -> str:
+    """Describe the times of verifications for the log."""
+    chosen = "the engine verifies"
+    if most_rows:
+        chosen = f"the fused kernels verify batches of up to {most_rows}"
+    return f"{chosen} (ms per verification of {size} tokens, {_list(times)})"
+
+
+def _list(times: list[StepTimes]) -> str:
+    return ", ".join(
+        f"batch {each.rows}: {each.fused * 1e3:.3f} fused, {each.engine * 1e3:.3f} engine" for each in times
+    )
+
+
+class _WrongLogits(Exception):
+    """The fused kernels' logits are wrong; the text tells how."""
+
+
+class _Measurement:
+    """Measures steps of the engine and of the fused kernels, after CONTEXT KV rows."""
+
+    def __init__(
+        self, device: Device, runner: LLMEngineRunner, embedder: InputEmbedder, cuda_graphs: bool
+    ) -> None:
+        self._device, self._runner, self._embedder = device, runner, embedder
+        self._cuda_graphs = cuda_graphs
+
+    def compare(
+        self,
+        sizes: list[int],
+        logits_of: Callable[[int], Tensor],
+        verification: Verification | None = None,
+    ) -> tuple[list[StepTimes], int]:
+        """Return times of batch sizes, and the last size before the engine is faster.
+
+        Sizes after the first one that the engine runs faster are not measured. logits_of: the steps' output
+        for a batch size. _WrongLogits if the kernels' logits differ from the engine's.
+        """
+        times: list[StepTimes] = []
+        for rows in sizes:
+            times.append(self._measure(logits_of(rows), verification))
+            if times[-1].fused >= times[-1].engine:
+                return times, times[-2].rows if len(times) > 1 else 0
+        return times, sizes[-1]
+
+    def _measure(self, logits: Tensor, verification: Verification | None) -> StepTimes:
+        device, runner, (rows, size, _) = self._device, self._runner, logits.shape
+        context = min(CONTEXT, runner.kv_cache.capacity) - size
+        device.upload(runner.kv_cache.lengths(range(rows)), np.full(rows, context, np.int64))
+        ids = (1 + np.arange(rows * size)) % self._embedder.table.shape[0]
+        tokens = on_device(device, ids.reshape(rows, size))
+        step = self._step(tokens, logits, verification)
+        seconds, results = [], []
+        for most in (0, rows * size):
+            runner.most_fused_rows = runner.most_verified_rows = most
+            device.fill_zero(logits)
+            step()
+            results.append(device.download(logits))
+            seconds.append(_time(device, step, self._cuda_graphs))
+        repeated = device.download(logits)
+        engine, fused = results
+        problem = disagreement(engine, fused, [repeated])
+        if problem:
+            trees = f" of {size} tokens" if verification is not None else ""
+            raise _WrongLogits(f"with {rows} rows{trees} the logits of the fused kernels {problem}")
+        return StepTimes(rows, *seconds)
+
+    def _step(self, tokens: Tensor, logits: Tensor, verification: Verification | None) -> Callable[[], None]:
+        """Return a function that queues a step of tokens [B,S].
+
+        The tokens of a verification are chains.
+        """
+        runner = self._runner
+        embeds = self._embedder.embed_tokens(tokens)
+        if verification is None:
+            return lambda: runner.execute_vanilla_decoding_step(embeds, logits)
+        batch, size = tokens.shape
+        depths = np.tile(np.arange(size), (batch, 1))
+        chains = (on_device(self._device, each) for each in (depths - 1, depths))
+        tree, kernels = DraftTree(tokens, *chains), verification.kernels
+        return lambda: runner.execute_tree_decoding_step(embeds, tree, kernels, logits)
+
+
+def _time(device: Device, step: Callable[[], None], cuda_graphs: bool) -> float:
+    """Return the median seconds of a step, which has run before.
+
+    The step is recorded if the device has graphs, and if wanted.
+    """
+    graph = device.capture(step) if cuda_graphs else None
+    times = []
+    for _ in range(SAMPLES + 1):  # the first warms up
+        device.synchronize()
+        start = time.perf_counter()
+        for _ in range(STEPS):
+            if graph is None:
+                step()
+            else:
+                graph.launch(device.stream)
+        device.synchronize()
+        times.append((time.perf_counter() - start) / STEPS)
+    return statistics.median(times[1:])

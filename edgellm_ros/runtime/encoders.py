@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encoders: images, videos and sounds of requests to rows of embeddings."""
+
+from __future__ import annotations
+
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.multimodal.audio.runner import AudioRunner
+from edgellm_ros.multimodal.vision_runner import VisionRunner
+from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
+from edgellm_ros.runtime.batch.sequence import GenerationSequence
+from edgellm_ros.runtime.metrics import MultimodalMetrics
+
+
+class Encoders:
+    """The opened encoders of an engine directory.
+
+    Encoder rows of a reused prefix are not computed, nor rows that have been computed before.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        vision: VisionRunner | None,
+        audio: AudioRunner | None,
+        embedder: InputEmbedder,
+        metrics: MultimodalMetrics,
+    ) -> None:
+        self._config = config
+        self._vision = vision
+        self._audio = audio
+        self._embedder = embedder
+        self._metrics = metrics
+
+    def encode_images(self, sequences: list[GenerationSequence]) -> None:
+        """Encode images, one at a time, then videos; cancelled sequences are skipped."""
+        if self._vision is None:
+            return
+        for sequence in sequences:
+            reused = sequence.reused(self._config.image_token_id)
+            row, first_new = sequence.image_row, sequence.image_row + reused
+            images = sequence.request.prompt_images
+            for index, (height, width) in enumerate(sequence.image_grids):
+                if not sequence.report("vision", index):
+                    break
+                start, row = row, row + height * width
+                if row > first_new and start not in sequence.encoded_rows:
+                    sequence.encoded_rows.add(start)
+                    image_rows, deepstack_rows = self._embedder.image_rows(start, height * width)
+                    self._vision.encode(images[index], image_rows, deepstack_rows)
+                    self._metrics.total_images += 1
+                    self._metrics.total_image_tokens += height * width
+            self._encode_videos(sequence, self._vision)
+
+    def _encode_videos(self, sequence: GenerationSequence, vision: VisionRunner) -> None:
+        """Encode the videos of a sequence, one group of frames at a time."""
+        row = sequence.video_row
+        first_new = row + sequence.reused(self._config.video_token_id)
+        step = len(sequence.image_grids)
+        for video, layout in zip(sequence.request.prompt_videos, sequence.videos, strict=True):
+            tokens = layout.grid.group_tokens
+            for group in range(layout.grid.groups):
+                if not sequence.report("vision", step):
+                    return
+                start, row, step = row, row + tokens, step + 1
+                if row > first_new and start not in sequence.encoded_rows:
+                    sequence.encoded_rows.add(start)
+                    image_rows, deepstack_rows = self._embedder.image_rows(start, tokens)
+                    vision.encode_group(video, group, image_rows, deepstack_rows)
+                    self._metrics.total_frame_groups += 1
+                    self._metrics.total_image_tokens += tokens
+
+    def encode_audio(self, sequences: list[GenerationSequence]) -> None:
+        """Encode sounds, one at a time; cancelled sequences are skipped."""
+        if self._audio is None:
+            return
+        for sequence in sequences:
+            reused = sequence.reused(self._config.audio_token_id)
+            row, first_new = sequence.audio_row, sequence.audio_row + reused
+            sounds = sequence.request.prompt_audio
+            for index, tokens in enumerate(sequence.audio_tokens):
+                if not sequence.report("audio", index):
+                    break
+                start, row = row, row + tokens
+                if row > first_new and start not in sequence.encoded_rows:
+                    sequence.encoded_rows.add(start)
+                    self._audio.encode(sounds[index], self._embedder.audio_rows(start, tokens))
+                    self._metrics.total_sounds += 1
+                    self._metrics.total_audio_tokens += tokens

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grammars of answers, and the library that compiles them."""

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies: engines that answer with actions only."""

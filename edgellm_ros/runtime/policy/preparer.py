@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PolicyPreparer: checks requests to a policy and makes the inputs of its engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgellm_ros.diffusion.affine_space import model_state
+from edgellm_ros.diffusion.heads.policy_heads import PolicyHead
+from edgellm_ros.diffusion.policy_config import PolicyConfig
+from edgellm_ros.echo import quoted
+from edgellm_ros.multimodal.device_image import DeviceImage
+from edgellm_ros.multimodal.image_pixels import check_image
+from edgellm_ros.runtime.policy.sequence import PolicySequence
+from edgellm_ros.runtime.request import LLMGenerationRequest
+from edgellm_ros.runtime.text.tokenizer import Tokenizer
+
+# Fields of a request that only a language model has an answer to, with the values that do not ask for it.
+LANGUAGE_MODEL_FIELDS = {
+    "system_prompt": "", "audio": (), "videos": (), "messages": None, "tools": None, "history": None,
+    "speed": None, "lora": "", "lm_head": "", "logprobs": 0, "output_hidden_states": False,
+}  # fmt: skip
+
+
+class PolicyPreparer:
+    """Checks requests.
+
+    The engines have `max_samples` samples and batches of `max_batch_size` requests.
+    """
+
+    def __init__(
+        self,
+        config: PolicyConfig,
+        head: PolicyHead,
+        tokenizer: Tokenizer,
+        max_samples: int,
+        max_batch_size: int,
+    ) -> None:
+        self._config = config
+        self._head = head
+        self._tokenizer = tokenizer
+        self._max_samples = max_samples
+        self._max_batch_size = max_batch_size
+
+    def prepare(self, requests: Sequence[LLMGenerationRequest], noise_seed: int) -> list[PolicySequence]:
+        """Prepare requests; ValueError for an invalid one.
+
+        noise_seed: of requests without one.
+        """
+        if not 1 <= len(requests) <= self._max_batch_size:
+            raise ValueError(
+                f"a batch has 1 to {self._max_batch_size} requests (max_batch_size), got {len(requests)}"
+            )
+        sequences = []
+        for index, request in enumerate(requests):
+            try:
+                sequences.append(self._prepare(request, noise_seed))
+            except ValueError as error:
+                raise ValueError(f"request {index}: {error}" if len(requests) > 1 else str(error)) from None
+        return sequences
+
+    def _prepare(self, request: LLMGenerationRequest, noise_seed: int) -> PolicySequence:
+        for name, absent in LANGUAGE_MODEL_FIELDS.items():
+            value = getattr(request, name)
+            if value is not None and not (isinstance(value, type(absent)) and value == absent):
+                raise ValueError(f"this engine is a policy, the request has {name}")
+        grammar = request.sampling.grammar
+        if grammar is not None:
+            raise ValueError("this engine is a policy, the request has a grammar")
+        config = self._config
+        if request.previous_chunk is not None:
+            try:
+                request.previous_chunk.check(config)
+            except ValueError as error:
+                raise ValueError(f"previous_chunk: {error}") from None
+        images = self._images(request)
+        state = model_state(request.state, config.state)
+        tokens = self._tokens(self._head.prompt(request.prompt, state))
+        samples = max(1, request.action_samples)
+        if samples > self._max_samples:
+            raise ValueError(
+                f"action_samples is {samples}; this engine takes at most {self._max_samples} "
+                "(max_action_samples)"
+            )
+        return PolicySequence(
+            request=request,
+            images=images,
+            token_ids=tokens,
+            state=state,
+            samples=samples,
+            steps=request.denoise_steps or config.num_denoise_steps,
+            noise_seed=noise_seed if request.noise_seed is None else request.noise_seed,
+            prefix_rows=self._head.prefix_rows(len(images), len(tokens)),
+        )
+
+    def _images(self, request: LLMGenerationRequest) -> tuple[np.ndarray, ...]:
+        """Sort the images by camera.
+
+        Cameras may be missing if the request names those of its images.
+        """
+        known, given = self._config.cameras.names, request.cameras
+        if not request.images:
+            raise ValueError(f"a policy needs an image of at least one camera: {', '.join(known)}")
+        if not given:
+            if len(request.images) != len(known):
+                raise ValueError(
+                    f"the request has {len(request.images)} images for the cameras {', '.join(known)}: "
+                    "name the cameras of the images"
+                )
+            given = known
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            raise ValueError(f"unknown camera {quoted(unknown[0])}; the policy has {', '.join(known)}")
+        by_name = dict(zip(given, request.images, strict=True))
+        images: dict[str, np.ndarray] = {}
+        for name, image in by_name.items():
+            if isinstance(image, DeviceImage):
+                raise ValueError(f"camera {name}: images of a policy are resized on the host: give it there")
+            try:
+                check_image(image)
+            except ValueError as error:
+                raise ValueError(f"camera {name}: {error}") from None
+            images[name] = image
+        return tuple(images[name] for name in known if name in images)
+
+    def _tokens(self, text: str) -> list[int]:
+        config = self._config
+        tokens = [*config.prompt_before, *self._tokenizer.encode(text), *config.prompt_after]
+        if len(tokens) > config.max_prompt_tokens:
+            raise ValueError(
+                f"the prompt has {len(tokens)} tokens; the policy takes at most {config.max_prompt_tokens}"
+            )
+        return tokens

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to tokens, and tokens to text."""
