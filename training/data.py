@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,6 +25,7 @@ IMAGE_SHAPE = (224, 320, 3)
 MERGED_GRID = (7, 10)
 IMAGE_TOKENS = MERGED_GRID[0] * MERGED_GRID[1]
 STYLE_SHARE = 0.04  # of the base model's samples, for each of the STYLES
+FOUND_SHARE = 0.12  # of all samples: a search has just found its target
 SYSTEM_PROMPT_SHARE = 0.4  # of the other samples: they have a system prompt
 
 # Meanings of commands, without their wording; a sound can replace a command of the same meaning.
@@ -140,6 +141,14 @@ def write_sample(
     out["continued"][i] = 0.0 if continuation is None else continuation.actions
 
 
+def training_situations(seed: int, style: Style) -> Iterator[Situation]:
+    """Yield situations of the training split without end, FOUND_SHARE of them of the family "found"."""
+    common, found = (situations(seed, "train", style.manner, family) for family in (None, "found"))
+    rng = np.random.default_rng([seed, 3])
+    while True:
+        yield next(found if rng.random() < FOUND_SHARE else common)
+
+
 def situation_writer(tokenizer: Tokenizer, style: Style | None, seed: int) -> Callable[[Chunk, int], None]:
     """Make a SampleStream's function that writes situations of the training split.
 
@@ -150,7 +159,7 @@ def situation_writer(tokenizer: Tokenizer, style: Style | None, seed: int) -> Ca
     writer = SequenceWriter(tokenizer)
     rng = np.random.default_rng([seed, 1])
     styles = [PLAIN, *STYLES.values()] if style is None else [style]
-    sources = [situations(seed * len(styles) + i, "train", s.manner) for i, s in enumerate(styles)]
+    sources = [training_situations(seed * len(styles) + i, s) for i, s in enumerate(styles)]
     mistakes = np.random.default_rng([seed, 2])
     pairs = [continued(mistakes, source, s.manner) for source, s in zip(sources, styles, strict=True)]
     shares = np.array([1 - STYLE_SHARE * (len(styles) - 1), *[STYLE_SHARE] * (len(styles) - 1)])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from edgellm_arena.driving import expert
 from edgellm_arena.driving.search import collides, search, turning_side
-from edgellm_arena.episodes.situation import Situation
+from edgellm_arena.episodes.situation import Situation, with_margin
 from edgellm_arena.world.scene import Scene
 from edgellm_arena.world.unicycle import HISTORY, HORIZON, State, rollout, to_base, to_world, wrap
 
@@ -64,10 +64,10 @@ def continuations(
     driven = [(i, s) for i, s in enumerate(situations) if s.has_actions]
     if not driven:
         return made
-    cases = [s for _, s in driven]
+    cases, roomy = [s for _, s in driven], with_margin(manner)
     goals = [int(rng.integers(len(s.scene.solids))) if s.target is None else s.target for s in cases]
     believed = [mistaken_scene(rng, s.scene, goal) for s, goal in zip(cases, goals, strict=True)]
-    begun = expert.routes_batch(believed, [s.state for s in cases], goals, manner)
+    begun = expert.routes_batch(believed, [s.state for s in cases], goals, roomy)
     prefixes, reached = [], []
     for case, routes in zip(cases, begun, strict=True):
         any_side = rng.random() < ANY_SIDE
@@ -78,7 +78,7 @@ def continuations(
         prefixes.append(prefix)
         x, y, heading, speed = rollout(case.state, prefixes[-1])[-1]
         reached.append(State(x, y, wrap(heading), speed))
-    ways_on = expert.plan_batch([s.scene for s in cases], reached, [s.target for s in cases], rng, manner)
+    ways_on = expert.plan_batch([s.scene for s in cases], reached, [s.target for s in cases], rng, roomy)
     for (i, case), prefix, state, way_on in zip(driven, prefixes, reached, ways_on, strict=True):
         if case.side is not None:
             way_on = search(case.scene, state, _side(case, prefix, state), manner)

@@ -2,7 +2,9 @@
 """Drives an episode in closed loop.
 
 The robot follows the old plan while the model computes the next one. Time is simulated. Inference takes a
-fixed number of simulated steps, whatever its real duration, so an episode is the same on every machine.
+fixed number of simulated steps, whatever its real duration, so an episode is the same on every machine. The
+robot has odometry and steers back to the path of the plan that it executes: a plan begins where its frame was
+taken, and the old plan may have led elsewhere by the time it takes over.
 
     step            0     1     2     3     4     5     6     7     8     9    10    11
     frame           A                                               B
@@ -19,10 +21,12 @@ from numpy.typing import NDArray
 
 from edgellm_arena.driving.expert import brake
 from edgellm_arena.episodes.episode import PlanRecord, World
-from edgellm_arena.world.unicycle import DT, State, clip_action, rollout
+from edgellm_arena.world.unicycle import DT, State, clip_action, rollout, to_base, wrap
 
 REPLAN_STEPS = 8  # steps of DT between two camera frames
 LATENCY_STEPS = 3  # steps from a camera frame to the first action planned from it
+# 1/m of curvature for each metre beside the path, and for each radian off its heading.
+_PER_METRE, _PER_RADIAN = 4.0, 2.5
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,9 @@ def drive(
 
     `think` turns a camera frame [H, W, 3] RGB into a plan. `on_step` is called after each step of the world.
     The robot waits for its first plan, executes that plan from its first action, and brakes if a plan has no
-    actions. The robot follows the speeds of the plan. ValueError if a plan is too short to last until the
-    next plan takes over. `command` turns the robot's state into the action (acceleration, curvature) of the
-    next step, instead of the plans: for a driver that gets the plans by another way.
+    actions. It follows the speeds and the path of the plan. ValueError if a plan is too short to last until
+    the next plan takes over. `command` turns the robot's state into the action (acceleration, curvature) of
+    the next step, instead of the plans: for a driver that gets the plans by another way.
     """
     if not 0 <= latency_steps <= replan_steps or replan_steps < 1:
         raise ValueError(
@@ -69,7 +73,7 @@ def drive(
         )
     plans: list[PlanRecord] = []
     clipped = 0
-    course = course_of(world.state.speed, brake(world.state.speed))
+    course = course_of(world.state, brake(world.state.speed))
     while not world.done:
         frame = world.camera()
         plan = think(frame)
@@ -83,14 +87,14 @@ def drive(
         waiting = course.speeds[replan_steps : replan_steps + latency_steps]
         if world.state.speed == 0 and not waiting.any():  # at rest during inference: skip no action
             actions = np.concatenate([np.zeros((latency_steps, 2)), actions])
-        fresh = course_of(world.state.speed, actions)
+        fresh = course_of(world.state, actions)
         for index in range(replan_steps):
             if command is not None:
                 action = command(world.state)
             elif index < latency_steps:
-                action = course.action(replan_steps + index, world.state.speed)
+                action = course.back_to_path(replan_steps + index, world.state)
             else:
-                action = fresh.action(index, world.state.speed)
+                action = fresh.back_to_path(index, world.state)
                 clipped += bool(np.any(np.stack(clip_action(*actions[index])) != actions[index]))
             world.step(*action)
             on_step()
@@ -102,15 +106,20 @@ def drive(
 
 @dataclass(frozen=True)
 class Course:
-    """Speeds and curvatures that the controller follows after a camera frame.
+    """Speeds, curvatures and path that the controller follows after a camera frame.
 
     The controller follows the plan's speeds and not its accelerations. Deviations that occur during inference
     then do not accumulate: of 80 episodes, 8 ended in a collision with accelerations and none with
     speeds (an early checkpoint, seeds 60000 to 60079).
     """
 
-    speeds: NDArray[np.float64]  # m/s at the end of each step [T]
+    states: NDArray[np.float64]  # before each step, and after the last [T+1, 4]: x, y, heading, speed
     curvatures: NDArray[np.float64]  # 1/m during each step [T]
+
+    @property
+    def speeds(self) -> NDArray[np.float64]:
+        """Speeds in m/s at the end of each step [T]."""
+        return self.states[1:, 3]
 
     def action(self, index: int, speed: float) -> tuple[float, float]:
         """Return acceleration and curvature for step `index` at the current speed.
@@ -119,10 +128,18 @@ class Course:
         """
         return float((self.speeds[index] - speed) / DT), float(self.curvatures[index])
 
+    def back_to_path(self, index: int, state: State) -> tuple[float, float]:
+        """Return `action` for a robot at `state`, with the curvature that leads back to the path."""
+        accel, curvature = self.action(index, state.speed)
+        x, y, heading, _ = self.states[index]
+        aside = float(to_base(State(x, y, heading), np.array([state.x, state.y]))[1])
+        astray = float(wrap(state.heading - heading))
+        return accel, curvature - _PER_METRE * aside - _PER_RADIAN * astray
 
-def course_of(speed: float, actions: NDArray) -> Course:
-    """Return the course of actions [T, 2] that begin at `speed` (m/s)."""
-    return Course(rollout(State(speed=speed), actions)[1:, 3], actions[:, 1])
+
+def course_of(start: State, actions: NDArray) -> Course:
+    """Return the course of actions [T, 2] that begin at `start`."""
+    return Course(rollout(start, actions), actions[:, 1])
 
 
 def record_plan(time: float, state: State, frame: NDArray[np.uint8], plan: Plan) -> PlanRecord:

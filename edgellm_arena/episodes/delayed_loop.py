@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drives an episode whose plans arrive a simulated time after their frames.
 
-While a plan is computed, the robot either follows the plan before it (`async`) or stands (`wait`).
+While a plan is computed, the robot either follows the plan before it (`async`) or stands (`wait`). The robot
+executes speeds and curvatures as they are planned and does not correct its path, so its motion shows what a
+new plan changes.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from edgellm_arena.driving.expert import brake
 from edgellm_arena.episodes.closed_loop import REPLAN_STEPS, Course, Drive, Plan, course_of, record_plan
 from edgellm_arena.episodes.episode import PlanRecord, World
-from edgellm_arena.world.unicycle import DT, clip_action
+from edgellm_arena.world.unicycle import DT, State, clip_action
 
 
 class Execution(str, Enum):
@@ -101,7 +103,7 @@ class _Robot:
 
     def stop_following(self) -> None:
         """Drop the plan in charge."""
-        self._actions, self._course = np.zeros((0, 2)), Course(np.zeros(0), np.zeros(0))
+        self._actions, self._course = np.zeros((0, 2)), Course(np.zeros((1, 4)), np.zeros(0))
 
     def take(self, actions: NDArray | None, speed: float, row: int) -> None:
         """Put the next plan in charge from `row` on; `speed` is that of its frame."""
@@ -112,7 +114,7 @@ class _Robot:
         self.stop_following()
         if actions is not None:
             self._actions = np.asarray(actions, np.float64)
-            self._course = course_of(speed, self._actions)
+            self._course = course_of(State(speed=speed), self._actions)
         self._row = row
 
     def go(self, steps: int) -> None:

@@ -3,8 +3,9 @@
 
 States vary more than good driving would produce, so that a trained policy recovers from its own errors: the
 starts of episodes, moments of drives (some with the robot displaced), any place at any speed, close to a
-solid, at the target, and with the target beside or behind the robot, which then turns to find it. Planning is
-vectorised over situations, so situations are made in batches.
+solid, at the target, with the target beside or behind the robot, which then turns to find it, and the end of
+such a search or the drive after it, mostly with a solid in the way. Planning is vectorised over situations,
+so situations are made in batches.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from edgellm_arena.driving import expert
-from edgellm_arena.driving.search import collides, search, search_side
+from edgellm_arena.driving.search import LEFT, RIGHT, collides, search, search_side
 from edgellm_arena.words import answers
 from edgellm_arena.words.language import SPLITS, Command, sample_command
 from edgellm_arena.world.scene import COLORS, ROOM_CENTRE, SHAPES, Scene, generate_scene
@@ -44,11 +45,14 @@ FAMILIES = {  # share of each method of placing the robot
     "beside": 0.07,
     "at_target": 0.07,
     "lost": 0.13,
+    "found": 0.0,  # training adds its own share of them (training/data.py)
 }
 ALIKE = 0.4  # share of training scenes whose solids are easily confused
 KINDS = {"go": 0.69, "where": 0.08, "describe": 0.18, "stop": 0.05}
 LOST_FROM = 0.6  # rad: least bearing of the target of a lost robot, just inside the picture
 TURNING_SPEED = 0.36  # m/s: most lost robots are slower, as on the circle of a search
+MARGIN = 0.04  # m that drives keep free beyond the clearance of their manner: a model misses by about as much
+FOUND_AT = 0.2, 0.8  # rad: bearing of a target that a search has just found
 _BATCH = 48
 
 
@@ -86,14 +90,21 @@ class _Draft:
     family: str
 
 
-def situations(seed: int, split: str = "train", manner: expert.Manner = expert.BRISK) -> Iterator[Situation]:
-    """Yield situations without end; the same for the same seed, split and manner.
+def situations(
+    seed: int, split: str = "train", manner: expert.Manner = expert.BRISK, family: str | None = None
+) -> Iterator[Situation]:
+    """Yield situations without end; the same for the same seed, split, manner and family.
 
-    No scene occurs in both splits.
+    No scene occurs in both splits. `family`: of all situations; None: as FAMILIES shares them.
     """
     rng = split_rng(seed, split)
     while True:
-        yield from sample_situations(rng, _BATCH, split, manner=manner)
+        yield from sample_situations(rng, _BATCH, split, family, manner=manner)
+
+
+def with_margin(manner: expert.Manner) -> expert.Manner:
+    """Return the manner of the training data's drives, which keep MARGIN more room beside the robot."""
+    return replace(manner, clearance=manner.clearance + MARGIN)
 
 
 def sample_situation(
@@ -163,7 +174,9 @@ def _drafts(
             else _place(rng, scene, target, kind)
         )
         if state is not None:
-            drafts.append(_Draft(scene, state, _past(rng, state, kind), target, kind))
+            toward = LEFT if _bearing(scene, state, target) > 0 else RIGHT
+            draft = _Draft(scene, state, _past(rng, state, kind, toward), target, kind)
+            (on_the_way if kind == "found" and rng.random() < 0.5 else drafts).append(draft)
     drafts += _drive_on(rng, on_the_way, manner)
     return [d for d in drafts if _is_free(d.scene, d.state)]
 
@@ -193,7 +206,8 @@ def _start(rng: Generator, scene: Scene, target: int, ahead: bool) -> State | No
 def _place(rng: Generator, scene: Scene, target: int, family: str) -> State | None:
     """Place a robot anywhere, with the target roughly in front of it.
 
-    The target of a lost robot is beside or behind it.
+    The target of a lost robot is beside or behind it. A robot that has found its target has another solid in
+    the way.
     """
     solid = scene.solids[target]
     speed = 0.0 if rng.random() < 0.3 else float(rng.uniform(0, 0.8))
@@ -203,12 +217,15 @@ def _place(rng: Generator, scene: Scene, target: int, family: str) -> State | No
         away = solid.radius + float(rng.uniform(0.20, 0.5))
         speed = 0.0 if rng.random() < 0.6 else float(rng.uniform(0, 1.1 * (away - solid.radius - 0.15)))
         x, y = solid.x + away * np.cos(around), solid.y + away * np.sin(around)
-    elif family == "beside":
+    elif family in ("beside", "found"):
         others = [s for i, s in enumerate(scene.solids) if i != target]
         if not others:
             return None
         near = others[int(rng.integers(len(others)))]
         away = near.radius + float(rng.uniform(0.17, 0.5))
+        if family == "found":
+            away = near.radius + float(rng.uniform(0.3, 1.4))
+            around = float(np.arctan2(near.y - solid.y, near.x - solid.x) + rng.normal(0, 0.25))
         x, y = near.x + away * np.cos(around), near.y + away * np.sin(around)
         speed = min(speed, 0.6)
     elif family == "lost" and rng.random() < 0.5:
@@ -219,20 +236,32 @@ def _place(rng: Generator, scene: Scene, target: int, family: str) -> State | No
     if family == "lost":
         off = float(rng.uniform(LOST_FROM, np.pi)) * (1 if rng.random() < 0.5 else -1)
         speed = speed if rng.random() < 0.2 else min(speed, float(rng.uniform(0, TURNING_SPEED)))
+    if family == "found":
+        off = float(rng.uniform(*FOUND_AT)) * (1 if rng.random() < 0.5 else -1)
+        speed = float(rng.uniform(0.2, TURNING_SPEED + 0.04))
     bearing = np.arctan2(solid.y - y, solid.x - x)
     return State(float(x), float(y), float(wrap(bearing - off)), speed)
 
 
-def _past(rng: Generator, state: State, family: str) -> NDArray[np.float64]:
+def _bearing(scene: Scene, state: State, target: int) -> float:
+    """Return the direction in rad of a solid as the robot sees it, positive to the left."""
+    solid = scene.solids[target]
+    return float(wrap(np.arctan2(solid.y - state.y, solid.x - state.x) - state.heading))
+
+
+def _past(rng: Generator, state: State, family: str, toward: int) -> NDArray[np.float64]:
     """Make a plausible history [8, 2] that ends in the state.
 
-    Acceleration and curvature are constant. Most lost robots are turning already.
+    Acceleration and curvature are constant. Most lost robots are turning already; those that have found their
+    target were turning `toward` it.
     """
     accel = float(rng.uniform(-1.0, 0.8)) if rng.random() < 0.6 else 0.0
     curvature = float(np.clip(rng.normal(0, 0.8), -2.2, 2.2)) if rng.random() < 0.7 else 0.0
     if family == "lost" and rng.random() < 0.75:
         accel = float(rng.uniform(0.0, 0.9)) if rng.random() < 0.4 else 0.0
         curvature = CURVATURE_MAX * float(rng.uniform(0.6, 1.0)) * (1 if rng.random() < 0.5 else -1)
+    if family == "found":
+        accel, curvature = float(rng.normal(0, 0.05)), CURVATURE_MAX * float(rng.uniform(0.7, 1.0)) * toward
     if state.speed == 0 and rng.random() < 0.7:
         accel = 0.0
     track = [state.array()]
@@ -246,7 +275,10 @@ def _drive_on(rng: Generator, drafts: list[_Draft], manner: expert.Manner) -> li
     if not drafts:
         return []
     found = expert.routes_batch(
-        [d.scene for d in drafts], [d.state for d in drafts], [d.target for d in drafts], manner
+        [d.scene for d in drafts],
+        [d.state for d in drafts],
+        [d.target for d in drafts],
+        with_margin(manner),
     )
     result = []
     for draft, routes in zip(drafts, found, strict=True):
@@ -254,9 +286,9 @@ def _drive_on(rng: Generator, drafts: list[_Draft], manner: expert.Manner) -> li
         rest = np.flatnonzero(route.states[5:, 3] < 1e-3)
         length = 5 + int(rest[0]) if len(rest) else len(route.states) - 1
         now = min(int(rng.integers(0, length + 3)), len(route.states) - 1)
-        track = route.states[np.maximum(np.arange(now - HISTORY + 1, now + 1), 0)]
-        before = State(*track[-1])
-        history = to_base(before, track[:, :2])
+        before = State(*route.states[now])
+        begun = to_world(draft.state, draft.history[:-1])
+        history = to_base(before, np.concatenate([begun, route.states[: now + 1, :2]])[-HISTORY:])
         state = before
         if rng.random() < 0.6:
             push = rng.normal(0, (0.03, 0.05))
@@ -364,7 +396,10 @@ def _with_actions(rng: Generator, made: list[Situation], manner: expert.Manner) 
     going = [s for s in made if s.has_actions and s.target is not None]
     found = iter(
         expert.routes_batch(
-            [s.scene for s in going], [s.state for s in going], [s.target for s in going], manner
+            [s.scene for s in going],
+            [s.state for s in going],
+            [s.target for s in going],
+            with_margin(manner),
         )
         if going
         else ()

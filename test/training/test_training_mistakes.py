@@ -10,7 +10,7 @@ import pytest
 
 from edgellm_arena.driving import expert
 from edgellm_arena.driving.search import LEFT, RIGHT, search
-from edgellm_arena.episodes.situation import situations
+from edgellm_arena.episodes.situation import situations, with_margin
 from edgellm_arena.world.unicycle import ROBOT_RADIUS, State, rollout
 from training.mistakes import FAR, LONGEST, continuations, continued, mistaken_scene
 
@@ -48,7 +48,7 @@ def test_the_rows_after_the_given_ones_are_an_experts_plan_from_where_they_lead(
             continue
         given = continuation.given
         reached = State(*rollout(situation.state, continuation.actions[:given])[-1])
-        routes = expert.routes(situation.scene, reached, situation.target)
+        routes = expert.routes(situation.scene, reached, situation.target, with_margin(expert.BRISK))
         free = [route.actions for route in routes if not route.collides]
         rest = continuation.actions[given:]
         ways = free or [expert.brake(reached.speed)]
