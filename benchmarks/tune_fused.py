@@ -46,6 +46,7 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.fused.decoder import FusedDecoder
 from edgellm_ros.fused.plan.config import StepConfig
+from edgellm_ros.fused.plan.decoder import FusedPlan
 from edgellm_ros.fused.plan.quantized import ALIGNMENT, Quantized
 from edgellm_ros.fused.plan.shape import FusedShape
 from edgellm_ros.fused.plan.tuning import (
@@ -62,6 +63,7 @@ from edgellm_ros.fused.variants import Compile
 from edgellm_ros.fused.weights import FusedLayerWeights, FusedWeights
 
 LARGEST = 4096  # hidden size that stands for rows of the table without a limit
+Table = Callable[[StepConfig], Tuning]
 MATRICES = ("qkv", "o", "gate_up", "down")
 FASTER = 0.99  # of the time before; less is noise
 # Values that each size may take, in the order in which sizes are tried.
@@ -105,6 +107,7 @@ class Conditions:
     context: int
     steps: int
     turns: int
+    tied: bool = True  # the LM head has the weights of the embedding
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ def shape_of(step: TunedStep, conditions: Conditions) -> FusedShape:
         rotary_dim=128,
         capacity=conditions.context + 64,
         qk_norm=True,
-        tied=True,
+        tied=conditions.tied,
         max_rows=step.rows,
         quantized=forms,
     )
@@ -176,6 +179,16 @@ class Decoder:
         for _ in range(self._conditions.steps):
             graph.launch(self._device.stream)
         return self._device.mark().seconds_since(begin) / self._conditions.steps
+
+    def program(self, tuning: Tuning) -> object:
+        """Return what tells the kernels of a step apart; None if the device has no room for them."""
+        shape, device = self._shape, self._device
+        sizes = shape.max_rows, device.multiprocessors, device.most_shared_memory
+        try:
+            plan = FusedPlan(shape, *sizes, tuning)
+        except EngineError:
+            return None
+        return plan.macros(), plan.shared, plan.blocks, plan.prepared
 
     def _values(self, *shape: int) -> Tensor:
         """Return random fp16 values; large tensors repeat 2**20 of them."""
@@ -225,10 +238,12 @@ def improve(
     candidates: Mapping[str, tuple[Any, ...]],
     seconds: Callable[[StepConfig], float | None],
     turns: int,
+    program: Callable[[StepConfig], object] = lambda config: config,
 ) -> Found | None:
     """Let one size after another take other values.
 
-    None if the row itself cannot be measured.
+    program: what tells the kernels of a configuration apart; one with the same kernels is not measured. None
+    if the row itself cannot be measured.
     """
     best, first = step.config, seconds(step.config)
     if first is None:
@@ -237,7 +252,7 @@ def improve(
     for name, values in candidates.items():
         for value in values:
             other = replace(best, **{name: value})
-            if other == best or seconds(other) is None:  # compiles it, too
+            if program(other) == program(best) or seconds(other) is None:  # compiles it, too
                 continue
             ratio = compared(best, other, seconds, turns)
             if ratio < FASTER:
@@ -272,11 +287,16 @@ def tune(
         print(f"{step.weights}, {step.rows} rows, hidden size {shape.hidden}", file=sys.stderr)
         decoder = Decoder(device, shape, conditions, compile)
 
-        def seconds(config: StepConfig, step: TunedStep = step, decoder: Decoder = decoder) -> float | None:
-            table = replace(tuning, steps=(replace(step, config=config), *tuning.steps))
-            return decoder.seconds(table)
+        def table(config: StepConfig, step: TunedStep = step) -> Tuning:
+            return replace(tuning, steps=(replace(step, config=config), *tuning.steps))
 
-        found = improve(step, SIZES[step.weights], seconds, conditions.turns)
+        def seconds(config: StepConfig, decoder: Decoder = decoder, table: Table = table) -> float | None:
+            return decoder.seconds(table(config))
+
+        def program(config: StepConfig, decoder: Decoder = decoder, table: Table = table) -> object:
+            return decoder.program(table(config))
+
+        found = improve(step, SIZES[step.weights], seconds, conditions.turns, program)
         if found is None:
             print("  the GPU has no room for its kernels", file=sys.stderr)
         else:
@@ -297,12 +317,17 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=500)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument(
+        "--untied", action="store_true", help="an LM head with weights of its own, which `head_tile` is for"
+    )
     parser.add_argument("--out", type=Path, help="the table (default: the package's, of this architecture)")
     args = parser.parse_args()
     device, begin = open_device(args.device), time.perf_counter()
     weights, rows = args.weights.split(","), args.rows
     tuning = load_tuning(device.arch)
-    conditions = Conditions(args.layers, args.vocab, args.context, args.steps, args.turns)
+    conditions = Conditions(
+        args.layers, args.vocab, args.context, args.steps, turns=args.turns, tied=not args.untied
+    )
     results = list(
         tune(
             device,

@@ -24,7 +24,7 @@ Outcome = dict[str, Any]
 Run = Callable[[str], Outcome]
 
 UNUSABLE = (ValueError, OSError, ImportError, NotImplementedError, EngineError)  # not a bug: bad input
-SOURCES = ("*.py", "*.cu", "*.cuh")
+SOURCES = ("*.py", "*.cu", "*.cuh", "sm_*.json")  # what a result depends on
 
 
 class WorkerError(RuntimeError):

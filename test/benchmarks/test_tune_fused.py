@@ -61,6 +61,36 @@ def test_a_difference_of_noise_changes_nothing():
     assert improve(STEP, SIZES[DENSE], lambda config: next(times), turns=3).changes == {}
 
 
+def test_sizes_that_change_no_kernel_are_not_measured():
+    measured = []
+
+    def seconds(config: StepConfig) -> float:
+        measured.append(config)
+        return 1.0
+
+    improve(STEP, SIZES[DENSE], seconds, turns=3, program=lambda config: config.stages)
+    assert {config.stages for config in measured} == {STEP.config.stages, *SIZES[DENSE]["stages"]}
+    assert {config.tile for config in measured} == {STEP.config.tile}
+
+
+def test_the_tile_of_a_head_changes_the_kernels_of_an_untied_model_only():
+    step = dataclasses.replace(STEP, hidden=128)
+    for tied in (True, False):
+        conditions = dataclasses.replace(SHORT, tied=tied)
+        decoder = Decoder(TimedDevice(4), shape_of(step, conditions), conditions, FusedDoubleProgram)
+        tables = (H200.changed(lambda each, tile=tile: {"head_tile": tile}) for tile in (64, 128))
+        one, other = map(decoder.program, tables)
+        assert (one == other) is tied
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, value", [(n, v) for n, values in SIZES[DENSE].items() for v in values])
+def test_every_size_that_is_tried_has_the_kernels_of_its_step(name, value):
+    step = dataclasses.replace(STEP, hidden=128)
+    decoder = Decoder(TimedDevice(4), shape_of(step, SHORT), SHORT, FusedDoubleProgram)
+    decoder.seconds(H200.changed(lambda each: {name: value}))
+
+
 def test_sizes_without_room_on_the_gpu_are_left_out():
     def seconds(config: StepConfig) -> float | None:
         return None if config.stages > 5 else 1.0 / config.stages

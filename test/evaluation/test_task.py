@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of results that are not fit for a results file."""
+"""What a task adds to results: those that do not fit a results file, and the code that made them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from edgellm_ros.evaluation.task import open_task
+from edgellm_ros.evaluation.task import code_digest, open_task
+from edgellm_ros.fused.plan.tuning import TABLES
 
 
 @dataclass(frozen=True)
@@ -47,3 +48,14 @@ def test_an_item_whose_result_has_a_number_that_is_not_finite_fails(result, word
 def test_a_finite_result_is_kept():
     result = {"time": 1e300, "first": None, "name": "a", "equal": True, "poses": [(1.0, 2)]}
     assert outcome_of(result) == {"result": result, "measured": {"seconds": 0.5}}
+
+
+def test_the_code_of_a_result_has_the_sizes_of_the_fused_kernels(tmp_path, monkeypatch):
+    package = tmp_path / "results_of_this"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    before = code_digest(package.name)
+    for table in TABLES.glob("*.json"):
+        (package / table.name).write_text("{}")
+    assert code_digest(package.name) != before

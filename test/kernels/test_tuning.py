@@ -51,6 +51,7 @@ def test_a_written_table_is_read_as_it_was(tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
+        ({"steps": []}, "expected a row of dense weights with rows 16, hidden null"),
         ({"steps": {}}, "steps: expected a list of objects"),
         ({"steps": [{"weights": "sparse", "rows": 1, "hidden": None}]}, "must be one of dense, adapted"),
         ({"steps": [{"weights": "dense", "rows": 1, "hidden": None, "tiles": 64}]}, "unknown key 'tiles'"),

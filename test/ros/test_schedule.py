@@ -123,6 +123,26 @@ def test_commands_without_end_leave_a_share_to_goals():
     assert taken == {"command": COMMANDS_PER_GOAL, "goal": 1}
 
 
+def test_a_command_goes_before_a_goal_however_many_plans_ran_before_the_goal_came():
+    schedule = Schedule()
+    for _ in range(COMMANDS_PER_GOAL + 2):
+        schedule.driving = job("frame")
+        schedule.take(1)
+    schedule.goals += [job("goal", "a")]
+    schedule.driving = job("command", is_command=True)
+    assert order(schedule) == ["command", "goal"]
+
+
+def test_goals_of_a_client_that_left_take_no_slot_from_driving():
+    schedule = Schedule()
+    schedule.goals += [job("dead", "dead")]
+    schedule.gone = {"dead"}
+    for _ in range(5):
+        schedule.driving = job("frame")
+        assert schedule.take(1)[1].request == "frame"
+    assert order(schedule) == ["dead"]
+
+
 def test_goals_of_a_client_that_left_run_when_no_other_waits():
     schedule = Schedule()
     schedule.goals += [job("dead", "dead"), job("a1", "a"), job("a2", "a")]
@@ -159,6 +179,12 @@ def test_a_full_queue_makes_room_for_a_client_with_fewer_goals(waiting, gone, di
     schedule.gone = set(gone)
     found = schedule.displaced_by("new")
     assert (found and int(found.request)) == displaced
+
+
+def test_goals_without_a_name_displace_none_of_a_client_with_fewer():
+    schedule = Schedule()
+    schedule.goals += [job("1"), job("2"), job("3"), job("a0", "a"), job("a1", "a")]
+    assert schedule.displaced_by("") is None
 
 
 def test_a_full_queue_makes_no_room_for_the_client_that_fills_it():

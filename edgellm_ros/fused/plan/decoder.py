@@ -174,7 +174,7 @@ class FusedPlan:
 
     def makes_new_rows(self, tokens: int) -> bool:
         """Whether rope_append_kv and tree_attention, or batch_attention, are run."""
-        return tokens > 1 or self.config.batch_attention
+        return tokens > 1 or (self.config.batch_attention and self.rows > 1)
 
     def attends_in_batch(self, tokens: int) -> bool:
         """Whether batch_attention replaces rope_append_kv and tree_attention.

@@ -16,7 +16,7 @@ from typing import Any
 
 from edgellm_ros.engine_directory.schema import from_dict, read_json, to_dict
 from edgellm_ros.fused.plan.config import StepConfig
-from edgellm_ros.fused.plan.shape import FusedShape
+from edgellm_ros.fused.plan.shape import MOST_ROWS, FusedShape
 
 TABLES = Path(__file__).with_name("tuned")
 DENSE, ADAPTED, QUANTIZED = WEIGHTS = ("dense", "adapted", "quantized")
@@ -105,7 +105,15 @@ def read_tuning(path: Path) -> Tuning:
         | {"config": common | {name: value for name, value in row.items() if name not in limits}}
         for row in rows
     ]
-    return from_dict(Tuning, data, str(path))
+    tuning = from_dict(Tuning, data, str(path))
+    for weights in WEIGHTS:
+        if not any(
+            step.weights == weights and step.rows >= MOST_ROWS and not step.hidden for step in tuning.steps
+        ):
+            raise ValueError(
+                f"{path}: steps: expected a row of {weights} weights with rows {MOST_ROWS}, hidden null"
+            )
+    return tuning
 
 
 def write_tuning(path: Path, tuning: Tuning) -> None:

@@ -31,6 +31,7 @@ class Schedule:
         self.gone: Set[str] = frozenset()
         self.started: Counter[str] = Counter({"driving": 0, "goals": 0})
         self._in_a_row = 0  # driving jobs since the last goal
+        self._passed_by = 0  # those of them that started while a goal waited
         self._last_client: str | None = None  # of the last goal
 
     @property
@@ -42,17 +43,20 @@ class Schedule:
         """Remove the job that runs next; return whether it is of driving, and the job.
 
         Driving goes first, unless a goal waits and since the last goal `driving_plans_per_goal` jobs of
-        driving have started (before a command: 10, if that is more). Among goals, clients take turns.
+        driving have started. A command goes first until 10 jobs, or `driving_plans_per_goal` if that is more,
+        have started while a goal waited. Goals of clients that have left never go before driving. Among
+        goals, clients take turns.
         """
         driving = self.driving
         if driving is not None and not self._goals_go_first(driving, driving_plans_per_goal):
             self.driving = None
             self._in_a_row += 1
+            self._passed_by += bool(self.goals)
             self.started["driving"] += 1
             return True, driving
         job = self._next_goal()
         self.goals.remove(job)
-        self._in_a_row, self._last_client = 0, job.client
+        self._in_a_row, self._passed_by, self._last_client = 0, 0, job.client
         self.started["goals"] += 1
         return False, job
 
@@ -60,21 +64,25 @@ class Schedule:
         """Return the waiting goal that makes room for one of `client`; None if none does.
 
         The newest goal of a client that has left, else of the one with the most waiting goals, if that has
-        at least two more than `client`. Goals of unknown clients stay.
+        at least two more than `client`. Goals of unknown clients stay; they count as those of one client.
         """
-        named = [job for job in self.goals if job.is_plan and job.client]
-        waiting = Counter(job.client for job in named)
+        plans = [job for job in self.goals if job.is_plan]
+        named = [job for job in plans if job.client]
+        waiting = Counter(job.client for job in plans)
         left = [job for job in named if job.client in self.gone]
         if left or not named:
             return left[-1] if left else None
-        greediest = max(waiting, key=waiting.__getitem__)
+        greediest = max((job.client for job in named), key=waiting.__getitem__)
         if waiting[greediest] < waiting[client] + 2:
             return None
         return next(job for job in reversed(named) if job.client == greediest)
 
     def _goals_go_first(self, driving: Job, driving_plans_per_goal: int) -> bool:
-        most = max(driving_plans_per_goal, COMMANDS_PER_GOAL if driving.is_command else 0)
-        return bool(self.goals) and self._in_a_row >= most
+        if all(job.is_plan and job.client in self.gone for job in self.goals):
+            return False
+        if driving.is_command:
+            return self._passed_by >= max(driving_plans_per_goal, COMMANDS_PER_GOAL)
+        return self._in_a_row >= driving_plans_per_goal
 
     def _next_goal(self) -> Job:
         """Return the goal whose client is next; other work keeps its place in the queue.
