@@ -25,8 +25,9 @@ from edgellm_arena.world.unicycle import DT, State, clip_action, rollout, to_bas
 
 REPLAN_STEPS = 8  # steps of DT between two camera frames
 LATENCY_STEPS = 3  # steps from a camera frame to the first action planned from it
-# 1/m of curvature for each metre beside the path, and for each radian off its heading.
-_PER_METRE, _PER_RADIAN = 4.0, 2.5
+# 1/m of curvature for each metre beside the path, and for each radian off its heading. The robot is back
+# on the path within 2 m, with a damping ratio of 0.7.
+_PER_METRE, _PER_RADIAN = 8.0, 4.0
 
 
 @dataclass(frozen=True)

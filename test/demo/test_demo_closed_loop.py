@@ -10,6 +10,7 @@ from edgellm_arena.driving import expert
 from edgellm_arena.driving.expert import BRISK, CAREFUL, Manner
 from edgellm_arena.episodes.closed_loop import Plan, drive
 from edgellm_arena.episodes.episode import Outcome, World, dead_ahead_episode, make_episode
+from edgellm_arena.world.unicycle import State, to_base, wrap
 
 
 def expert_driver(world: World, manner: Manner = BRISK):
@@ -50,6 +51,25 @@ def test_a_plan_takes_over_after_its_latency_with_the_speed_that_it_has_by_then(
         drive(world, think, on_step=iter([None] * 20).__next__)
     accelerations = np.diff(world.track[:, 3]) / 0.1
     assert accelerations[:19] == pytest.approx([0] * 3 + [0.4] * 8 + [-0.4] + [0.2] * 7)
+
+
+def test_the_robot_steers_back_to_the_path_of_a_plan_that_takes_over_late():
+    world = World(make_episode(3))
+    plans = iter([np.tile([0.4, 2.5], (40, 1))])
+    frames = []
+
+    def think(frame):
+        frames.append(world.state)
+        return Plan("", next(plans, np.zeros((40, 2))))
+
+    with pytest.raises(StopIteration):
+        drive(world, think, on_step=iter([None] * 35).__next__, replan_steps=20)
+    start = frames[1]  # where the straight plan begins; it takes over three steps later
+    late = State(*world.track[23])
+    assert abs(wrap(late.heading - start.heading)) > 0.3
+    x, y = to_base(start, world.track[-1, :2])
+    assert x > 0.5
+    assert abs(y) < 0.06
 
 
 @pytest.mark.slow
