@@ -26,6 +26,12 @@ def test_kernels_for_units_of_all_widths_have_one_signature():
     assert in_order("tree_mask_16", given) == in_order("tree_mask_1", given) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("kernel", ["commit", "commit_rows_of_none", "no_kernel_16"])
+def test_an_unknown_kernel_is_an_error_that_tells_it(kernel):
+    with pytest.raises(TypeError, match=f"^unknown kernel {kernel}$"):
+        in_order(kernel, {"lengths": 1})
+
+
 @pytest.mark.parametrize(
     "given, message",
     [

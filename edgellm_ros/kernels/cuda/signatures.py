@@ -32,10 +32,12 @@ def signatures() -> dict[str, tuple[str, ...]]:
 def in_order(kernel: str, parameters: Mapping[str, Any]) -> list[Any]:
     """Return the values of a kernel's parameters in their order.
 
-    TypeError for a name that is missing or that the kernel does not have.
+    TypeError for an unknown kernel, and for a name that is missing or that the kernel does not have.
     """
     known = signatures()
-    names = known[kernel if kernel in known else kernel.rpartition("_")[0]]
+    names = known.get(kernel) or known.get(kernel.rpartition("_")[0])
+    if names is None:
+        raise TypeError(f"unknown kernel {kernel}")
     if len(parameters) != len(names) or not all(name in parameters for name in names):
         missing = [name for name in names if name not in parameters]
         unknown = [name for name in parameters if name not in names]
