@@ -40,8 +40,8 @@ class RopeTable:
 class SamplingState:
     """Sampling rules and sampling state, one row per sequence.
 
-    The rules [B] are the requests' sampling parameters of the same names, in the order in which CUDA kernels
-    take them.
+    The rules [B] are the requests' sampling parameters of the same names, and CUDA kernels have parameters of
+    these names.
     """
 
     temperature: Tensor = field(metadata=F32)  # 0 = the most likely token
@@ -60,7 +60,7 @@ class SamplingState:
 
     @property
     def rules(self) -> dict[str, Tensor]:
-        """The tensors of RULES by name, in their order."""
+        """The tensors of RULES by name."""
         return {name: getattr(self, name) for name in RULES}
 
 
