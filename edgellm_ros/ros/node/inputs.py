@@ -18,7 +18,7 @@ from std_msgs.msg import String
 
 from edgellm_ros.ros.messaging import overridable
 from edgellm_ros.ros.node.metrics import NodeMetrics, Rate, RecentProblem
-from edgellm_ros.ros.node.planning.command_trigger import Command, CommandTrigger
+from edgellm_ros.ros.node.planning.command_trigger import Command, CommandTrigger, Pair
 from edgellm_ros.ros.node.planning.jobs import JobFactory
 from edgellm_ros.ros.node.sensors.cameras import Cameras
 from edgellm_ros.ros.node.sensors.frame_history import FrameHistory
@@ -139,7 +139,7 @@ class Inputs:
         self._trigger.plan_on = self._parameters.current.plan_on
         pair = self._trigger.on_frame(frame)
         if pair is not None:
-            self._worker.submit_topic(self._jobs.from_command(*pair), preempt=False)
+            self._plan(pair)
 
     def _on_further_image(self, name: str, topic: str, message: Image | CompressedImage) -> None:
         frame = self._accept(topic, "further_frames", message)
@@ -208,6 +208,11 @@ class Inputs:
                 continue
             pair = self._trigger.on_command(command)
             if pair is not None:
-                self._worker.submit_topic(self._jobs.from_command(*pair), preempt=True)
+                self._plan(pair)
             else:
                 self._worker.stop_topic("a newer command arrived" if command else "the command was withdrawn")
+
+    def _plan(self, pair: Pair) -> None:
+        """Submit the plan of a pair: a command's first one as a command, others as frames."""
+        job = self._jobs.from_command(pair.command, pair.frame)
+        self._worker.submit_topic(job, preempt=pair.is_first)

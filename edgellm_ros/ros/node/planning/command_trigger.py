@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgellm_ros.echo import quoted
 from edgellm_ros.multimodal.sound import Sound
@@ -35,6 +36,14 @@ class Command:
 NOTHING = Command()
 
 
+class Pair(NamedTuple):
+    """What is planned together."""
+
+    command: Command
+    frame: Frame | None  # None = planned without a frame
+    is_first: bool  # whether it is the first pair of this command
+
+
 class CommandTrigger:
     """Pairs commands with frames.
 
@@ -50,6 +59,7 @@ class CommandTrigger:
         self.frame: Frame | None = None  # the newest that was not refused
         self.refused = ""  # why a newer frame than this one was refused; empty if none was
         self._command = NOTHING
+        self._is_paired = False  # whether the command has had its first pair
 
     def is_new(self, command: Command) -> bool:
         """Tell whether the command has an effect.
@@ -58,15 +68,15 @@ class CommandTrigger:
         """
         return self.plan_on == "command" or command != self._command
 
-    def on_command(self, command: Command) -> tuple[Command, Frame | None] | None:
+    def on_command(self, command: Command) -> Pair | None:
         """Store a command and return the pair to plan now, if any.
 
         An empty command removes the current one.
         """
-        self._command = command
+        self._command, self._is_paired = command, False
         return self._pair() if self.frame is not None or not self._needs_frame else None
 
-    def on_frame(self, frame: Frame) -> tuple[Command, Frame | None] | None:
+    def on_frame(self, frame: Frame) -> Pair | None:
         """Store a frame and return the pair to plan now, if any."""
         self.frame, self.refused = frame, ""
         return self._pair()
@@ -75,10 +85,12 @@ class CommandTrigger:
         """Drop command and frame."""
         self._command, self.frame, self.refused = NOTHING, None, ""
 
-    def _pair(self) -> tuple[Command, Frame | None] | None:
+    def _pair(self) -> Pair | None:
         command = self._command
         if not command:
             return None
         if self.plan_on == "command":
             self._command = NOTHING
-        return command, self.frame
+        pair = Pair(command, self.frame, is_first=not self._is_paired)
+        self._is_paired = True
+        return pair
