@@ -167,6 +167,14 @@ def test_unknown_adapter(edgellm, tiny_engine):
     assert_refused(run, f"--lora 'forest': no such adapter in {tiny_engine}/lora, which has none")
 
 
+def test_adapter_without_a_directory_is_not_the_current_folder(
+    edgellm, tiny_lora_engine, tiny_checkpoint, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(write_adapter(tmp_path / "adapter", tiny_checkpoint))
+    run = edgellm("generate", tiny_lora_engine, "--prompt", "go", "--lora", "forest=")
+    assert_refused(run, "--lora 'forest=': expected a directory or a file after '='")
+
+
 def test_adapter_for_an_engine_that_takes_none(edgellm, tiny_engine, tmp_path):
     run = edgellm("generate", tiny_engine, "--prompt", "go", "--lora", f"forest={tmp_path}")
     assert_refused(run, "adapter 'forest': this engine has no LoRA inputs", "--max-lora-rank")

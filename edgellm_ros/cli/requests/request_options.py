@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgellm_ros.cli.option_fields import add_options, read_options
 from edgellm_ros.cli.requests.content_parts import FileReaders, ReadSound
+from edgellm_ros.echo import quoted
 from edgellm_ros.io.contents import read_bytes
 from edgellm_ros.io.sound_file import read_sound
 from edgellm_ros.io.video_file import read_video
@@ -91,9 +92,14 @@ def common_fields(args: argparse.Namespace, config: EngineConfig) -> dict[str, A
 
 
 def lora_dirs(option: str, engine_dir: str) -> dict[str, Path]:
-    """Return the adapter of --lora as {name: directory}; empty for the base model."""
+    """Return the adapter of --lora as {name: directory}; empty for the base model.
+
+    ValueError for an unknown name, and for NAME= without a directory or file.
+    """
     from edgellm_ros.runtime.adapters.lora import find_adapter
 
     name, given, elsewhere = option.partition("=")
+    if given and not elsewhere:
+        raise ValueError(f"--lora {quoted(option)}: expected a directory or a file after '='")
     directory = Path(elsewhere) if given else find_adapter(engine_dir, name)
     return {} if directory is None else {name: directory}
