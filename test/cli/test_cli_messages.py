@@ -218,9 +218,9 @@ def test_a_failed_request_keeps_its_place_with_its_error(answers):
     for error, words in zip(
         errors[1:-1],
         (
-            "talk.json[1].images[0]: ", "at most 320", "talk.json[3]: temperature must be 0 or a number",
+            "talk.json[1].images[0]: ", "talk.json[2]: ", "talk.json[3]: temperature must be 0 or a number",
             "talk.json[4]: unknown key 'colour'", "talk.json[5].history: expected poses",
-            "unknown LoRA adapter 'polite'", "talk.json[7]: nothing to answer",
+            "talk.json[6]: lora 'polite': no such adapter in ", "talk.json[7]: nothing to answer",
             "talk.json[8]: a request has messages or prompt, not both",
         ),
         strict=True,
@@ -228,6 +228,26 @@ def test_a_failed_request_keeps_its_place_with_its_error(answers):
         assert words in error
     assert errors[0] is errors[-1] is None
     assert told[0]["prompt_tokens"] < told[-1]["prompt_tokens"]
+
+
+def test_what_the_runtime_refuses_has_its_place_in_the_file(answers):
+    long = {"prompt": "x" * 500}
+    code, told = answers([{"prompt": "go"}, long, long])
+    assert code == 1
+    assert "error" not in told[0]
+    for index in (1, 2):
+        place, text = told[index]["error"].split(": ", 1)
+        assert place.endswith(f"talk.json[{index}]")
+        assert "at most 320" in text
+        assert "request 0" not in text
+
+
+def test_a_name_of_an_adapter_in_a_file_of_requests_is_no_path(answers, tmp_path):
+    """Only the command line may name directories."""
+    code, told = answers([{"prompt": "go", "lora": f"mine={tmp_path / 'no'}"}, {"prompt": "go"}])
+    assert code == 1
+    assert "talk.json[0]: lora 'mine=" in told[0]["error"]
+    assert "error" not in told[1]
 
 
 def test_a_request_has_options_of_its_own(edgellm, tiny_engine, answers):
@@ -249,6 +269,10 @@ def test_requests_may_name_different_adapters(tiny_checkpoint, tiny_lora_engine,
     requests = [{"prompt": "go", "lora": name} for name in ("", "one", "two", "three")]
     code, told = answers(requests, engine=engine)
     assert code == 1
+    assert (
+        f"talk.json[3]: lora 'three': no such adapter in {engine}/lora, which has one, two"
+        in told[3]["error"]
+    )
     assert [answer.get("lora") for answer in told] == ["", "one", "two", None]
     assert len({tuple(answer["token_ids"]) for answer in told[:3]}) == 3
 

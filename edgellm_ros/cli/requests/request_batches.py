@@ -43,11 +43,11 @@ def answer_file(args: argparse.Namespace) -> int:
     if not Path(args.out).absolute().parent.is_dir():
         raise FileNotFoundError(f"{args.out}: its folder does not exist")
     answers: dict[int, dict[str, Any]] = {}
-    adapters = _adapters(args, requests)
+    adapters, unknown = _adapters(args, requests)
     options = {**arguments.runtime_options(args, config), "tool_call_format": args.tool_call_format}
     with LLMInferenceRuntime(args.engine_dir, lora_dirs=adapters, **options) as runtime:
-        for batch in _batches(requests, args, config, answers):
-            answers |= _answer(runtime, batch)
+        for batch in _batches(requests, args, config, unknown, answers):
+            answers |= _answer(runtime, batch, args.requests)
     ordered = [answers[index] for index in range(len(requests))]
     write_atomically(Path(args.out), strict_json(ordered, indent=1).encode() + b"\n")
     failed = sum("error" in answer for answer in ordered)
@@ -61,15 +61,28 @@ def answer_file(args: argparse.Namespace) -> int:
 
 
 def _batches(
-    requests: list[Any], args: argparse.Namespace, config: EngineConfig, answers: dict[int, dict[str, Any]]
+    requests: list[Any],
+    args: argparse.Namespace,
+    config: EngineConfig,
+    unknown: Mapping[str, Exception],
+    answers: dict[int, dict[str, Any]],
 ) -> Iterator[Batch]:
-    """Make batches of valid requests, in order; errors of others go to `answers`."""
+    """Make batches of valid requests, in order; errors of others go to `answers`.
+
+    unknown: why adapters cannot be used, by name.
+    """
     batch: Batch = {}
     for index, data in enumerate(requests):
+        where = f"{args.requests}[{index}]"
         try:
-            batch[index] = _make_request(data, index, args, config)
+            request = _make_request(data, where, args, config)
         except (ValueError, OSError) as error:
             answers[index] = _failure(error)
+        else:
+            if request.lora in unknown:
+                answers[index] = _failure(unknown[request.lora], where)
+            else:
+                batch[index] = request
         if len(batch) == config.builder.max_batch_size:
             yield batch
             batch = {}
@@ -78,11 +91,10 @@ def _batches(
 
 
 def _make_request(
-    data: Any, index: int, args: argparse.Namespace, config: EngineConfig
+    data: Any, where: str, args: argparse.Namespace, config: EngineConfig
 ) -> LLMGenerationRequest:
     from edgellm_ros.runtime.request import LLMGenerationRequest
 
-    where = f"{args.requests}[{index}]"
     fields = request_fields(data, where, args.requests, file_readers(args.engine_dir, config))
     try:
         sampling = sampling_params(args, fields.pop("sampling"))
@@ -91,8 +103,11 @@ def _make_request(
         raise ValueError(f"{where}: {error}") from None
 
 
-def _answer(runtime: LLMInferenceRuntime, batch: Batch) -> dict[int, dict[str, Any]]:
-    """Answer a batch; if it is refused, answer its requests one by one."""
+def _answer(runtime: LLMInferenceRuntime, batch: Batch, path: str) -> dict[int, dict[str, Any]]:
+    """Answer a batch; if it is refused, answer its requests one by one.
+
+    path: of the file of requests, for errors.
+    """
     from edgellm_ros.engine.errors import EngineError
 
     requests = list(batch.values())
@@ -100,26 +115,41 @@ def _answer(runtime: LLMInferenceRuntime, batch: Batch) -> dict[int, dict[str, A
         responses = runtime.handle_request(requests)
     except (ValueError, EngineError) as error:
         if len(batch) == 1:
-            return dict.fromkeys(batch, _failure(error))
-        return {key: value for one in batch.items() for key, value in _answer(runtime, dict([one])).items()}
+            return {index: _failure(error, f"{path}[{index}]") for index in batch}
+        alone = [_answer(runtime, {index: request}, path) for index, request in batch.items()]
+        return {index: answer for answers in alone for index, answer in answers.items()}
     return {
         index: to_json(response, request.logprobs > 0)
         for (index, request), response in zip(batch.items(), responses, strict=True)
     }
 
 
-def _adapters(args: argparse.Namespace, requests: list[Any]) -> dict[str, Path]:
-    """Return the adapters that the option and the requests name, as far as they exist."""
+def _adapters(args: argparse.Namespace, requests: list[Any]) -> tuple[dict[str, Path], dict[str, Exception]]:
+    """Return the adapters that the option and the requests name.
+
+    Also why others that requests name cannot be used, by name.
+    """
+    from edgellm_ros.runtime.adapters.lora import find_adapter
+
     adapters = lora_dirs(args.lora, args.engine_dir)
+    unknown: dict[str, Exception] = {}
     for data in requests:
         name = data.get("lora") if isinstance(data, Mapping) else None
         if isinstance(name, str) and name not in adapters:
             try:
-                adapters |= lora_dirs(name, args.engine_dir)
-            except (ValueError, OSError):
-                continue  # the request fails with the name
-    return adapters
+                directory = find_adapter(args.engine_dir, name, "lora")
+            except (ValueError, OSError) as error:
+                unknown[name] = error
+                continue
+            if directory is not None:
+                adapters[name] = directory
+    return adapters, unknown
 
 
-def _failure(error: Exception) -> dict[str, Any]:
-    return {"error": " ".join(str(error).split()) or type(error).__name__}
+def _failure(error: Exception, where: str = "") -> dict[str, Any]:
+    """Return the answer of a request that failed.
+
+    where: the request's place, if the error does not name it.
+    """
+    text = " ".join(str(error).split()) or type(error).__name__
+    return {"error": f"{where}: {text}" if where else text}

@@ -49,17 +49,17 @@ def find_adapters(engine_dir: str | Path) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def find_adapter(engine_dir: str | Path, name: str) -> Path | None:
+def find_adapter(engine_dir: str | Path, name: str, key: str = "--lora") -> Path | None:
     """Find an adapter by name; None for the base model ("" or BASE).
 
-    ValueError for an unknown name; the error lists the known names.
+    ValueError for an unknown name; the error lists the known names. key: what has the name, for the error.
     """
     if not canonical_name(name):
         return None
     found = find_adapters(engine_dir)
     if name not in found:
         raise ValueError(
-            f"--lora {quoted(name)}: no such adapter in {Path(engine_dir) / FOLDER}, which has "
+            f"{key} {quoted(name)}: no such adapter in {Path(engine_dir) / FOLDER}, which has "
             f"{', '.join(found) or 'none'}"
         )
     return found[name]
