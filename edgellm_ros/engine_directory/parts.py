@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from edgellm_ros.echo import quoted
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.sequence_checks import check_texts
 
 VISUAL, AUDIO, ACTION = "visual", "audio", "action"  # names of their graphs
 TITLES = {VISUAL: "vision encoder", AUDIO: "audio encoder", ACTION: "action head"}
@@ -46,8 +47,6 @@ class EngineParts:
 
 def check_without(names: Sequence[str]) -> None:
     """Check names of parts to leave out. ValueError for the first one that is unknown."""
-    if isinstance(names, str):
-        raise ValueError(f"without must be a sequence of names, got {quoted(names)}")
-    for name in names:
+    for name in check_texts("without", names, "names"):
         if name not in TITLES:
             raise ValueError(f"without must be of {', '.join(TITLES)}, got {quoted(name)}")

@@ -19,6 +19,7 @@ from edgellm_ros.multimodal.video import Video
 from edgellm_ros.number_checks import check_number
 from edgellm_ros.runtime.conversation import Message, check_messages, images_of, sounds_of, videos_of
 from edgellm_ros.runtime.sampling_params import SamplingParams
+from edgellm_ros.sequence_checks import check_sequence, check_texts
 
 MAX_LOGPROBS = 50
 MAX_DENOISE_STEPS = 1000
@@ -92,12 +93,7 @@ class LLMGenerationRequest:
         for name in ("prompt", "system_prompt", "lora", "lm_head"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} must be a string, got {quoted(getattr(self, name))}")
-        object.__setattr__(self, "images", tuple(map(as_image, self.images)))
-        object.__setattr__(self, "videos", tuple(self.videos))
-        for index, video in enumerate(self.videos):
-            if not isinstance(video, Video):
-                raise ValueError(f"videos[{index}] must be a Video, got {type(video).__name__}")
-        object.__setattr__(self, "audio", tuple(self.audio))
+        self._check_media()
         self._check_conversation()
         if not isinstance(self.sampling, SamplingParams):
             raise ValueError(f"sampling must be SamplingParams, got {type(self.sampling).__name__}")
@@ -121,11 +117,17 @@ class LLMGenerationRequest:
                 f"previous_chunk must be a ChunkCondition, got {type(self.previous_chunk).__name__}"
             )
 
+    def _check_media(self) -> None:
+        images = check_sequence("images", self.images, "images")
+        object.__setattr__(self, "images", tuple(map(as_image, images)))
+        object.__setattr__(self, "videos", check_sequence("videos", self.videos, "Videos"))
+        for index, video in enumerate(self.videos):
+            if not isinstance(video, Video):
+                raise ValueError(f"videos[{index}] must be a Video, got {type(video).__name__}")
+        object.__setattr__(self, "audio", check_sequence("audio", self.audio, "Sounds"))
+
     def _check_cameras(self) -> None:
-        cameras = self.cameras
-        if isinstance(cameras, str) or not all(isinstance(name, str) and name for name in cameras):
-            raise ValueError(f"cameras must be a sequence of names, got {quoted(cameras)}")
-        object.__setattr__(self, "cameras", tuple(cameras))
+        object.__setattr__(self, "cameras", check_texts("cameras", self.cameras, "names"))
         if self.cameras and len(self.cameras) != len(self.images):
             raise ValueError(f"cameras must name all {len(self.images)} images, got {quoted(self.cameras)}")
         if len(set(self.cameras)) != len(self.cameras):

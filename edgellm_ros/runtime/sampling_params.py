@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from edgellm_ros.echo import quoted
 from edgellm_ros.option import Option, option, options
 from edgellm_ros.runtime.grammar.json_schemas import schema_text
+from edgellm_ros.sequence_checks import check_texts
 
 if TYPE_CHECKING:
     from edgellm_ros.engine_directory.config import GenerationDefaults
@@ -129,10 +130,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._check_numbers()
         for name in ("stop", "choices"):
-            texts = getattr(self, name)
-            if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
-                raise ValueError(f"{name} must be a sequence of non-empty strings, got {quoted(texts)}")
-            object.__setattr__(self, name, tuple(texts))
+            object.__setattr__(self, name, check_texts(name, getattr(self, name)))
         if not isinstance(self.regex, str):
             raise ValueError(f"regex must be a string, got {quoted(self.regex)}")
         if self.json_schema != "":

@@ -230,6 +230,37 @@ def test_a_failed_request_keeps_its_place_with_its_error(answers):
     assert told[0]["prompt_tokens"] < told[-1]["prompt_tokens"]
 
 
+def test_null_in_a_request_is_the_same_as_no_key(answers):
+    absent = (
+        "stop", "choices", "regex", "json_schema", "temperature", "max_tokens", "seed", "tools", "messages",
+        "images", "audio", "cameras", "state", "history", "speed", "system", "lora", "logprobs",
+    )  # fmt: skip
+    code, told = answers([{"prompt": "go", **dict.fromkeys(absent)}, {"prompt": "go"}], "--temperature", 1.5)
+    assert code == 0
+    assert same(*told)
+
+
+def test_null_is_no_prompt(answers):
+    code, (told,) = answers([{"prompt": None}])
+    assert code == 1
+    assert told["error"].endswith("talk.json[0]: nothing to answer: give messages, prompt or audio")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("stop", 5, "stop must be a sequence of non-empty strings, got 5"),
+        ("stop", {"a": 1}, "stop must be a sequence of non-empty strings, got {'a': 1}"),
+        ("choices", {"a": 1}, "choices must be a sequence of non-empty strings, got {'a': 1}"),
+        ("cameras", 5, "cameras must be a sequence of names, got 5"),
+    ],
+)
+def test_a_key_of_a_request_with_another_type_is_named(answers, key, value, message):
+    code, (told,) = answers([{"prompt": "go", key: value}])
+    assert code == 1
+    assert told["error"].endswith(f"talk.json[0]: {message}")
+
+
 def test_what_the_runtime_refuses_has_its_place_in_the_file(answers):
     long = {"prompt": "x" * 500}
     code, told = answers([{"prompt": "go"}, long, long])

@@ -105,6 +105,8 @@ def test_a_part_that_the_engine_has_not_may_be_left_out(engine_without_audio, ru
         (["vision"], "without must be of visual, audio, action, got 'vision'"),
         (["llm"], "without must be of visual, audio, action, got 'llm'"),
         ("visual", "without must be a sequence of names, got 'visual'"),
+        (None, "without must be a sequence of names, got None"),
+        ([["visual"]], r"without must be a sequence of names, got \[\['visual'\]\]"),
     ],
 )
 def test_an_unknown_part_is_refused(tiny_engine, runtime_device, without, message):

@@ -70,11 +70,13 @@ def read_request_list(path: str | Path) -> list[Any]:
 def request_fields(data: Any, where: str, path: str | Path, readers: FileReaders) -> dict[str, Any]:
     """Return one request's fields of LLMGenerationRequest.
 
-    Fields of sampling are under "sampling". where: its place in the file, for errors. ValueError or OSError.
+    Fields of sampling are under "sampling". A key with null is absent. where: its place in the file, for
+    errors. ValueError or OSError.
     """
     if isinstance(data, list):
         data = {"messages": data}
     check_object(data, where, REQUEST_KEYS, required=(), also="a list of messages or ")
+    data = {key: value for key, value in data.items() if value is not None}
     folder = Path(path).parent
     fields: dict[str, Any] = {key: data[key] for key in OTHER_KEYS if key in data}
     fields |= {name: data[key] for key, name in SHORT_KEYS.items() if key in data}
