@@ -13,7 +13,8 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import CHAIN, graph_path
 from edgellm_ros.engine_directory.parts import EngineParts
-from edgellm_ros.fused.loading.availability import AUTO, FUSED
+from edgellm_ros.fused.loading.availability import AUTO, FUSED, check_decode
+from edgellm_ros.number_checks import check_number
 from edgellm_ros.runtime.decoding.speculative.drafting_config import AUTO as DRAFTING_AUTO
 from edgellm_ros.runtime.decoding.speculative.drafting_config import (
     SpecDecodeDraftingConfig,
@@ -71,7 +72,7 @@ def begin_opening(root: Path, options: RuntimeOptions) -> Opening:
 
     Raises the errors of `LLMInferenceRuntime`.
     """
-    tool_calls.check_format(options.tool_call_format)
+    _check_values(options)
     config = EngineConfig.load(root)
     parts = EngineParts(config, options.without)
     drafting, device = options.drafting, options.device
@@ -81,10 +82,34 @@ def begin_opening(root: Path, options: RuntimeOptions) -> Opening:
         check_drafting(drafting, config, options.on_cpu)
     if options.stream is not None and not isinstance(device, str):
         raise ValueError("a Device has its own stream: give the stream to open_device")
-    if config.policy is not None and (
-        drafting is not None or options.lora_dirs or options.decode_backend or options.decode == FUSED
-    ):
-        raise ValueError("a policy has no language model: no adapters, drafting or decode backend")
+    if config.policy is not None:
+        _check_policy(options, drafting)
     if isinstance(device, str):
         device = open_device(device, options.allow_plan_code, options.stream)
     return Opening(root=root, config=config, parts=parts, options=options, drafting=drafting, device=device)
+
+
+def _check_values(options: RuntimeOptions) -> None:
+    """Check values that no engine directory takes; ValueError names the option."""
+    tool_calls.check_format(options.tool_call_format)
+    check_decode(options.decode)
+    if options.prefix_cache_bytes is not None:
+        check_number("prefix_cache_bytes", options.prefix_cache_bytes, 0, 2**63 - 1)
+
+
+def _check_policy(options: RuntimeOptions, drafting: SpecDecodeDraftingConfig | None) -> None:
+    """Check the options of a policy; ValueError names one that needs a language model."""
+    given = {
+        "lora_dirs": options.lora_dirs,
+        "prefix_cache_bytes": options.prefix_cache_bytes,
+        "decode_backend": options.decode_backend,
+        "drafting": drafting is not None,
+        "decode": options.decode == FUSED,
+        "tool_call_format": options.tool_call_format not in (tool_calls.AUTO, tool_calls.NONE),
+    }
+    for name, value in given.items():
+        if value:
+            raise ValueError(
+                "a policy has no language model: no adapters, prefix cache, drafting, decode backend or tool "
+                f"calls, but {name} is given"
+            )

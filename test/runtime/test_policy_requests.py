@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -143,7 +144,15 @@ def test_actions_are_the_models_values_times_scale_plus_offset(engine, policy, e
         ({"system_prompt": "be kind"}, "this engine is a policy, the request has system_prompt"),
         ({"audio": (Sound(np.zeros(160, np.float32), 16000),)}, "the request has audio"),
         ({"speed": 1.0}, "the request has speed"),
+        ({"enable_thinking": False}, "the request has enable_thinking"),
+        ({"chat_template_kwargs": {"x": 1}}, "the request has chat_template_kwargs"),
+        ({"disable_spec_decode": True}, "the request has disable_spec_decode"),
+        ({"tools": ({"name": "f"},)}, "the request has tools"),
         ({"sampling": SamplingParams(regex="a+")}, "the request has a grammar"),
+        ({"sampling": SamplingParams(temperature=0.0)}, "the request has temperature"),
+        ({"sampling": SamplingParams(stop=["end"])}, "the request has stop"),
+        ({"sampling": SamplingParams(max_tokens=8)}, "the request has max_tokens"),
+        ({"sampling": SamplingParams(seed=1)}, "the request has seed"),
         (
             {"previous_chunk": ChunkCondition(actions=CHUNK[:, :2], executed=1, delay=1)},
             r"previous_chunk: actions must have shape \[6, 4\], got \[6, 2\]",
@@ -157,6 +166,22 @@ def test_actions_are_the_models_values_times_scale_plus_offset(engine, policy, e
 def test_requests_that_do_not_fit_the_policy_are_refused(policy, changes, message):
     with pytest.raises(ValueError, match=message):
         policy.handle_request(changed(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lora": "base"},
+        {"lm_head": "base"},
+        {"tools": ()},
+        {"chat_template_kwargs": MappingProxyType({})},
+        {"logprobs": np.int64(0)},
+        {"sampling": SamplingParams(stop=[], choices=[], max_tokens=np.int64(96))},
+    ],
+    ids=str,
+)
+def test_what_asks_for_no_language_model_is_answered(policy, expected, changes):
+    np.testing.assert_array_equal(policy.handle_request(changed(**changes)).actions, expected)
 
 
 def test_a_language_model_refuses_the_fields_of_a_policy(runtime):
@@ -195,11 +220,26 @@ def test_what_needs_a_language_model_is_an_error_that_says_so(policy):
         policy.gen_and_save_system_prompt_kv_cache("you are a robot")
 
 
-def test_options_of_language_models_are_refused(engine):
-    with pytest.raises(ValueError, match="drafting"):
-        LLMInferenceRuntime(engine, drafting="lookup")
-    with pytest.raises(ValueError, match="a policy has no language model: no adapters"):
-        LLMInferenceRuntime(engine, lora_dirs={"a": "folder"})
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drafting": "lookup"}, "drafting"),
+        ({"lora_dirs": {"a": "folder"}}, "a policy has no language model: .*, but lora_dirs is given"),
+        ({"decode": "fused"}, "a policy has no language model: .*, but decode is given"),
+        ({"decode": "x"}, "decode must be one of auto, engine, fused, got 'x'"),
+        ({"prefix_cache_bytes": 1000}, "a policy has no language model: .*, but prefix_cache_bytes is given"),
+        ({"prefix_cache_bytes": -5}, "prefix_cache_bytes must be an integer from 0 to .*, got -5"),
+        ({"tool_call_format": "hermes"}, "a policy has no language model: .*, but tool_call_format is given"),
+    ],
+)
+def test_options_of_language_models_are_refused(engine, options, message):
+    with pytest.raises(ValueError, match=message):
+        LLMInferenceRuntime(engine, **options)
+
+
+def test_options_that_ask_for_no_language_model_are_accepted(engine):
+    options = {"lora_dirs": {}, "prefix_cache_bytes": 0, "drafting": "off", "tool_call_format": "none"}
+    LLMInferenceRuntime(engine, decode="engine", **options).close()
 
 
 def test_a_closed_policy_refuses_requests(engine):

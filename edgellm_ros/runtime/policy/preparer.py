@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 
@@ -11,16 +13,20 @@ from edgellm_ros.diffusion.affine_space import model_state
 from edgellm_ros.diffusion.heads.policy_heads import PolicyHead
 from edgellm_ros.diffusion.policy_config import PolicyConfig
 from edgellm_ros.echo import quoted
+from edgellm_ros.engine_directory.adapters.adapter_folder import canonical_name
 from edgellm_ros.multimodal.device_image import DeviceImage
 from edgellm_ros.multimodal.image_pixels import check_image
 from edgellm_ros.runtime.policy.sequence import PolicySequence
 from edgellm_ros.runtime.request import LLMGenerationRequest
+from edgellm_ros.runtime.sampling_params import SamplingParams
 from edgellm_ros.runtime.text.tokenizer import Tokenizer
 
 # Fields of a request that only a language model has an answer to, with the values that do not ask for it.
-LANGUAGE_MODEL_FIELDS = {
-    "system_prompt": "", "audio": (), "videos": (), "messages": None, "tools": None, "history": None,
+# None stands for every value: only None does not ask.
+LANGUAGE_MODEL_FIELDS: dict[str, Any] = {
+    "system_prompt": "", "audio": (), "videos": (), "messages": None, "tools": (), "history": None,
     "speed": None, "lora": "", "lm_head": "", "logprobs": 0, "output_hidden_states": False,
+    "enable_thinking": None, "chat_template_kwargs": {}, "disable_spec_decode": False,
 }  # fmt: skip
 
 
@@ -62,13 +68,9 @@ class PolicyPreparer:
         return sequences
 
     def _prepare(self, request: LLMGenerationRequest, noise_seed: int) -> PolicySequence:
-        for name, absent in LANGUAGE_MODEL_FIELDS.items():
-            value = getattr(request, name)
-            if value is not None and not (isinstance(value, type(absent)) and value == absent):
-                raise ValueError(f"this engine is a policy, the request has {name}")
-        grammar = request.sampling.grammar
-        if grammar is not None:
-            raise ValueError("this engine is a policy, the request has a grammar")
+        unanswerable = _language_model_field(request)
+        if unanswerable:
+            raise ValueError(f"this engine is a policy, the request has {unanswerable}")
         config = self._config
         if request.previous_chunk is not None:
             try:
@@ -133,3 +135,20 @@ class PolicyPreparer:
                 f"the prompt has {len(tokens)} tokens; the policy takes at most {config.max_prompt_tokens}"
             )
         return tokens
+
+
+def _language_model_field(request: LLMGenerationRequest) -> str:
+    """Return the first field that only a language model has an answer to.
+
+    "" if the request has none.
+    """
+    for name, absent in LANGUAGE_MODEL_FIELDS.items():
+        value = getattr(request, name)
+        if name in ("lora", "lm_head"):
+            value = canonical_name(value)
+        if value is not None and (absent is None or value != absent):
+            return name
+    if request.sampling.grammar is not None:
+        return "a grammar"
+    rules = fields(SamplingParams)
+    return next((rule.name for rule in rules if getattr(request.sampling, rule.name) != rule.default), "")
