@@ -11,7 +11,9 @@ from rclpy.logging import get_logger
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.ros.node.engine_checks import OF_WORDS
 from edgellm_ros.ros.node.runtime_opening import open_runtime
+from edgellm_ros.ros.node.settings.parameters import SPECS
 from edgellm_ros.runtime import opening
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.tiny_adapter import write_adapter
@@ -68,6 +70,10 @@ def test_a_policy_is_opened(policy_engine):
         ({"lora": "careful"}, r"parameter lora needs an engine with a language model.*\(smolvla\)"),
         ({"loras": ["careful=/tmp"]}, "parameter loras needs an engine with a language model"),
         ({"prefix_cache_file": "/tmp/x"}, "parameter prefix_cache_file needs an engine with a language"),
+        ({"temperature": 0.5}, r"parameter temperature needs .* leave it at -1\.0, got 0\.5"),
+        ({"max_tokens": 8}, r"parameter max_tokens needs .*\(smolvla\): leave it at 96, got 8"),
+        ({"system_prompt": "be kind"}, "parameter system_prompt needs an engine with a language model"),
+        ({"choices": ["yes", "no"]}, "parameter choices needs an engine with a language model"),
         ({"frames_per_plan": 2}, "parameter frames_per_plan is 2, but the engine takes no videos"),
         ({"chunking": "trained"}, "parameter chunking must be off, guided or frozen"),
         ({"drafting": "lookup"}, "drafting"),
@@ -77,6 +83,10 @@ def test_a_policy_is_opened(policy_engine):
 def test_parameters_that_do_not_fit_a_policy_are_refused(policy_engine, changes, message):
     with pytest.raises(ValueError, match=message):
         open_runtime(parameters_of(policy_engine, **changes), get_logger("test"))
+
+
+def test_negative_sampling_parameters_are_those_of_any_engine(policy_engine):
+    open_runtime(parameters_of(policy_engine, temperature=-2.0, choices=[""]), get_logger("test")).close()
 
 
 @pytest.mark.parametrize("name", ["cameras", "state_joints"])
@@ -162,5 +172,6 @@ def parameters_of(engine, **changes) -> SimpleNamespace:
         "chunking": "off",
         "action_samples": 1,
         "tool_call_format": "auto",
+        **{name: SPECS[name].default for name in OF_WORDS},
     }
     return SimpleNamespace(**{**values, **changes})

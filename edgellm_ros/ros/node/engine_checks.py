@@ -5,16 +5,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgellm_ros.echo import quoted
 from edgellm_ros.engine_directory.parts import VISUAL
 from edgellm_ros.ros.node.planning.chunking import chunking_problem
+from edgellm_ros.ros.node.settings.parameters import SPECS
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.sampling_params import SAMPLED
 
-CHECKED = ("chunking", "plan_on", "action_samples")  # parameters with values that some engines do not take
+# Parameters of answers in words, which a policy does not give.
+OF_WORDS = ("system_prompt", "seed", "max_tokens", *SAMPLED, "json_schema", "regex", "choices")
+# Parameters with values that some engines do not take.
+CHECKED = ("chunking", "plan_on", "action_samples", *OF_WORDS)
 
 
 def engine_problem(name: str, value: Any, runtime: LLMInferenceRuntime) -> str:
     """Return why an engine cannot plan with a parameter's value; empty if it can."""
     config, blind = runtime.config, runtime.parts.missing(VISUAL)
+    if name in OF_WORDS:
+        return "" if config.policy is None else _words_problem(name, value, config.policy.kind)
     if name == "chunking":
         return chunking_problem(value, config)
     if name == "plan_on" and value == "image" and blind:
@@ -23,3 +31,20 @@ def engine_problem(name: str, value: Any, runtime: LLMInferenceRuntime) -> str:
     if name == "action_samples" and config.action is not None and value > most:
         return f"action_samples must be from 0 to {most}, max_action_samples of the engine, got {value}"
     return ""
+
+
+def _words_problem(name: str, value: Any, kind: str) -> str:
+    """Return why a policy cannot heed a parameter of OF_WORDS; empty for its default."""
+    default = SPECS[name].default
+    if name in SAMPLED:
+        is_default = value < 0
+    elif isinstance(default, list):
+        is_default = not any(value)
+    else:
+        is_default = value == default
+    if is_default:
+        return ""
+    return (
+        f"{name} needs an engine with a language model; this one is a policy ({kind}): leave it at "
+        f"{default!r}, got {quoted(value)}"
+    )
