@@ -181,7 +181,7 @@ class Decoder:
         return self._device.mark().seconds_since(begin) / self._conditions.steps
 
     def program(self, tuning: Tuning) -> object:
-        """Return what tells the kernels of a step apart; None if the device has no room for them."""
+        """Return what tells the kernels of a step apart; None if they do not fit."""
         shape, device = self._shape, self._device
         sizes = shape.max_rows, device.multiprocessors, device.most_shared_memory
         try:

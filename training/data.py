@@ -142,7 +142,7 @@ def write_sample(
 
 
 def training_situations(seed: int, style: Style) -> Iterator[Situation]:
-    """Yield situations of the training split without end, FOUND_SHARE of them of the family "found"."""
+    """Yield situations of the training split, FOUND_SHARE of them "found"."""
     common, found = (situations(seed, "train", style.manner, family) for family in (None, "found"))
     rng = np.random.default_rng([seed, 3])
     while True:

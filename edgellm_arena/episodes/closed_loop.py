@@ -130,7 +130,7 @@ class Course:
         return float((self.speeds[index] - speed) / DT), float(self.curvatures[index])
 
     def back_to_path(self, index: int, state: State) -> tuple[float, float]:
-        """Return `action` for a robot at `state`, with the curvature that leads back to the path."""
+        """Return `action` with a curvature that leads from `state` to the path."""
         accel, curvature = self.action(index, state.speed)
         x, y, heading, _ = self.states[index]
         aside = float(to_base(State(x, y, heading), np.array([state.x, state.y]))[1])

@@ -93,7 +93,7 @@ class _Draft:
 def situations(
     seed: int, split: str = "train", manner: expert.Manner = expert.BRISK, family: str | None = None
 ) -> Iterator[Situation]:
-    """Yield situations without end; the same for the same seed, split, manner and family.
+    """Yield situations without end, the same for the same arguments.
 
     No scene occurs in both splits. `family`: of all situations; None: as FAMILIES shares them.
     """
@@ -103,7 +103,7 @@ def situations(
 
 
 def with_margin(manner: expert.Manner) -> expert.Manner:
-    """Return the manner of the training data's drives, which keep MARGIN more room beside the robot."""
+    """Return the manner of drives in training: with MARGIN more room."""
     return replace(manner, clearance=manner.clearance + MARGIN)
 
 
@@ -244,7 +244,7 @@ def _place(rng: Generator, scene: Scene, target: int, family: str) -> State | No
 
 
 def _bearing(scene: Scene, state: State, target: int) -> float:
-    """Return the direction in rad of a solid as the robot sees it, positive to the left."""
+    """Return the direction of a solid in rad, positive to the robot's left."""
     solid = scene.solids[target]
     return float(wrap(np.arctan2(solid.y - state.y, solid.x - state.x) - state.heading))
 

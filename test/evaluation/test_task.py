@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a task adds to results: those that do not fit a results file, and the code that made them."""
+"""Results that are not fit for a results file, and the digest of the code."""
 
 from __future__ import annotations
 
