@@ -69,23 +69,24 @@ def record(options: DemoOptions) -> Received:
         def store(messages: dict[int, Any], header: Callable[[Any], Any]) -> Callable[[Any], None]:
             return lambda message: messages.update({to_nanoseconds(header(message).stamp): message})
 
-        for kind, name, callback in (
+        topics = (
             (Generation, "edgellm/generation", received.generations.append),
             (PathMessage, "edgellm_follower/path", received.paths.append),
             (Image, "edgellm/overlay", store(received.overlays, lambda message: message.header)),
             (MarkerArray, "edgellm/markers", store(received.markers, lambda array: array.markers[0].header)),
-        ):
+        )
+        for kind, name, callback in topics:
             viewer.create_subscription(kind, name, callback, 100)
-        children = [
-            Child(name, arguments, options.out / f"{name}.log", environment)
-            for name, arguments in (
-                ("arena", arena_arguments(options)),
-                ("edgellm", node_arguments(options)),
-                ("follower", follower_arguments()),
-            )
-        ]
+
+        def start(name: str, arguments: list[str]) -> Child:
+            return Child(name, arguments, options.out / f"{name}.log", environment)
+
+        children = [start("edgellm", node_arguments(options)), start("follower", follower_arguments())]
         try:
-            while children[0].process.poll() is None:
+            while not all(viewer.count_publishers(f"/{name}") for _, name, _ in topics):
+                executor.spin_once(timeout_sec=0.1)
+            children.append(start("arena", arena_arguments(options)))
+            while children[-1].process.poll() is None:
                 executor.spin_once(timeout_sec=0.1)
         finally:
             for child in children:
