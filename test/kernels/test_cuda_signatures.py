@@ -18,12 +18,12 @@ def test_every_kernel_of_the_sources_is_found():
 
 
 def test_values_are_in_the_order_of_the_source():
-    assert in_order("commit_rows", {"batch": 3, "counts": 2, "lengths": 1}) == [1, 2, 3]
+    assert in_order("commit_rows", {"batch": 3, "counts": 2, "lengths": 1}) == (1, 2, 3)
 
 
 def test_kernels_for_units_of_all_widths_have_one_signature():
     given = {"out": 1, "parents": 2, "lengths": 3, "size": 4, "units": 5}
-    assert in_order("tree_mask_16", given) == in_order("tree_mask_1", given) == [1, 2, 3, 4, 5]
+    assert in_order("tree_mask_16", given) == in_order("tree_mask_1", given) == (1, 2, 3, 4, 5)
 
 
 @pytest.mark.parametrize("kernel", ["commit", "commit_rows_of_none", "no_kernel_16"])

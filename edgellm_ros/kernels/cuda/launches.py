@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -39,28 +40,38 @@ class CudaLaunches:
 
         A tensor is passed by its address, None as 0.
         """
-        values = (
-            0 if value is None else value.pointer if isinstance(value, Tensor) else value
-            for value in in_order(name, parameters)
-        )
-        self._program.launch(name, grid, threads, *values, cooperative=cooperative)
+        self._queue(name, grid, threads, parameters, cooperative)
 
     def _by_token(self, name: str, token_ids: Tensor, units: int, /, **parameters: Any) -> None:
         """Launch a block per token, with a thread per unit of its row."""
         if token_ids.size and units:
             grid = (min(token_ids.size, MAX_BLOCKS),)
-            self._launch(name, grid, min(THREADS, -(-units // 32) * 32), **parameters)
+            self._queue(name, grid, min(THREADS, -(-units // 32) * 32), parameters)
 
     def _by_plane(self, name: str, planes: int, units: int, /, **parameters: Any) -> None:
         """Launch blocks per plane, with a thread per unit."""
         if planes and units:
             grid = (min(-(-units // THREADS), MAX_BLOCKS), min(planes, MAX_PLANES))
-            self._launch(name, grid, THREADS, **parameters)
+            self._queue(name, grid, THREADS, parameters)
 
     def _by_element(self, name: str, elements: int, /, **parameters: Any) -> None:
         """Launch a thread per element."""
         if elements:
-            self._launch(name, (min(-(-elements // THREADS), MAX_BLOCKS),), THREADS, **parameters)
+            self._queue(name, (min(-(-elements // THREADS), MAX_BLOCKS),), THREADS, parameters)
+
+    def _queue(
+        self,
+        name: str,
+        grid: tuple[int, ...],
+        threads: int,
+        parameters: Mapping[str, Any],
+        cooperative: bool = False,
+    ) -> None:
+        values = [
+            value.pointer if isinstance(value, Tensor) else 0 if value is None else value
+            for value in in_order(name, parameters)
+        ]
+        self._program.launch(name, grid, threads, *values, cooperative=cooperative)
 
     def _sampling_blocks(self, rows: int, vocab: int) -> int:
         """Return the number of blocks for each row of logits; all of them can run at once."""

@@ -7,8 +7,9 @@ A launch names its parameters; their order is that of the source.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ KERNEL = re.compile(
 NAME = re.compile(r"(\w+)\s*\\?\s*$")  # the last word of a parameter, before the end of a macro's line
 
 
-@lru_cache
+@cache
 def signatures() -> dict[str, tuple[str, ...]]:
     """Return the names of the parameters of every kernel, in their order."""
     found = {}
@@ -29,17 +30,29 @@ def signatures() -> dict[str, tuple[str, ...]]:
     return found
 
 
-def in_order(kernel: str, parameters: Mapping[str, Any]) -> list[Any]:
+def in_order(kernel: str, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the values of a kernel's parameters in their order.
 
     TypeError for an unknown kernel, and for a name that is missing or that the kernel does not have.
     """
+    names, values_of = _reader(kernel)
+    if len(parameters) == len(names):
+        try:
+            return values_of(parameters)
+        except KeyError:
+            pass
+    missing = [name for name in names if name not in parameters]
+    unknown = [name for name in parameters if name not in names]
+    raise TypeError(f"kernel {kernel}: parameters missing: {missing}, unknown: {unknown}")
+
+
+@cache
+def _reader(kernel: str) -> tuple[tuple[str, ...], Callable[[Mapping[str, Any]], tuple[Any, ...]]]:
+    """Return the names of a kernel's parameters, and a function that reads their values."""
     known = signatures()
     names = known.get(kernel) or known.get(kernel.rpartition("_")[0])
     if names is None:
         raise TypeError(f"unknown kernel {kernel}")
-    if len(parameters) != len(names) or not all(name in parameters for name in names):
-        missing = [name for name in names if name not in parameters]
-        unknown = [name for name in parameters if name not in names]
-        raise TypeError(f"kernel {kernel}: parameters missing: {missing}, unknown: {unknown}")
-    return [parameters[name] for name in names]
+    if len(names) == 1:
+        return names, lambda parameters: (parameters[names[0]],)
+    return names, itemgetter(*names)
