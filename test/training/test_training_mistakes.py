@@ -14,6 +14,8 @@ from edgellm_arena.episodes.situation import situations, with_margin
 from edgellm_arena.world.unicycle import ROBOT_RADIUS, State, rollout
 from training.mistakes import FAR, LONGEST, continuations, continued, mistaken_scene
 
+SAME = 0.05  # m: the expert returns one of several routes that differ by less
+
 
 @pytest.fixture(scope="module")
 def made():
@@ -49,10 +51,10 @@ def test_the_rows_after_the_given_ones_are_an_experts_plan_from_where_they_lead(
         given = continuation.given
         reached = State(*rollout(situation.state, continuation.actions[:given])[-1])
         routes = expert.routes(situation.scene, reached, situation.target, with_margin(expert.BRISK))
-        free = [route.actions for route in routes if not route.collides]
-        rest = continuation.actions[given:]
-        ways = free or [expert.brake(reached.speed)]
-        assert min(np.abs(way[: len(rest)] - rest).max() for way in ways) < 1e-6
+        free = [route.actions for route in routes if not route.collides] or [expert.brake(reached.speed)]
+        driven = rollout(reached, continuation.actions[given:])[:, :2]
+        ways = [rollout(reached, way[: len(driven) - 1])[:, :2] for way in free]
+        assert min(np.abs(way - driven).max() for way in ways) < SAME
 
 
 def test_a_continuation_collides_with_nothing_in_the_true_scene(made):
