@@ -65,10 +65,15 @@ def test_threads_that_wait_for_work_sleep_soon(tmp_path):
         {"w": weight},
     )
     session = open_session(path, threads=4)
-    session.run(None, {"x": weight[:64]})
-    start = time.process_time()
-    time.sleep(0.1)
-    assert time.process_time() - start < 0.005
+
+    def processor_time_after_a_run() -> float:
+        session.run(None, {"x": weight[:64]})
+        start = time.process_time()
+        time.sleep(0.1)
+        return time.process_time() - start
+
+    # the least of three: threads that earlier tests have left may work meanwhile
+    assert min(processor_time_after_a_run() for _ in range(3)) < 0.005
 
 
 @pytest.mark.slow
