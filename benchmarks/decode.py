@@ -284,7 +284,7 @@ def _run(
             "kv_cache": cache,
             "states": states,
             "in_use": in_use,
-            "peak": memory.peak - before,
+            "peak": max(memory.peak - before, in_use),
         },
         "memory_overhead": overhead,
         "kernels": kernels or None,

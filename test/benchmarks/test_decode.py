@@ -110,7 +110,7 @@ def test_weights_and_cache_are_those_of_the_shape_and_what_they_exceed_is_told(r
     assert memory["kv_cache"] == 4 * 3 * (CONTEXT + TOKENS) * 2 * 2 * 2 * 16
     needed = memory["weights"] + memory["kv_cache"]
     assert result["memory_overhead"] == pytest.approx(memory["in_use"] / needed - 1)
-    assert memory["peak"] > 0
+    assert memory["peak"] >= memory["in_use"]
 
 
 @pytest.mark.slow

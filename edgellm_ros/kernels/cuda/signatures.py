@@ -48,7 +48,7 @@ def in_order(kernel: str, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
 
 @cache
 def _reader(kernel: str) -> tuple[tuple[str, ...], Callable[[Mapping[str, Any]], tuple[Any, ...]]]:
-    """Return the names of a kernel's parameters, and a function that reads their values."""
+    """Return a kernel's parameter names, and a function that reads their values."""
     known = signatures()
     names = known.get(kernel) or known.get(kernel.rpartition("_")[0])
     if names is None:
