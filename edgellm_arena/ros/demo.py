@@ -146,6 +146,7 @@ def node_arguments(options: DemoOptions) -> list[str]:
         "engine_dir": str(options.engine_dir.resolve()),
         "device": options.device,
         "decode": options.decode,
+        "drafting": "off",  # pauses by the clock, and changes last bits: an episode follows from its seed
         "plan_on": "image",
         "action_samples": options.action_samples,
         "lora": options.lora,

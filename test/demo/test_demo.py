@@ -94,7 +94,7 @@ def test_it_is_driven_over_topics_exactly_as_in_process(episode, arena_engine):
     from edgellm_ros.runtime.request import LLMGenerationRequest
 
     world = World(make_episode(1000 * SEED))
-    with LLMInferenceRuntime(arena_engine) as runtime:
+    with LLMInferenceRuntime(arena_engine, drafting="off") as runtime:
 
         def think(frame):
             request = LLMGenerationRequest(
@@ -139,7 +139,6 @@ def play(arena_engine, tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_seed_that_an_episode_prints_plays_this_episode_again(play):
-    """Up to rounding, as drafting pauses by the clock."""
     drives, picture, text = play("--seed", "3", "--episodes", "2", "--spoken")
     printed = re.findall(r"episode seed (\d+)", text)
     assert printed == [str(drive["seed"]) for drive in drives]

@@ -71,7 +71,7 @@ def first_answers(engine: Path, **told: object) -> dict[str, str]:
     Both answer the command and the first frame in this process. The name of the base model is empty.
     """
     frame = World(EPISODE).camera()
-    with LLMInferenceRuntime(engine) as runtime:
+    with LLMInferenceRuntime(engine, drafting="off") as runtime:
         requests = {
             name: LLMGenerationRequest(**{"prompt": "", **told}, images=(frame,), action_samples=1, lora=name)
             for name in ("", "wild")

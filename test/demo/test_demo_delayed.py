@@ -37,7 +37,7 @@ def in_process(engine, delay_steps: int) -> tuple[World, list[str], list[float],
         states.append((world.history(), world.state.speed))
 
     on_step()
-    with LLMInferenceRuntime(engine) as runtime:
+    with LLMInferenceRuntime(engine, drafting="off") as runtime:
 
         def think(frame, age):
             history, speed = states[-1 - age]

@@ -86,7 +86,7 @@ def test_over_topics_the_robot_hears_and_answers_exactly_as_in_process(spoken):
     world = World(make_episode(EPISODE))
     sound = utterance_of(person_of(EPISODE).say(world.episode.command.text))
     answers = []
-    with LLMInferenceRuntime(spoken["out"] / "engine") as runtime:
+    with LLMInferenceRuntime(spoken["out"] / "engine", drafting="off") as runtime:
 
         def think(frame):
             request = LLMGenerationRequest(
