@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import cv2
@@ -18,6 +17,7 @@ import pytest
 
 from edgellm_arena.episodes.closed_loop import Plan, drive
 from edgellm_arena.episodes.episode import World, make_episode
+from fixtures.process_state import assert_gone
 
 pytest.importorskip("rclpy")
 pytest.importorskip("edgellm_ros.msg")
@@ -47,13 +47,6 @@ def wait_for_first_plan(process: subprocess.Popen) -> None:
         if " ms " in line:
             return
     pytest.fail("the demo ended before its first plan")
-
-
-def assert_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 5
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline, f"still there: {pids}"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

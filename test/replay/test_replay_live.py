@@ -21,6 +21,7 @@ from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT
 from edgellm_ros.replay.bag import Bag, BagMessage
 from edgellm_ros.replay.inputs import COMPRESSED
 from fixtures.made_bags import ARENA, EXPECTED, copy_bag, make, string, write_bag
+from fixtures.process_state import assert_gone
 from fixtures.replay_run import ReplayRun, finish, start
 from fixtures.tiny_adapter import write_adapter
 
@@ -311,7 +312,7 @@ def test_ctrl_c_ends_everything_and_leaves_nothing(arena_engine, tmp_path):
     run = finish(process)
     assert run.code == 130
     assert "Traceback" not in run.err
-    assert not Path(f"/proc/{children[0]}").exists()
+    assert_gone(children)
     assert list(tmp_path.iterdir()) == []
 
 
