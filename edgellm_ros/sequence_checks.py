@@ -11,7 +11,7 @@ from edgellm_ros.echo import quoted
 def check_texts(name: str, values: Any, what: str = "non-empty strings") -> tuple[str, ...]:
     """Return the texts of a list or tuple as a tuple.
 
-    ValueError unless all are non-empty strings, and for a mapping or a set, whose order nobody has given.
+    ValueError unless all are non-empty strings, and for a mapping or a set: its order has no meaning.
     """
     if not isinstance(values, (list, tuple)) or not all(isinstance(text, str) and text for text in values):
         raise ValueError(f"{name} must be a sequence of {what}, got {quoted(values)}")

@@ -174,7 +174,7 @@ def _drafts(
             else _place(rng, scene, target, kind)
         )
         if state is not None:
-            toward = LEFT if _bearing(scene, state, target) > 0 else RIGHT
+            toward = LEFT if answers.bearing_degrees(scene, state, target) > 0 else RIGHT
             draft = _Draft(scene, state, _past(rng, state, kind, toward), target, kind)
             (on_the_way if kind == "found" and rng.random() < 0.5 else drafts).append(draft)
     drafts += _drive_on(rng, on_the_way, manner)
@@ -241,12 +241,6 @@ def _place(rng: Generator, scene: Scene, target: int, family: str) -> State | No
         speed = float(rng.uniform(0.2, TURNING_SPEED + 0.04))
     bearing = np.arctan2(solid.y - y, solid.x - x)
     return State(float(x), float(y), float(wrap(bearing - off)), speed)
-
-
-def _bearing(scene: Scene, state: State, target: int) -> float:
-    """Return the direction of a solid in rad, positive to the robot's left."""
-    solid = scene.solids[target]
-    return float(wrap(np.arctan2(solid.y - state.y, solid.x - state.x) - state.heading))
 
 
 def _past(rng: Generator, state: State, family: str, toward: int) -> NDArray[np.float64]:

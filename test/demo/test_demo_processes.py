@@ -18,16 +18,9 @@ from edgellm_ros.ros.processes import (
     ros_environment,
     split_ros_arguments,
 )
+from fixtures.process_state import runs
 
 SLEEP = ["-c", "import time; print('awake', flush=True); time.sleep(60)"]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def wait_until(condition, timeout_s: float = 10.0) -> bool:
@@ -69,11 +62,11 @@ def test_a_child_dies_with_a_parent_that_is_killed(tmp_path):
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     pid = int(parent.stdout.readline())
-    assert is_running(pid)
+    assert runs(pid)
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    assert wait_until(lambda: not is_running(pid))
+    assert wait_until(lambda: not runs(pid))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -11,7 +11,6 @@ import sys
 import time
 from functools import partial
 from multiprocessing import Pipe
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +19,7 @@ from edgellm_ros.evaluation.local_workers import LocalWorker
 from edgellm_ros.evaluation.spreading import Ended, spread
 from edgellm_ros.evaluation.task import WorkerError
 from fixtures.evaluation_tasks import Squares, begun
+from fixtures.process_state import runs
 
 pytestmark = pytest.mark.slow
 ITEMS = [str(number) for number in range(6)]
@@ -34,14 +34,6 @@ def run(task: Squares, processes: int, items=ITEMS) -> dict[str, object]:
 
     spread(items, partial(LocalWorker, task), processes, keep)
     return done
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 def test_results_do_not_depend_on_the_number_of_processes_nor_on_killed_ones(tmp_path):
@@ -103,10 +95,10 @@ def test_workers_end_with_a_parent_that_was_killed(tmp_path):
     while not begun(tmp_path):
         time.sleep(0.05)
     ((_, pid, _),) = begun(tmp_path)
-    assert is_alive(int(pid))
+    assert runs(int(pid))
     parent.kill()
     parent.wait()
     deadline = time.monotonic() + 20
-    while is_alive(int(pid)):
+    while runs(int(pid)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
