@@ -10,9 +10,8 @@ from edgellm_ros.builder.graph.graph import FLOAT, ORT_DOMAIN
 from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.lowering.onnxruntime_cuda.recurrent import (
     CudaRun,
-    Mixed,
-    conv_step,
-    conv_tokens,
+    Scan,
+    Scanned,
     conv_weights,
     cut,
 )
@@ -43,18 +42,11 @@ def delta_net_cuda_layer(
     channels, gate, b, a = cut(graph, projected, list(parts.values()))
     conv = conv_weights(graph, net.conv_dim, net.conv_kernel, bias=False)
 
-    def one() -> Mixed:
-        mixed, present = conv_step(graph, conv, channels, state[0])
-        y, last, chain = _delta_rule(graph, net, mixed, (b, a), state[1])
-        return y, present, last, *(chain if run.verifies else ())
-
-    def several() -> Mixed:
-        mixed, present = conv_tokens(run, conv, channels, state[0])
-        y, last, chain = _delta_rule(graph, net, mixed, (b, a), state[1], run.valid)
-        return y, present, last, *(chain if run.verifies else ())
+    def scan(valid: ir.Value | None) -> Scan:
+        return lambda mixed, before: _delta_rule(graph, net, mixed, (b, a), before, valid)
 
     with graph.scope("delta_rule"):
-        y, after = run.mix(one, several, channels)
+        y, after = run.mix(conv, channels, state, one=scan(None), several=scan(run.valid))
     with graph.module("norm"):
         scale = float_tensor(graph, "weight", net.value_dim)
         (y,) = graph.ops(
@@ -77,7 +69,7 @@ def _delta_rule(
     gates: tuple[ir.Value, ir.Value],
     state: ir.Value,
     valid: ir.Value | None = None,
-) -> tuple[ir.Value, ir.Value, Mixed]:
+) -> Scanned:
     """Add the delta rule.
 
     channels [B,S,q|k|v], gates b and a [B,S,heads] fp32, state in its binding's layout; valid [B,S,1], None

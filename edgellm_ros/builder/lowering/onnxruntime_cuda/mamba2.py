@@ -12,9 +12,7 @@ from edgellm_ros.builder.graph.graph import FLOAT, ORT_DOMAIN
 from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.lowering.onnxruntime_cuda.recurrent import (
     CudaRun,
-    Mixed,
-    conv_step,
-    conv_tokens,
+    Scanned,
     conv_weights,
     cut,
 )
@@ -45,25 +43,21 @@ def mamba2_cuda_layer(
     gate, channels, steps = cut(graph, projected, sizes)
     conv = conv_weights(graph, mamba.conv_dim, mamba.conv_kernel, mamba.conv_bias)
 
-    def one() -> Mixed:
-        mixed, present = conv_step(graph, conv, channels, state[0])
-        y, last, chain = _scan_step(graph, mamba, mixed, steps, state[1])
-        return y, present, last, *(chain if run.verifies else ())
-
-    def several() -> Mixed:
-        mixed, present = conv_tokens(run, conv, channels, state[0])
-        y, last, chain = _scan_tokens(graph, mamba, mixed, steps, state[1], run.valid)
-        return y, present, last, *(chain if run.verifies else ())
-
     with graph.scope("scan"):
-        y, after = run.mix(one, several, channels)
+        y, after = run.mix(
+            conv,
+            channels,
+            state,
+            one=lambda mixed, before: _scan_step(graph, mamba, mixed, steps, before),
+            several=lambda mixed, before: _scan_tokens(graph, mamba, mixed, steps, before, run.valid),
+        )
     y = _gated_norm(graph, mamba, y, gate)
     return graph.linear("out_proj", y, mamba.inner, mamba.hidden_size, mamba.bias), after
 
 
 def _scan_step(
     graph: ModelBuilder, mamba: Mamba2, channels: ir.Value, steps: ir.Value, state: ir.Value
-) -> tuple[ir.Value, ir.Value, Mixed]:
+) -> Scanned:
     """Add the scan of one token's channels [B,1,C] fp32.
 
     steps: [B,1,heads] fp32; state: in its binding's layout. Each group of columns is a head of
@@ -95,7 +89,7 @@ def _scan_tokens(
     steps: ir.Value,
     state: ir.Value,
     valid: ir.Value,
-) -> tuple[ir.Value, ir.Value, Mixed]:
+) -> Scanned:
     """Add `_scan_step` for several tokens.
 
     valid [B,S,1] -> y [B*S,heads*P], state, values of a chain. P is padded to whole rows of the kernel for

@@ -30,6 +30,7 @@ from edgellm_ros.builder.graph.token_layout import TokenLayout
 from edgellm_ros.builder.lowering.standard.recurrent import (
     ChainValues,
     Present,
+    State,
     conv_taps,
     float_tensor,
 )
@@ -45,9 +46,10 @@ MAX_THREADS = 1024  # of a CTA; that kernel has at least one per row and per col
 MAX_HEAD_DIM = 256  # of attention
 MAX_PARTS = 4  # of unequal sizes, along the last axis, that Split cuts without copies from host memory
 
-# y [B*S,...] or [B,S,...], present convolution, present state; in graphs that verify chains also their keys,
-# values, decays and strengths [B,S,...]. All are fp32.
-Mixed = tuple[ir.Value, ...]
+# What a layer computes between its convolution and its norm, in fp32: of convolved channels [B,S,C] and the
+# state it makes y [B*S,...] or [B,S,...], the next state, and a chain's keys, values, decays and strengths.
+Scanned = tuple[ir.Value, ir.Value, tuple[ir.Value, ...]]
+Scan = Callable[[ir.Value, ir.Value], Scanned]
 
 
 def has_kernels(config: LanguageModelConfig) -> bool:
@@ -120,14 +122,27 @@ class CudaRun:
             self.new_inputs = op("Max", op("Sub", kept, constant(past)), constant(0))
 
     def mix(
-        self, one: Callable[[], Mixed], several: Callable[[], Mixed], conv_inputs: ir.Value
+        self, conv: ConvWeights, channels: ir.Value, state: State, *, one: Scan, several: Scan
     ) -> tuple[ir.Value, Present]:
-        """Add both branches of a layer; conv_inputs [B,S,C]."""
-        count = 3 + self._chain_parts
-        y, conv, state, *parts = self.graph.either(self._single, one, several, (FLOAT,) * count)
+        """Add the convolution of channels [B,S,C] fp32 and the scan after it, for one token and for several.
+
+        Returns y as the scans return it, and the states after the run.
+        """
+
+        def branch(convolve: Callable[..., tuple[ir.Value, ir.Value]], scan: Scan) -> list[ir.Value]:
+            mixed, present = convolve(self, conv, channels, state[0])
+            y, last, chain = scan(mixed, state[1])
+            return [y, present, last, *(chain if self.verifies else ())]
+
+        y, conv_state, last, *parts = self.graph.either(
+            self._single,
+            lambda: branch(conv_step, one),
+            lambda: branch(conv_tokens, several),
+            (FLOAT,) * (3 + self._chain_parts),
+        )
         if not self.verifies:
-            return y, ((conv, state), None)
-        return y, ((conv, state), ChainValues(*map(self._first, (conv_inputs, *parts))))
+            return y, ((conv_state, last), None)
+        return y, ((conv_state, last), ChainValues(*map(self._first, (channels, *parts))))
 
     def _first(self, x: ir.Value) -> ir.Value:
         """Cut the first tokens of a run: [B,S,...] to [B,T,...]."""
@@ -137,13 +152,12 @@ class CudaRun:
 
 # state -- CausalConvWithState -- present state
 # x ----------+         +-- y -->
-def conv_step(
-    graph: ModelBuilder, conv: ConvWeights, x: ir.Value, state: ir.Value
-) -> tuple[ir.Value, ir.Value]:
+def conv_step(run: CudaRun, conv: ConvWeights, x: ir.Value, state: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Add the convolution of one token and SiLU in fp32.
 
     x [B,1,C], state [B,C,K-1] -> y [B,1,C], state.
     """
+    graph = run.graph
     y, present = _conv(graph, conv, graph.reshape(x, [-1, conv.channels, 1]), state)
     return graph.reshape(y, [-1, 1, conv.channels]), present
 
