@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from rclpy.parameter import Parameter
 
 from edgellm_ros.echo import quoted
 
+SPEC = "spec"  # in the metadata of a field
 OFF = "off"  # YAML, and so `ros2 param set` and a parameters file, read this word as false
 FRAME_ID = re.compile(r"[^/\s\x00-\x1f\x7f][^\s\x00-\x1f\x7f]*")  # tf2: not empty, no leading "/"
 
@@ -30,6 +31,11 @@ class Spec:
     choices: tuple[str, ...] = ()  # values allowed, for strings; false stands for `off` where it is one
     fixed: bool = False  # can only be set while the node is unconfigured
     read_only: bool = False  # can only be set at start
+
+
+def declared(*args: Any, **kwargs: Any) -> Any:
+    """Return a dataclass's field for the value of a parameter; the arguments are those of its `Spec`."""
+    return field(metadata={SPEC: Spec(*args, **kwargs)})
 
 
 Specs = Mapping[str, Spec]

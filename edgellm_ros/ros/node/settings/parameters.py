@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of the node: table of declarations, snapshot of their values."""
+"""Parameters of the node: their declarations, and a snapshot of their values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, make_dataclass, replace
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -21,7 +21,7 @@ from edgellm_ros.ros.node.sensors.image_size import MAX_PIXELS
 from edgellm_ros.ros.node.settings.camera import CameraParameters
 from edgellm_ros.ros.node.settings.limits import Limits
 from edgellm_ros.ros.node.settings.markers import MarkerSettings
-from edgellm_ros.ros.parameter_table import OFF, Spec
+from edgellm_ros.ros.parameter_table import OFF, SPEC, Spec, declared
 from edgellm_ros.runtime.prompt.tool_calls import TOOL_CALL_FORMATS
 from edgellm_ros.runtime.request import MAX_DENOISE_STEPS
 from edgellm_ros.runtime.sampling_params import SAMPLED, Sampled
@@ -48,153 +48,163 @@ def _sampled(name: str, how: Sampled) -> Spec:
     return Spec(kind(-1), text, kind(-1), how.most)
 
 
-SPECS: dict[str, Spec] = {
-    "engine_dir": Spec("", "Engine directory made by `edgellm export`.", fixed=True),
-    "device": Spec("cpu", "Device that runs the engines.", choices=("cpu", "cuda", "tensorrt"), fixed=True),
-    "allow_plan_code": Spec(
+# A field for each of SAMPLED.
+SampledParameters = make_dataclass(
+    "SampledParameters",
+    [(name, type(how.least), field(metadata={SPEC: _sampled(name, how)})) for name, how in SAMPLED.items()],
+    frozen=True,
+    kw_only=True,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters(SampledParameters):
+    """Values of all parameters by name, each with its declaration.
+
+    A group (`camera.*` and so on) is one object, whose parameters `SPECS` declares.
+    """
+
+    engine_dir: str = declared("", "Engine directory made by `edgellm export`.", fixed=True)
+    device: str = declared(
+        "cpu", "Device that runs the engines.", choices=("cpu", "cuda", "tensorrt"), fixed=True
+    )
+    allow_plan_code: bool = declared(
         False,
         "With device = tensorrt: load version-compatible plans too. They contain code that runs in the "
         "node's process: set this only for plans whose origin you trust.",
         fixed=True,
-    ),
-    "without": Spec(
+    )
+    without: list[str] = declared(
         [""],
         "Engines that are not loaded, to save memory: visual (frames are refused then), audio (sound is "
         "refused), action (no trajectories); [''] = all engines are loaded.",
         fixed=True,
-    ),
-    "autostart": Spec(
+    )
+    autostart: bool = declared(
         False,
         "Configure and activate the node at start; false = wait for a lifecycle manager.",
         read_only=True,
-    ),
-    "loras": Spec(
+    )
+    loras: list[str] = declared(
         [""],
         "LoRA adapters to load besides those in engine_dir/lora, as NAME=DIR or NAME=FILE. When the list "
         "changes, adapters are loaded and removed after the plans that already wait; if one cannot be "
         "loaded, the parameter gets its old value again.",
-    ),
-    "lora": Spec(
+    )
+    lora: str = declared(
         "",
         "LoRA adapter that is active at start (~/switch_lora changes it later); empty or base = base model.",
         fixed=True,
-    ),
-    "frame_id": Spec(
+    )
+    frame_id: str = declared(
         "base_link", "TF frame of published action chunks and paths: the base frame of the robot."
-    ),
-    "image_transport": Spec(
+    )
+    image_transport: str = declared(
         "raw",
         "Message type of ~/image; raw = sensor_msgs/Image, compressed = sensor_msgs/CompressedImage.",
         choices=("raw", "compressed"),
         fixed=True,
-    ),
-    "audio_transport": Spec(
+    )
+    audio_transport: str = declared(
         "chunk",
         "Message type of ~/audio; chunk = edgellm_ros/AudioChunk, audio_data = audio_common_msgs/AudioData, "
         "audio_data_stamped = audio_common_msgs/AudioDataStamped. The parameters audio_data.* set the audio "
         "format of the last two types.",
         choices=("chunk", "audio_data", "audio_data_stamped"),
         fixed=True,
-    ),
-    "audio_data.encoding": Spec(
-        "S16LE", "Sample format of audio_common_msgs audio.", choices=tuple(ENCODINGS)
-    ),
-    "audio_data.sample_rate": Spec(
-        16000, "Sample rate of audio_common_msgs audio in Hz.", MIN_SAMPLE_RATE, MAX_SAMPLE_RATE
-    ),
-    "audio_data.channels": Spec(1, "Channels of audio_common_msgs audio; 1 = mono, 2 = stereo.", 1, 2),
-    "input_reliability": Spec(
+    )
+    input_reliability: str = declared(
         "best_effort",
         "QoS reliability of the input topics. best_effort receives from every publisher but may lose "
         "messages; reliable loses none but receives from reliable publishers only.",
         choices=("best_effort", "reliable"),
         fixed=True,
-    ),
-    "plan_on": Spec(
+    )
+    plan_on: str = declared(
         "command",
         "What triggers a plan. command: each message on ~/command, with the newest camera frame. image: "
         "each camera frame, with the last command, until an empty command is received.",
         choices=("command", "image"),
-    ),
-    "frames_per_plan": Spec(
+    )
+    frames_per_plan: int = declared(
         1,
         "Number of camera frames that the model gets for a plan. 1 = the newest frame as an image; more = "
         "the newest and earlier frames, frame_interval apart, as a video (for engines that take videos).",
         1,
         256,
         fixed=True,
-    ),
-    "cameras": Spec(
+    )
+    cameras: list[str] = declared(
         [""],
         "For policies: cameras of the robot, by the names that the policy has for them. The first publishes "
         "on ~/image, each other one on ~/NAME/image; [''] = all cameras of the policy, in its order.",
         fixed=True,
-    ),
-    "camera_tolerance": Spec(
+    )
+    camera_tolerance: float = declared(
         0.2,
         "For policies: maximum time difference in seconds between a frame on ~/image and the frames of the "
         "other cameras.",
         0.0,
         3600.0,
-    ),
-    "state_joints": Spec(
+    )
+    state_joints: list[str] = declared(
         [""],
         "For policies: names of the joints on ~/joint_states whose positions form the robot's state, in the "
         "order of the policy's state vector; [''] = the names that the policy has.",
         fixed=True,
-    ),
-    "frame_interval": Spec(
+    )
+    frame_interval: float = declared(
         0.5, "Time in seconds between two frames of a plan, if frames_per_plan is more than 1.", 0.01, 3600.0
-    ),
-    "queue_size": Spec(
+    )
+    queue_size: int = declared(
         4, "Maximum number of goals that wait; a further goal is aborted with an error.", 0, 1000, fixed=True
-    ),
-    "driving_plans_per_goal": Spec(
+    )
+    driving_plans_per_goal: int = declared(
         1,
         "With plan_on = image: number of plans for camera frames between two goals, while both wait. 1 = "
         "frames and goals take turns. A plan for a command does not wait for its turn.",
         1,
         1000,
-    ),
-    "service_depth": Spec(
+    )
+    service_depth: int = declared(
         SERVICE_DEPTH,
         "QoS history depth of the action and of each service. When more requests or answers are unread, the "
         "oldest are lost. Clients need the same depth.",
         1,
         10_000,
         fixed=True,
-    ),
-    "result_timeout": Spec(
+    )
+    result_timeout: float = declared(
         900.0,
         "Time in seconds after the end of a goal during which its result can be requested.",
         1.0,
         86_400.0,
         fixed=True,
-    ),
-    "plan_timeout": Spec(
+    )
+    plan_timeout: float = declared(
         10.0, "Time limit of a plan in seconds, from the arrival of its request.", 0.01, 3600.0
-    ),
-    "max_input_age": Spec(
+    )
+    max_input_age: float = declared(
         1.0,
         "Maximum age of camera frames, odometry and joint states in seconds; older input is refused.",
         0.01,
         3600.0,
-    ),
-    "future_stamp_tolerance": Spec(
+    )
+    future_stamp_tolerance: float = declared(
         0.5,
         "Maximum time in seconds by which the stamp of a frame, of odometry or of joint states may be ahead "
         "of the node's clock; input with a later stamp is refused.",
         0.0,
         3600.0,
-    ),
-    "odom_wait": Spec(
+    )
+    odom_wait: float = declared(
         0.05,
         "Maximum time in seconds that a plan waits for odometry, joint states and frames of further cameras "
         "that are at least as new as its camera frame.",
         0.0,
         10.0,
-    ),
-    "odom_tolerance": Spec(
+    )
+    odom_tolerance: float = declared(
         0.05,
         "Maximum difference in m/s between the velocity computed from the poses of the odometry and its "
         "twist (means over the trajectory history). Above it, a warning is logged and past poses are "
@@ -202,18 +212,18 @@ SPECS: dict[str, Spec] = {
         "other, no trajectories are planned.",
         0.0,
         1e4,
-    ),
-    "prefix_cache_mb": Spec(
+    )
+    prefix_cache_mb: int = declared(
         -1,
         "Size of the prefix cache in MB; 0 = off, -1 = the size of the KV cache.",
         -1,
         1_000_000,
         fixed=True,
-    ),
-    "prefix_cache_file": Spec(
+    )
+    prefix_cache_file: str = declared(
         "", "File in which the prefix cache is saved between runs of the node; empty = not saved.", fixed=True
-    ),
-    "drafting": Spec(
+    )
+    drafting: str = declared(
         "auto",
         "Speculative decoding: several tokens per run of the model. The text stays the same; trajectories "
         "differ in their last bits. eagle = the engine's draft head drafts tokens; lookup = drafted tokens "
@@ -221,45 +231,47 @@ SPECS: dict[str, Spec] = {
         "draft head, else off.",
         choices=("auto", OFF, "eagle", "lookup"),
         fixed=True,
-    ),
-    "draft_top_k": Spec(
+    )
+    draft_top_k: int = declared(
         0,
         "With drafting = eagle: number of candidates for each drafted token; 0 = default of the drafter.",
         0,
         1024,
         fixed=True,
-    ),
-    "draft_steps": Spec(
+    )
+    draft_steps: int = declared(
         0, "Number of levels of a tree of drafted tokens; 0 = default of the drafter.", 0, 1024, fixed=True
-    ),
-    "verify_tree_size": Spec(
+    )
+    verify_tree_size: int = declared(
         0,
         "Maximum number of tokens that the model verifies in one run: drafted tokens and the newest one; 0 "
         "= default of the drafter.",
         0,
         1024,
         fixed=True,
-    ),
-    "decode": Spec(
+    )
+    decode: str = declared(
         "auto",
         "What executes decode steps and Euler steps. engine = the engine; fused = the fused kernels (device "
         "cuda, fp16 or bf16), whose numbers differ in the last bits; auto = the faster one, measured when "
         "the node is configured.",
         choices=("auto", "engine", "fused"),
         fixed=True,
-    ),
-    "cuda_graphs": Spec(
+    )
+    cuda_graphs: bool = declared(
         True,
         "On a GPU: record decode steps and other repeated work as CUDA graphs when the node is configured; "
         "false = launch each kernel. The text is the same.",
         fixed=True,
-    ),
-    "system_prompt": Spec("", "System prompt of requests that have none."),
-    "action_samples": Spec(1, "Number of trajectories to sample for each command; 0 = text only.", 0, 1024),
-    "denoise_steps": Spec(
+    )
+    system_prompt: str = declared("", "System prompt of requests that have none.")
+    action_samples: int = declared(
+        1, "Number of trajectories to sample for each command; 0 = text only.", 0, 1024
+    )
+    denoise_steps: int = declared(
         0, "Euler steps of the action head; 0 = the checkpoint's default.", 0, MAX_DENOISE_STEPS
-    ),
-    "chunking": Spec(
+    )
+    chunking: str = declared(
         OFF,
         "Real-time chunking: how a plan continues the previous chunk of actions, while instruction and "
         "adapter stay the same. guided: guidance pulls the actions towards those of the previous chunk; "
@@ -267,40 +279,86 @@ SPECS: dict[str, Spec] = {
         "blended away from it; trained: prefix conditioning, for checkpoints trained with it; off: each "
         "plan is independent of the previous chunk.",
         choices=(OFF, *FORMS),
-    ),
-    "chunking_horizon": Spec(
+    )
+    chunking_horizon: int = declared(
         0,
         "Number of actions of a plan that the previous chunk influences; 0 = twice the number of actions "
         "executed during inference, with chunking trained 1.25 times that number.",
         0,
         MAX_INT32,
-    ),
-    "noise_seed": Spec(
+    )
+    noise_seed: int = declared(
         0,
         "Seed of the action noise at start (~/set_noise_seed changes it later).",
         0,
         MAX_INT64,
         fixed=True,
-    ),
-    "seed": Spec(0, "Seed of token sampling for requests that have none.", 0, MAX_INT64),
-    "max_tokens": Spec(
+    )
+    seed: int = declared(0, "Seed of token sampling for requests that have none.", 0, MAX_INT64)
+    max_tokens: int = declared(
         96, "Maximum length of an answer in tokens, for requests that set none.", 1, MAX_INT32
-    ),
-    **{name: _sampled(name, how) for name, how in SAMPLED.items()},
-    "json_schema": Spec(
+    )
+    json_schema: str = declared(
         "",
         "JSON schema that answers to commands must match, as text; empty = off. At most one of json_schema, "
         "regex and choices may be set.",
-    ),
-    "regex": Spec("", "Regular expression that the whole answer to a command must match; empty = off."),
-    "choices": Spec([""], "Allowed answers to commands; empty texts are ignored, [''] = off."),
-    "tool_call_format": Spec(
+    )
+    regex: str = declared(
+        "", "Regular expression that the whole answer to a command must match; empty = off."
+    )
+    choices: list[str] = declared([""], "Allowed answers to commands; empty texts are ignored, [''] = off.")
+    tool_call_format: str = declared(
         "auto",
         "Format in which the model writes tool calls, for goals with tools. auto = the format of its chat "
         "template; none = answers are not searched for tool calls.",
         choices=TOOL_CALL_FORMATS,
         fixed=True,
+    )
+    camera: CameraParameters
+    markers: MarkerSettings
+    audio_data: PcmFormat
+    utterance: UtteranceSettings
+    limits: Limits
+
+    @classmethod
+    def read(cls, node: Node) -> Parameters:
+        """Read the present values of the node's parameters."""
+        values = {name: node.get_parameter(name).value for name in SPECS}
+        groups = {
+            group: kind(**{field.name: values[f"{group}.{field.name}"] for field in fields(kind)})
+            for group, kind in GROUPS.items()
+        }
+        return cls(**groups, **{name: value for name, value in values.items() if "." not in name})
+
+    def value(self, name: str) -> Any:
+        """Return the value of a parameter by its name."""
+        return reduce(getattr, name.split("."), self)
+
+    def changed(self, values: Mapping[str, Any]) -> Parameters:
+        """Return a copy with other values for some names.
+
+        ValueError for a combination of values that a group does not allow.
+        """
+        names: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
+        for group in GROUPS:
+            members = {
+                name.removeprefix(f"{group}."): value
+                for name, value in values.items()
+                if name.startswith(f"{group}.")
+            }
+            names[group] = replace(getattr(self, group), **members)
+        return replace(self, **names)
+
+
+SPECS: dict[str, Spec] = {
+    **{each.name: each.metadata[SPEC] for each in fields(Parameters) if each.name not in GROUPS},
+    "audio_data.encoding": Spec(
+        "S16LE", "Sample format of audio_common_msgs audio.", choices=tuple(ENCODINGS)
     ),
+    "audio_data.sample_rate": Spec(
+        16000, "Sample rate of audio_common_msgs audio in Hz.", MIN_SAMPLE_RATE, MAX_SAMPLE_RATE
+    ),
+    "audio_data.channels": Spec(1, "Channels of audio_common_msgs audio; 1 = mono, 2 = stereo.", 1, 2),
     "utterance.threshold": Spec(
         0.35,
         "Speech probability from which sound counts as speech; lower values detect quieter speech and more "
@@ -399,95 +457,3 @@ SPECS: dict[str, Spec] = {
         0, "Index of the highlighted sample in ~/markers: the one that the robot follows.", 0, 65_535
     ),
 }
-
-
-# A field for each of SAMPLED.
-SampledParameters = make_dataclass(
-    "SampledParameters", [(name, type(how.least)) for name, how in SAMPLED.items()], frozen=True
-)
-
-
-@dataclass(frozen=True)
-class Parameters(SampledParameters):
-    """Values of all parameters by name; a group (`camera.*` and so on) is one object."""
-
-    engine_dir: str
-    device: str
-    allow_plan_code: bool
-    without: list[str]
-    autostart: bool
-    loras: list[str]
-    lora: str
-    frame_id: str
-    image_transport: str
-    audio_transport: str
-    input_reliability: str
-    plan_on: str
-    frames_per_plan: int
-    cameras: list[str]
-    camera_tolerance: float
-    state_joints: list[str]
-    frame_interval: float
-    queue_size: int
-    driving_plans_per_goal: int
-    service_depth: int
-    result_timeout: float
-    plan_timeout: float
-    max_input_age: float
-    future_stamp_tolerance: float
-    odom_wait: float
-    odom_tolerance: float
-    prefix_cache_mb: int
-    prefix_cache_file: str
-    drafting: str
-    draft_top_k: int
-    draft_steps: int
-    verify_tree_size: int
-    decode: str
-    cuda_graphs: bool
-    system_prompt: str
-    action_samples: int
-    denoise_steps: int
-    chunking: str
-    chunking_horizon: int
-    noise_seed: int
-    seed: int
-    max_tokens: int
-    json_schema: str
-    regex: str
-    choices: list[str]
-    tool_call_format: str
-    camera: CameraParameters
-    markers: MarkerSettings
-    audio_data: PcmFormat
-    utterance: UtteranceSettings
-    limits: Limits
-
-    @classmethod
-    def read(cls, node: Node) -> Parameters:
-        """Read the present values of the node's parameters."""
-        values = {name: node.get_parameter(name).value for name in SPECS}
-        groups = {
-            group: kind(**{field.name: values[f"{group}.{field.name}"] for field in fields(kind)})
-            for group, kind in GROUPS.items()
-        }
-        return cls(**groups, **{name: value for name, value in values.items() if "." not in name})
-
-    def value(self, name: str) -> Any:
-        """Return the value of a parameter by its name."""
-        return reduce(getattr, name.split("."), self)
-
-    def changed(self, values: Mapping[str, Any]) -> Parameters:
-        """Return a copy with other values for some names.
-
-        ValueError for a combination of values that a group does not allow.
-        """
-        names: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
-        for group in GROUPS:
-            members = {
-                name.removeprefix(f"{group}."): value
-                for name, value in values.items()
-                if name.startswith(f"{group}.")
-            }
-            names[group] = replace(getattr(self, group), **members)
-        return replace(self, **names)
