@@ -250,6 +250,11 @@ class EngineConfig:
         if video.timestamps == AS_TEXT and self.special_tokens.vision_end_token_id is None:
             raise ValueError("special_tokens needs vision_end_token_id for videos with timestamps as text")
 
+    @property
+    def min_action_samples(self) -> int:
+        """Number of trajectories that every answer has: 1 for a policy, which answers with nothing else."""
+        return 0 if self.policy is None else 1
+
     def check_answers_with_text(self, what: str) -> None:
         """Raise ValueError for a policy, which writes no text.
 

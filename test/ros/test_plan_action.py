@@ -390,7 +390,7 @@ BAD_GOALS = {
         bad_goal(images=[Image()] * 257),
         "the goal has 257 images, with those of earlier messages, at most 256 are taken (parameter limits",
     ),
-    "a state": (bad_goal(state=[1.0]), "this engine is no policy, the goal has a state"),
+    "a state": (bad_goal(state=[1.0]), "this engine is no policy, the request has a state"),
     "unknown adapter": (bad_goal(lora="polite"), "unknown LoRA adapter 'polite'"),
     "sound without a rate": (bad_goal(audio=[AudioChunk(encoding="S16LE")]), "sample_rate must be from 4000"),
     "negative tokens": (

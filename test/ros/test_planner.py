@@ -22,6 +22,7 @@ from edgellm_ros.ros.node.planning.planner import Planner
 from edgellm_ros.ros.node.sensors.cameras import Cameras
 from edgellm_ros.ros.node.sensors.frame_history import FrameHistory
 from edgellm_ros.ros.node.sensors.input_time import Frame, StaleInputError
+from edgellm_ros.ros.node.sensors.robot_state import Stateless
 from edgellm_ros.ros.node.worker.job import COMPLETED, ERROR, STALE_INPUT, Job, Outcome
 from edgellm_ros.runtime.metrics import StageClock
 from edgellm_ros.runtime.request import LLMGenerationResponse, SamplingParams
@@ -95,8 +96,7 @@ def plan_with(earlier: list[Frame], newest: Frame, arrived: Frame | None = None,
         trigger=trigger,
         history=FrameHistory(1),
         cameras=Cameras(()),
-        odometry=None,
-        joints=None,
+        robot=Stateless(),
     )
     planner = Planner(quiet, current, runtime, inputs, None)
     request = PlanRequest(
@@ -159,8 +159,7 @@ def test_the_motion_of_several_images_starts_at_the_oldest(seconds):
         trigger=None,
         history=None,
         cameras=Cameras(()),
-        odometry=None,
-        joints=None,
+        robot=Stateless(),
     )
     frames = tuple(camera_frame(make_image(24, 32), each) for each in seconds)
     request = SimpleNamespace(

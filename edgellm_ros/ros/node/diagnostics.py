@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from diagnostic_msgs.msg import DiagnosticStatus
 from sensor_msgs.msg import Image
 
-from edgellm_ros.diffusion.config import TrajectoryHistoryConfig
 from edgellm_ros.engine_directory.parts import VISUAL
-from edgellm_ros.ros.diagnostic_status import FAULT, WARN, make_status
+from edgellm_ros.ros.diagnostic_status import FAULT, WARN, Problem, make_status, since
 from edgellm_ros.ros.node.metrics import NodeMetrics, resident_memory
 from edgellm_ros.ros.node.parts import Parts
 from edgellm_ros.ros.node.sensors.input_time import Frame
@@ -61,7 +59,7 @@ def input_status(parts: Parts, values: Mapping[str, float], parameters: Paramete
     metrics, odometry = parts.metrics, parts.odometry
     frame = parts.trigger.frame
     camera = parts.camera.find("" if frame is None else frame.message.header.frame_id, _size(frame))
-    problems = []
+    problems: list[Problem] = []
     if parts.active:
         if camera.problem:
             problems.append((WARN, camera.problem))
@@ -71,11 +69,13 @@ def input_status(parts: Parts, values: Mapping[str, float], parameters: Paramete
             problems.append((WARN, parts.inputs.image_problem))
         sees = not parts.runtime.parts.missing(VISUAL)
         if sees and metrics.frames.age > parameters.max_input_age:
-            problems.append((WARN, f"no camera frame {_since(metrics.frames.age)}"))
-        if parts.runtime.config.policy is not None:
-            problems += _policy_problems(parts, parameters)
-        elif parts.runtime.config.expert is not None:
-            problems += _odometry_problems(parts, parameters, parts.runtime.config.expert.trajectory_history)
+            problems.append((WARN, f"no camera frame {since(metrics.frames.age)}"))
+        problems += [
+            (WARN, f"no frame of the camera {name} {since(seconds)}")
+            for name, seconds in parts.cameras.ages().items()
+            if seconds > parameters.max_input_age
+        ]
+        problems += parts.robot_state.problems()
         if parts.speech.problem:
             problems.append((WARN, f"~/audio: {parts.speech.problem}"))
     shown: dict[str, object] = {name: values[name] for name in INPUT_VALUES if name in values}
@@ -83,37 +83,6 @@ def input_status(parts: Parts, values: Mapping[str, float], parameters: Paramete
     shown["joint_state_age"], shown["audio_age"] = metrics.joint_states.age, metrics.sound.age
     shown["camera_intrinsics"], shown["camera_pose"] = camera.intrinsics_from, camera.pose_from
     return make_status("inputs", problems, shown)
-
-
-def _odometry_problems(
-    parts: Parts, parameters: Parameters, history: TrajectoryHistoryConfig
-) -> list[tuple[bytes, str]]:
-    """Return whether odometry is missing, and whether its poses and twist differ."""
-    age = parts.metrics.odometry.age
-    agreement = parts.odometry.agreement((history.num_points - 1) * history.dt)
-    if parts.odometry.newest_stamp is None:
-        return [(WARN, "no odometry: the robot is assumed to stand still")]
-    if age > parameters.max_input_age:
-        return [(WARN, f"no odometry {_since(age)}")]
-    problem = "" if agreement is None else agreement.problem(parameters.odom_tolerance)
-    if agreement is None or not problem:
-        return []
-    return [(FAULT if agreement.refused(parameters.odom_tolerance) else WARN, problem)]
-
-
-def _policy_problems(parts: Parts, parameters: Parameters) -> list[tuple[bytes, str]]:
-    """Return what is wrong with the further cameras and the joints of a policy."""
-    joints, age = parts.joints, parts.metrics.joint_states.age
-    problems = [
-        (WARN, f"no frame of the camera {name} {_since(seconds)}")
-        for name, seconds in parts.cameras.ages().items()
-        if seconds > parameters.max_input_age
-    ]
-    if joints.problem:
-        problems.append((FAULT, joints.problem))
-    elif age > parameters.max_input_age:
-        problems.append((WARN, f"no joint state with all of state_joints {_since(age)}"))
-    return problems
 
 
 def plan_status(metrics: NodeMetrics, values: Mapping[str, float]) -> DiagnosticStatus:
@@ -133,7 +102,3 @@ def _size(frame: Frame | None) -> tuple[int, int] | None:
     """
     message = None if frame is None else frame.message
     return (message.width, message.height) if isinstance(message, Image) else None
-
-
-def _since(age_s: float) -> str:
-    return f"for {age_s:.1f} s" if math.isfinite(age_s) else "so far"

@@ -6,9 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 from edgellm_ros.echo import quoted
+from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.parts import VISUAL
+from edgellm_ros.ros.camera_topic import camera_names
 from edgellm_ros.ros.node.planning.chunking import chunking_problem
-from edgellm_ros.ros.node.settings.parameters import SPECS
+from edgellm_ros.ros.node.sensors.joint_states import state_joints
+from edgellm_ros.ros.node.settings.parameters import SPECS, Parameters
+from edgellm_ros.runtime.adapters.lora import canonical_name
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.sampling_params import SAMPLED
 
@@ -16,6 +20,22 @@ from edgellm_ros.runtime.sampling_params import SAMPLED
 OF_WORDS = ("system_prompt", "seed", "max_tokens", *SAMPLED, "json_schema", "regex", "choices")
 # Parameters with values that some engines do not take.
 CHECKED = ("chunking", "plan_on", "action_samples", *OF_WORDS)
+
+
+def check_before_loading(parameters: Parameters, config: EngineConfig) -> None:
+    """Check what is for policies only and what is for language models only; ValueError with the parameter."""
+    camera_names(parameters.cameras, config.policy)
+    state_joints(parameters.state_joints, config.policy)
+    if config.policy is None:
+        return
+    language_model = {
+        "lora": canonical_name(parameters.lora),
+        "loras": [name for name in parameters.loras if name],
+        "prefix_cache_file": parameters.prefix_cache_file,
+    }
+    for name, value in language_model.items():
+        if value:
+            raise ValueError(f"parameter {_needs_words(name, config.policy.kind)}: leave it empty")
 
 
 def engine_problem(name: str, value: Any, runtime: LLMInferenceRuntime) -> str:
@@ -44,7 +64,8 @@ def _words_problem(name: str, value: Any, kind: str) -> str:
         is_default = value == default
     if is_default:
         return ""
-    return (
-        f"{name} needs an engine with a language model; this one is a policy ({kind}): leave it at "
-        f"{default!r}, got {quoted(value)}"
-    )
+    return f"{_needs_words(name, kind)}: leave it at {default!r}, got {quoted(value)}"
+
+
+def _needs_words(name: str, kind: str) -> str:
+    return f"{name} needs an engine with a language model; this one is a policy ({kind})"

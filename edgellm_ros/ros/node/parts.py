@@ -26,6 +26,7 @@ from edgellm_ros.ros.node.sensors.cameras import Cameras
 from edgellm_ros.ros.node.sensors.frame_history import FrameHistory
 from edgellm_ros.ros.node.sensors.joint_states import JointStates, state_joints
 from edgellm_ros.ros.node.sensors.odometry import OdometryBuffer
+from edgellm_ros.ros.node.sensors.robot_state import robot_state
 from edgellm_ros.ros.node.services import Services
 from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
 from edgellm_ros.ros.node.speech_input import SpeechInput
@@ -62,6 +63,14 @@ class Parts:
         self.frames = FrameHistory(start.frames_per_plan)
         self.cameras = Cameras(camera_names(start.cameras, config.policy))
         self.joints = JointStates(state_joints(start.state_joints, config.policy))
+        self.robot_state = robot_state(
+            node,
+            parameters,
+            config,
+            odometry=self.odometry,
+            joints=self.joints,
+            metrics=self.metrics,
+        )
         # Planning
         self.chunking = Chunking(node, parameters, config.action, self.metrics)
         observed = PlanInputs(
@@ -71,8 +80,7 @@ class Parts:
             trigger=self.trigger,
             history=self.frames,
             cameras=self.cameras,
-            odometry=self.odometry,
-            joints=self.joints,
+            robot=self.robot_state,
         )
         self.planner = Planner(node, parameters, runtime, observed, self.chunking)
         with ExitStack() as undo:  # if a part cannot be made: the thread would keep the process alive

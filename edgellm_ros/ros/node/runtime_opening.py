@@ -10,12 +10,9 @@ from rclpy.impl.rcutils_logger import RcutilsLogger
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.parts import VISUAL
-from edgellm_ros.ros.camera_topic import camera_names
-from edgellm_ros.ros.node.engine_checks import CHECKED, engine_problem
-from edgellm_ros.ros.node.sensors.joint_states import state_joints
+from edgellm_ros.ros.node.engine_checks import CHECKED, check_before_loading, engine_problem
 from edgellm_ros.ros.node.settings.loras import parse_loras
 from edgellm_ros.ros.node.settings.parameters import Parameters
-from edgellm_ros.runtime.adapters.lora import canonical_name
 from edgellm_ros.runtime.decoding.speculative.drafting_config import drafting_config
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
@@ -29,7 +26,7 @@ def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceR
     if not parameters.engine_dir:
         raise ValueError("parameter engine_dir is empty: set it to a directory made by `edgellm export`")
     size, config = parameters.prefix_cache_mb, EngineConfig.load(parameters.engine_dir)
-    _check_policy(parameters, config)
+    check_before_loading(parameters, config)
     drafting = drafting_config(
         parameters.drafting,
         config,
@@ -76,28 +73,6 @@ def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceR
         runtime.close()
         raise
     return runtime
-
-
-def _check_policy(parameters: Parameters, config: EngineConfig) -> None:
-    """Check the parameters of policies; ValueError if one does not fit the engine.
-
-    For a policy, check also those that need a language model.
-    """
-    camera_names(parameters.cameras, config.policy)
-    state_joints(parameters.state_joints, config.policy)
-    if config.policy is None:
-        return
-    language_model = {
-        "lora": canonical_name(parameters.lora),
-        "loras": [name for name in parameters.loras if name],
-        "prefix_cache_file": parameters.prefix_cache_file,
-    }
-    for name, value in language_model.items():
-        if value:
-            raise ValueError(
-                f"parameter {name} needs an engine with a language model; this one is a policy "
-                f"({config.policy.kind}): leave it empty"
-            )
 
 
 def close_runtime(runtime: LLMInferenceRuntime, parameters: Parameters, logger: RcutilsLogger) -> None:

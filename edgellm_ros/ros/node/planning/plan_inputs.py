@@ -13,7 +13,6 @@ import numpy as np
 from rclpy.node import Node
 from std_msgs.msg import Header
 
-from edgellm_ros.diffusion.config import ActionConfig
 from edgellm_ros.engine_directory.parts import VISUAL, EngineParts
 from edgellm_ros.multimodal.video import Video
 from edgellm_ros.ros.messaging import NANOSECONDS, to_nanoseconds
@@ -23,12 +22,8 @@ from edgellm_ros.ros.node.sensors.cameras import Cameras, FurtherFrames
 from edgellm_ros.ros.node.sensors.frame_history import FrameHistory
 from edgellm_ros.ros.node.sensors.images import decode_image
 from edgellm_ros.ros.node.sensors.input_time import Frame, StaleInputError, check_age, check_not_future
-from edgellm_ros.ros.node.sensors.joint_states import JointStates
-from edgellm_ros.ros.node.sensors.odometry import OdometryBuffer
-from edgellm_ros.ros.node.sensors.past_motion import PastMotion
+from edgellm_ros.ros.node.sensors.robot_state import RobotState
 from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
-
-LOG_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +38,7 @@ class Observation:
 
 
 class PlanInputs:
-    """Frames, odometry, joint states: filled by callbacks, for one plan after another."""
+    """Frames and the robot's state: filled by callbacks, for one plan after another."""
 
     def __init__(
         self,
@@ -54,21 +49,18 @@ class PlanInputs:
         trigger: CommandTrigger,
         history: FrameHistory,
         cameras: Cameras,
-        odometry: OdometryBuffer,
-        joints: JointStates,
+        robot: RobotState,
     ) -> None:
         """Take the sources of the inputs.
 
         `trigger` has the newest camera frame, `history` those before it, `cameras` those of others.
         """
         self._parameters = parameters
-        self._config = parts.config
         self._sees = not parts.missing(VISUAL)
         self._trigger = trigger
         self._history = history
         self._cameras = cameras
-        self._odometry = odometry
-        self._joints = joints
+        self._robot = robot
         self._clock = node.get_clock()
         self._logger = node.get_logger()
 
@@ -91,14 +83,13 @@ class PlanInputs:
             raise
         header = self._header(frames)
         start = self._start(frames, header)
-        fields: dict[str, Any] = {}
-        if self._config.policy is not None:
-            fields = {"state": self._state(request, frames), "cameras": self._cameras.names}
+        if request.state:
+            fields: dict[str, Any] = {"state": np.array(request.state)}
+        else:
+            fields = self._robot.at(self._time_of(frames), drives)
+        if self._cameras.names:
+            fields["cameras"] = self._cameras.names
             frames = self._of_all_cameras(frames, further)
-        elif request.state:
-            raise ValueError("this engine is no policy, the goal has a state")
-        elif self._config.expert is not None:
-            fields = self._past(frames, self._config.expert, drives)
         images = self._images(frames)
         return Observation(images, self._video(request, frames, images), header, start, fields)
 
@@ -199,44 +190,6 @@ class PlanInputs:
         """Return the oldest frame's time in seconds; None without a time to align with."""
         oldest = _oldest(frames)
         return None if oldest is None else oldest / NANOSECONDS
-
-    def _past(self, frames: tuple[Frame, ...], action: ActionConfig, drives: bool) -> dict[str, Any]:
-        """Return past poses and speed at the oldest frame; none without odometry.
-
-        ValueError if the plan drives, and either poses or twist of the odometry are not the robot's motion.
-        """
-        motion = self._motion(frames, action)
-        if motion is None:
-            return {}
-        tolerance = self._parameters.current.odom_tolerance
-        problem = motion.agreement.problem(tolerance)
-        if problem and drives and motion.agreement.refused(tolerance):
-            raise ValueError(f"{problem}: no trajectory is planned from it")
-        if problem:
-            self._logger.warning(
-                f"~/odom: {problem}: the past poses are computed from the twist",
-                throttle_duration_sec=LOG_EVERY_S,
-            )
-        return {"history": motion.history, "speed": motion.speed}
-
-    def _motion(self, frames: tuple[Frame, ...], action: ActionConfig) -> PastMotion | None:
-        parameters, stamp = self._parameters.current, self._time_of(frames)
-        points, dt = action.trajectory_history.num_points, action.trajectory_history.dt
-        if stamp is None:
-            now = self._clock.now().nanoseconds
-            return self._odometry.newest_state(now, points, dt, parameters.max_input_age)
-        self._odometry.wait_until(stamp, parameters.odom_wait)
-        return self._odometry.state_at(stamp, points, dt, parameters.max_input_age)
-
-    def _state(self, request: PlanRequest, frames: tuple[Frame, ...]) -> np.ndarray:
-        """Return a policy's state: the request's, else the joints' at the oldest frame."""
-        if request.state:
-            return np.array(request.state)
-        parameters, stamp = self._parameters.current, self._time_of(frames)
-        if stamp is None:
-            return self._joints.newest_state(self._clock.now().nanoseconds, parameters.max_input_age)
-        self._joints.wait_until(stamp, parameters.odom_wait)
-        return self._joints.state_at(stamp, parameters.max_input_age)
 
 
 def _oldest(frames: tuple[Frame, ...]) -> int | None:

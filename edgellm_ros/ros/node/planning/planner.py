@@ -113,11 +113,10 @@ class Planner:
         return Outcome(COMPLETED, "", plan)
 
     def _samples(self, request: PlanRequest) -> int:
-        """Return the chunks to sample; a policy, which has no words, samples one at least."""
-        config = self._runtime.config
+        """Return the chunks to sample; 0 if the action head is missing."""
         if self._runtime.parts.missing(ACTION):
             return 0
-        return request.action_samples if config.policy is None else max(1, request.action_samples)
+        return max(self._runtime.config.min_action_samples, request.action_samples)
 
     def _prompt(
         self,
@@ -140,8 +139,6 @@ class Planner:
                 "videos": videos,
                 "audio": sounds,
             }
-        if self._runtime.config.policy is not None:
-            raise ValueError("this engine is a policy, the goal has earlier_messages")
         system = [Message("system", request.system_prompt)] if request.system_prompt else []
         vision = (*map(ImagePart, images), *map(VideoPart, videos))
         content = (*vision, *map(AudioPart, sounds), TextPart(request.prompt))
