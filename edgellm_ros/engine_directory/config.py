@@ -252,7 +252,7 @@ class EngineConfig:
 
     @property
     def min_action_samples(self) -> int:
-        """Number of trajectories that every answer has: 1 for a policy, which answers with nothing else."""
+        """Number of trajectories that every answer has: 1 for a policy, else 0."""
         return 0 if self.policy is None else 1
 
     def check_answers_with_text(self, what: str) -> None:

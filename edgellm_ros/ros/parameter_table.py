@@ -34,7 +34,7 @@ class Spec:
 
 
 def declared(*args: Any, **kwargs: Any) -> Any:
-    """Return a dataclass's field for the value of a parameter; the arguments are those of its `Spec`."""
+    """Return a dataclass's field for a parameter, from the arguments of its `Spec`."""
     return field(metadata={SPEC: Spec(*args, **kwargs)})
 
 

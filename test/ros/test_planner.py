@@ -19,10 +19,10 @@ from edgellm_ros.engine_directory.parts import EngineParts
 from edgellm_ros.ros.node.planning.plan_inputs import PlanInputs
 from edgellm_ros.ros.node.planning.plan_request import PlanRequest
 from edgellm_ros.ros.node.planning.planner import Planner
+from edgellm_ros.ros.node.planning.robot_state import Stateless
 from edgellm_ros.ros.node.sensors.cameras import Cameras
 from edgellm_ros.ros.node.sensors.frame_history import FrameHistory
 from edgellm_ros.ros.node.sensors.input_time import Frame, StaleInputError
-from edgellm_ros.ros.node.sensors.robot_state import Stateless
 from edgellm_ros.ros.node.worker.job import COMPLETED, ERROR, STALE_INPUT, Job, Outcome
 from edgellm_ros.runtime.metrics import StageClock
 from edgellm_ros.runtime.request import LLMGenerationResponse, SamplingParams

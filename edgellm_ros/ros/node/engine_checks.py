@@ -23,7 +23,10 @@ CHECKED = ("chunking", "plan_on", "action_samples", *OF_WORDS)
 
 
 def check_before_loading(parameters: Parameters, config: EngineConfig) -> None:
-    """Check what is for policies only and what is for language models only; ValueError with the parameter."""
+    """Check parameters that only some kinds of engines take.
+
+    ValueError for cameras or joints that do not fit, and for a policy that shall have what needs words.
+    """
     camera_names(parameters.cameras, config.policy)
     state_joints(parameters.state_joints, config.policy)
     if config.policy is None:

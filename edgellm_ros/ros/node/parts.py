@@ -22,11 +22,11 @@ from edgellm_ros.ros.node.planning.jobs import JobFactory
 from edgellm_ros.ros.node.planning.lora_changes import LoraChanges
 from edgellm_ros.ros.node.planning.plan_inputs import PlanInputs
 from edgellm_ros.ros.node.planning.planner import Planner
+from edgellm_ros.ros.node.planning.robot_state import robot_state
 from edgellm_ros.ros.node.sensors.cameras import Cameras
 from edgellm_ros.ros.node.sensors.frame_history import FrameHistory
 from edgellm_ros.ros.node.sensors.joint_states import JointStates, state_joints
 from edgellm_ros.ros.node.sensors.odometry import OdometryBuffer
-from edgellm_ros.ros.node.sensors.robot_state import robot_state
 from edgellm_ros.ros.node.services import Services
 from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
 from edgellm_ros.ros.node.speech_input import SpeechInput

@@ -124,9 +124,9 @@ class CudaRun:
     def mix(
         self, conv: ConvWeights, channels: ir.Value, state: State, *, one: Scan, several: Scan
     ) -> tuple[ir.Value, Present]:
-        """Add the convolution of channels [B,S,C] fp32 and the scan after it, for one token and for several.
+        """Add a layer's convolution and scan, for one token and for several.
 
-        Returns y as the scans return it, and the states after the run.
+        channels: [B,S,C] fp32. Returns y as the scans return it, and the states after the run.
         """
 
         def branch(convolve: Callable[..., tuple[ir.Value, ir.Value]], scan: Scan) -> list[ir.Value]:

@@ -18,11 +18,11 @@ from edgellm_ros.multimodal.video import Video
 from edgellm_ros.ros.messaging import NANOSECONDS, to_nanoseconds
 from edgellm_ros.ros.node.planning.command_trigger import CommandTrigger
 from edgellm_ros.ros.node.planning.plan_request import PlanRequest
+from edgellm_ros.ros.node.planning.robot_state import RobotState
 from edgellm_ros.ros.node.sensors.cameras import Cameras, FurtherFrames
 from edgellm_ros.ros.node.sensors.frame_history import FrameHistory
 from edgellm_ros.ros.node.sensors.images import decode_image
 from edgellm_ros.ros.node.sensors.input_time import Frame, StaleInputError, check_age, check_not_future
-from edgellm_ros.ros.node.sensors.robot_state import RobotState
 from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the robot knows of itself when a frame is taken: its past motion, or the positions of its joints."""
+"""The robot's own state at the time of a frame: past motion, or joint positions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOG_EVERY_S = 5.0
 
 
 class RobotState(Protocol):
-    """The robot's own state, as an engine wants it."""
+    """What an engine wants to know of the robot."""
 
     def at(self, stamp: float | None, drives: bool) -> dict[str, Any]:
         """Return the state's fields of `LLMGenerationRequest`.
@@ -41,7 +41,10 @@ def robot_state(
     joints: JointStates,
     metrics: NodeMetrics,
 ) -> RobotState:
-    """Return the state that an engine takes: of joints for a policy, of odometry for trajectories."""
+    """Return the state that an engine takes.
+
+    Joint positions for a policy, past motion for an action expert.
+    """
     if config.policy is not None:
         return JointPositions(node, parameters, joints, metrics)
     if config.expert is not None:
