@@ -41,7 +41,7 @@ def test_leaves_no_thread_and_no_engines_and_the_node_can_be_configured_again(
 ):
     closed = []
     builder = SimpleNamespace(max_action_samples=1)
-    config = SimpleNamespace(audio=None, vision=None, action=None, policy=None, builder=builder)
+    config = SimpleNamespace(audio=None, vision=None, action=None, expert=None, policy=None, builder=builder)
     runtime = SimpleNamespace(
         config=config,
         parts=EngineParts(config),

@@ -32,7 +32,9 @@ class SlowRuntime:
 
     def __init__(self) -> None:
         builder = SimpleNamespace(max_action_samples=1)
-        self.config = SimpleNamespace(audio=None, vision=None, action=None, policy=None, builder=builder)
+        self.config = SimpleNamespace(
+            audio=None, vision=None, action=None, expert=None, policy=None, builder=builder
+        )
         self.parts = EngineParts(self.config)
         self.active_lora = ""
         self.closed = False

@@ -107,7 +107,7 @@ def test_images_of_a_goal_are_planned_with_the_newest_joint_state(robot, peer, p
         ({"state": [0.0] * 3, "system_prompt": "be kind"}, "this engine is a policy, the request has system"),
         (
             {"state": [0.0] * 3, "earlier_messages": [ChatMessage(role="user", text="hi")]},
-            "this engine is a policy, the request has messages",
+            "a goal with earlier_messages needs an engine that answers with text; this one is a policy",
         ),
         ({"state": [0.0] * 3, "lora": "careful"}, "this engine is a policy, the request has lora"),
     ],

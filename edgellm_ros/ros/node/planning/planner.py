@@ -139,6 +139,7 @@ class Planner:
                 "videos": videos,
                 "audio": sounds,
             }
+        self._runtime.config.check_answers_with_text("a goal with earlier_messages")
         system = [Message("system", request.system_prompt)] if request.system_prompt else []
         vision = (*map(ImagePart, images), *map(VideoPart, videos))
         content = (*vision, *map(AudioPart, sounds), TextPart(request.prompt))
