@@ -101,13 +101,13 @@ def test_query_heads_that_share_a_value_head_share_its_scales():
 
 
 def test_weights_beyond_the_share_that_a_group_keeps_are_cut_off(tmp_path):
-    weight = np.array([[1.0, -8.0, 3.0, 0.2] * 4, [7.0, 1.0, 1.0, 1.0] * 4], np.float32)
+    weight = np.array([[1.0, -8.0, 3.0, 0.2] * 4, [7.0, 16.0, 2.0, -4.0] * 4], np.float32)
     layout = RoundedLayout("int4", 32, "model", np.dtype(np.float32))
-    found = layout.rounded(weight, 16, np.array([[0.875], [1.0]], np.float32))
+    found = layout.rounded(weight, 16, np.array([[1.0], [1.0]], np.float32))
     np.testing.assert_allclose(found[0], [1, -8, 3, 0] * 4)  # steps of 1: from -8 to 7
-    found = layout.rounded(weight, 16, np.array([[0.4375], [1.0]], np.float32))
+    found = layout.rounded(weight, 16, np.array([[0.5], [1.0]], np.float32))
     np.testing.assert_allclose(found[0], [1, -4, 3, 0] * 4)  # steps of 0.5
-    np.testing.assert_allclose(found[1], weight[1])
+    np.testing.assert_allclose(found[1], [8, 16, 2, -4] * 4)  # steps of -2: from 16 to -14
 
 
 def runs_over(engine: Path, rng: np.random.Generator, count: int) -> list[TokenRun]:

@@ -65,7 +65,11 @@ def test_the_builder_makes_a_plan_of_rounded_weights_with_lora_inputs(tmp_path, 
 
 @pytest.mark.parametrize(
     ("kind", "parts"),
-    [(INT4, ""), (INT4, "zeros"), (INT4, "order"), (INT8, ""), (INT8, "zeros"), (FLOAT8, "")],
+    [
+        *((INT4, parts) for parts in ("", "zeros", "order", "negative scales")),
+        *((INT8, parts) for parts in ("", "zeros")),
+        (FLOAT8, ""),
+    ],
 )
 def test_a_plan_keeps_the_weights_in_their_bits(tmp_path, library, kind, parts):
     rng = np.random.default_rng(0)
@@ -73,6 +77,8 @@ def test_a_plan_keeps_the_weights_in_their_bits(tmp_path, library, kind, parts):
     zeros = rng.integers(-8, 8, (SIZE // 128, SIZE)).astype(np.int8) if parts == "zeros" else None
     order = rng.permutation(SIZE) if parts == "order" else None
     scales = np.full((SIZE // 128, SIZE), 0.01, np.float32)
+    if parts == "negative scales":
+        scales[:, ::2] *= -1
     matrix = QuantizedMatrix(
         fan_in=SIZE,
         fan_out=SIZE,

@@ -42,7 +42,8 @@ class QuantizedMatrix:
         if form.zero_points:
             zeros = random.integers(0, top, groups, np.uint8)
         size = top / 3 if form.zero_points else top / 12**0.5
-        scales = (random.uniform(0.5, 1.5, groups) / size / k**0.5).astype(dtype)
+        signs = random.choice((-1, 1), groups) if form.bits == 4 else 1  # `--quantize int4` has both
+        scales = (signs * random.uniform(0.5, 1.5, groups) / size / k**0.5).astype(dtype)
         return cls(form, random.integers(0, top, shape, np.uint8), scales, zeros, inputs)
 
     @classmethod

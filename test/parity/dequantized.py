@@ -32,7 +32,8 @@ UNCHANGED = ("draft", "lora")  # folders of a checkpoint that a copy does not ne
 def rounded(weight: torch.Tensor) -> torch.Tensor:
     """Round a weight [N,K] to 4 bits as `--quantize int4` does; returns it in fp32."""
     blocks = weight.float().unflatten(1, (-1, GROUP))
-    scales = (blocks.abs().amax(-1, keepdim=True) / 7).half().float()  # of an engine in fp16
+    largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
+    scales = (largest / -8).half().float()  # of an engine in fp16
     return ((blocks / scales).round().clamp(-8, 7) * scales).flatten(1)
 
 

@@ -24,14 +24,15 @@ CUT = {"v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 GROUP, TOP = 32, {"int4": 7, "int8": 127}
 
 
-def rounded(weight: torch.Tensor, top: int, largest: torch.Tensor | None = None) -> torch.Tensor:
-    """Round as llm-awq's `pseudo_quantize_tensor` does with symmetric groups.
+def rounded(weight: torch.Tensor, top: int, share: float = 1.0) -> torch.Tensor:
+    """Round with symmetric groups: 8 bits as llm-awq's `pseudo_quantize_tensor`, 4 bits as GGUF's Q4_0.
 
-    largest [N,K/group]: None = of each group.
+    In Q4_0 the value of the largest magnitude is -8 steps. share: of the steps.
     """
     blocks = weight.reshape(len(weight), -1, GROUP)
-    largest = blocks.abs().amax(-1) if largest is None else largest
-    steps = largest[..., None].clamp(min=1e-5) / top
+    where = blocks.abs().argmax(-1, keepdim=True)
+    steps = blocks.gather(-1, where) / -8 if top == 7 else blocks.abs().amax(-1, keepdim=True) / top
+    steps = steps * share
     return (torch.clamp(torch.round(blocks / steps), -top - 1, top) * steps).reshape(weight.shape)
 
 
@@ -49,22 +50,21 @@ def awq_scales(layers: list[torch.nn.Linear], x: torch.Tensor, top: int) -> tupl
     return best[1], best[2]
 
 
-def awq_largest(weight: torch.Tensor, x: torch.Tensor, top: int) -> torch.Tensor:
+def awq_shares(weight: torch.Tensor, x: torch.Tensor, top: int) -> torch.Tensor:
     """Search the share of its largest magnitude that each group keeps [N,K/group].
 
     The search is that of llm-awq's `auto_clip_layer`.
     """
     blocks, rows = weight.reshape(len(weight), -1, GROUP), x.reshape(len(x), -1, GROUP)
     expected = torch.einsum("tgi,ngi->tng", rows, blocks)
-    whole = blocks.abs().amax(-1)
-    best, fewest = whole.clone(), torch.full_like(whole, float("inf"))
+    best, fewest = torch.ones(blocks.shape[:2]), torch.full(blocks.shape[:2], float("inf"))
     for step in range(10):
-        largest = whole * (1 - step / 20)
-        found = torch.einsum("tgi,ngi->tng", rows, rounded(weight, top, largest).reshape(blocks.shape))
+        share = 1 - step / 20
+        found = torch.einsum("tgi,ngi->tng", rows, rounded(weight, top, share).reshape(blocks.shape))
         errors = ((found - expected) ** 2).mean(0)
-        best = torch.where(errors < fewest, largest, best)
+        best = torch.where(errors < fewest, share, best)
         fewest = torch.minimum(fewest, errors)
-    return best / whole
+    return best
 
 
 @pytest.mark.parametrize("kind", TOP)
@@ -95,7 +95,7 @@ def test_scales_and_shares_are_those_of_awqs_searches(tmp_path, kind):
         for name, layer in zip(each.group.layers, layers, strict=True):
             if name in each.kept:
                 x = inputs[each.group.layers[0]] / scales
-                shares = awq_largest(layer.weight * scales, x, TOP[kind]).numpy()
+                shares = awq_shares(layer.weight * scales, x, TOP[kind]).numpy()
                 assert (np.abs(each.kept[name] - shares) < 1e-3).mean() > 0.99, name  # ties differ
     assert {name.rpartition(".")[2] for each in found for name in each.kept} == CUT
     assert len({each.exponent for each in found}) > 3

@@ -60,7 +60,7 @@ def agreement(request, exported, runtime_device) -> Agreement:
         with on_host, LLMInferenceRuntime(root / name, runtime_device, decode=request.param) as runtime:
             assert bool(runtime.fused_rows) == (request.param == "fused")
             answers[name] = answer(runtime, requests)
-    assert len({token for each in answers["int4"] for token in each.tokens}) > len(PROMPTS)
+    assert len({token for each in answers["int4"] for token in each.tokens}) > len(PROMPTS) // 2
 
     def reference(prompt: int, found: GreedyAnswer):
         return reference_logits(model, found.prompt + found.tokens)[len(found.prompt) - 1 : -1]

@@ -8,7 +8,8 @@ of these inputs are larger when they are rounded, so that their steps are smalle
 
 The alpha is taken that makes |W x - Q(W diag(s)) (x / s)|^2 smallest, summed over calibration inputs and the
 layers of a group. Then the largest magnitudes of each group of weights that share a step are cut off, down to
-the share (1, 0.95, ..., 0.55) that makes the error of its part of the output smallest.
+the share (1, 0.95, ..., 0.55) that makes the error of its part of the output smallest. The searches are those
+of AWQ, the rounding is that of rounding.py.
 
 Source: Lin et al., AWQ, arXiv 2306.00978; llm-awq, awq/quantize/auto_scale.py and auto_clip.py.
 """

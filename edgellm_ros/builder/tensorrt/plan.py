@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from edgellm_ros.atomic_file import write_atomically
+from edgellm_ros.builder.tensorrt.positive_scales import positive_scales
 from edgellm_ros.builder.tensorrt.profiles import input_shapes, make_profiles
 from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.device import Device
@@ -241,7 +242,9 @@ def parse(
     # Not needed from TensorRT 11 on, where nothing else exists.
     network = builder.create_network(1 << int(library.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = library.OnnxParser(network, log)
-    if not parser.parse_from_file(str(model)):
+    with positive_scales(model) as graph:
+        parsed = parser.parse_from_file(str(graph))
+    if not parsed:
         raise EngineError(f"{model}: the parser of {title_of(library)} refuses it: {_parser_errors(parser)}")
     _let_attention_decompose(library, network)
     return network, parser
