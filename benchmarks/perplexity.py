@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Perplexity of engines on a text, and how far their predictions are from those of the first one.
+
+Measures
+--------
+exp of the mean negative log-likelihood of tokens, and for each further engine the KL divergence from the
+first one's predictions.
+
+Conditions
+----------
+The graph of the language model on the CPU, without a chat template. The text is cut into chunks; the tokens
+of the second half of each are predicted, after those before them in the chunk. The first token of each chunk
+is replaced by the beginning of sequence, if the tokenizer has one. llama.cpp's llama-perplexity does the same.
+
+Examples
+--------
+    python -m benchmarks.perplexity --engines engines/fp32,engines/int4 --text LICENSE --text README.md
+
+Last JSON line: `perplexity` and `kl_divergence` by engine, and the number of predictions.
+
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import common
+from edgellm_ros.cli.token_runs import run_graph, text_inputs
+from edgellm_ros.engine.onnxruntime.session import open_session
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.files import SPECIAL_TOKENS_FILE, graph_path
+from edgellm_ros.runtime.text.tokenizer import Tokenizer
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    parser = common.parser(__doc__)
+    common.add_engines(parser)
+    parser.add_argument(
+        "--text", type=Path, action="append", required=True, help="a file of the text; may be given again"
+    )
+    parser.add_argument("--chunk", type=int, default=512, help="tokens of a chunk (default: %(default)s)")
+    parser.add_argument("--chunks", type=int, default=16, help="chunks to score (default: %(default)s)")
+    args = parser.parse_args(arguments)
+    folders = [Path(folder) for folder in common.engines(args)]
+    try:
+        chunks = read_chunks(folders[0], args.text, args.chunk, args.chunks)
+    except ValueError as error:
+        parser.error(str(error))
+    losses, divergences = np.zeros(len(folders)), np.zeros(len(folders))
+    for predictions in zip(*(predict(folder, chunks) for folder in folders), chunks, strict=True):
+        *engines, chunk = predictions
+        following = np.array(chunk[args.chunk // 2 :])
+        for index, found in enumerate(engines):
+            losses[index] -= found[np.arange(len(following)), following].sum()
+            divergences[index] += (np.exp(engines[0]) * (engines[0] - found)).sum()
+    count = args.chunks * (args.chunk - args.chunk // 2)
+    perplexity = {
+        str(folder): float(each) for folder, each in zip(folders, np.exp(losses / count), strict=True)
+    }
+    divergence = {str(folder): float(each) for folder, each in zip(folders, divergences / count, strict=True)}
+    for folder in map(str, folders):
+        print(f"{folder}: perplexity {perplexity[folder]:.3f}, KL {divergence[folder]:.4f}", file=sys.stderr)
+    return common.finish("perplexity", predictions=count, perplexity=perplexity, kl_divergence=divergence)
+
+
+def read_chunks(engine: Path, texts: Sequence[Path], size: int, count: int) -> list[list[int]]:
+    """Return the first tokens of a text, `count` times `size`; ValueError if there are fewer."""
+    tokens = Tokenizer(engine / "tokenizer.json").encode("".join(path.read_text() for path in texts))
+    longest = EngineConfig.load(engine).builder.max_kv_cache_capacity
+    if not 2 <= size <= longest:
+        raise ValueError(
+            f"--chunk must be from 2 to {longest}, max_kv_cache_capacity of {engine}, got {size}"
+        )
+    if len(tokens) < size * count:
+        raise ValueError(f"--chunks {count} of {size} tokens: the text has {len(tokens)}")
+    return [tokens[start : start + size] for start in range(0, size * count, size)]
+
+
+def predict(engine: Path, chunks: Sequence[Sequence[int]]) -> Iterator[np.ndarray]:
+    """Yield for each chunk the log probabilities [size - size // 2, V] of its second half."""
+    session, begin = open_session(engine / graph_path("llm")), begin_of_sequence(engine)
+    for chunk in chunks:
+        tokens = list(chunk) if begin is None else [begin, *chunk[1:]]
+        (logits,) = run_graph(session, engine, text_inputs(engine, tokens), ["logits"])
+        rows = logits.reshape(len(chunk), -1)[len(chunk) // 2 - 1 : -1].astype(np.float64)
+        rows -= rows.max(-1, keepdims=True)
+        yield rows - np.log(np.exp(rows).sum(-1, keepdims=True))
+
+
+def begin_of_sequence(engine: Path) -> int | None:
+    """Return the token that begins a sequence (special_tokens_map.json); None if there is none."""
+    path = engine / SPECIAL_TOKENS_FILE
+    text = json.loads(path.read_text()).get("bos_token") if path.is_file() else None
+    return Tokenizer(engine / "tokenizer.json").encode(text)[0] if text else None
+
+
+if __name__ == "__main__":
+    main()
