@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Perplexity of engines on a text, and how far their predictions are from those of the first one.
+"""Perplexity of engines on a text, and the KL divergence of their predictions.
 
 Measures
 --------
@@ -10,7 +10,7 @@ Conditions
 ----------
 The graph of the language model on the CPU, without a chat template. The text is cut into chunks; the tokens
 of the second half of each are predicted, after those before them in the chunk. The first token of each chunk
-is replaced by the beginning of sequence, if the tokenizer has one. llama.cpp's llama-perplexity does the same.
+is replaced by the beginning of sequence, if the tokenizer has one, as in llama.cpp's llama-perplexity.
 
 Examples
 --------
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
 
 def read_chunks(engine: Path, texts: Sequence[Path], size: int, count: int) -> list[list[int]]:
-    """Return the first tokens of a text, `count` times `size`; ValueError if there are fewer."""
+    """Return the first `count` chunks of a text; ValueError if it has fewer."""
     tokens = Tokenizer(engine / "tokenizer.json").encode("".join(path.read_text() for path in texts))
     longest = EngineConfig.load(engine).builder.max_kv_cache_capacity
     if not 2 <= size <= longest:
@@ -83,7 +83,7 @@ def read_chunks(engine: Path, texts: Sequence[Path], size: int, count: int) -> l
 
 
 def predict(engine: Path, chunks: Sequence[Sequence[int]]) -> Iterator[np.ndarray]:
-    """Yield for each chunk the log probabilities [size - size // 2, V] of its second half."""
+    """Yield the log probabilities [size - size // 2, V] of each chunk's second half."""
     session, begin = open_session(engine / graph_path("llm")), begin_of_sequence(engine)
     for chunk in chunks:
         tokens = list(chunk) if begin is None else [begin, *chunk[1:]]
@@ -94,7 +94,7 @@ def predict(engine: Path, chunks: Sequence[Sequence[int]]) -> Iterator[np.ndarra
 
 
 def begin_of_sequence(engine: Path) -> int | None:
-    """Return the token that begins a sequence (special_tokens_map.json); None if there is none."""
+    """Return the token that begins a sequence; None if there is none."""
     path = engine / SPECIAL_TOKENS_FILE
     text = json.loads(path.read_text()).get("bos_token") if path.is_file() else None
     return Tokenizer(engine / "tokenizer.json").encode(text)[0] if text else None

@@ -25,7 +25,7 @@ GROUP, TOP = 32, {"int4": 7, "int8": 127}
 
 
 def rounded(weight: torch.Tensor, top: int, share: float = 1.0) -> torch.Tensor:
-    """Round with symmetric groups: 8 bits as llm-awq's `pseudo_quantize_tensor`, 4 bits as GGUF's Q4_0.
+    """Round to 8 bits as llm-awq's `pseudo_quantize_tensor`, to 4 as GGUF's Q4_0.
 
     In Q4_0 the value of the largest magnitude is -8 steps. share: of the steps.
     """

@@ -26,7 +26,7 @@ INT4 = ir.DataType.INT4
 
 @contextmanager
 def positive_scales(model: Path) -> Iterator[Path]:
-    """Give a graph with positive scales: `model` itself, or a temporary file beside it.
+    """Give a graph with positive scales: `model`, or a temporary file beside it.
 
     The temporary graph reads the weights that it shares with `model` from their file. OSError if it cannot be
     written.
@@ -53,7 +53,7 @@ def positive_scales(model: Path) -> Iterator[Path]:
 # values, scales -- DequantizeLinear -- MatMul (x) ------------------------------------+
 #                                                  x -- sums of groups -- MatMul (O) -- Add -->
 def _make_positive(graph: ir.Graph, node: ir.Node) -> Sequence[ir.Value]:
-    """Make the scales of a node positive; return the new initializers, () if they were."""
+    """Make the scales of a node positive; return the new initializers."""
     if node.op_type != "DequantizeLinear" or len(node.inputs) != 2:
         return ()
     values, scales = (None if each is None else each.const_value for each in node.inputs)
@@ -68,17 +68,17 @@ def _make_positive(graph: ir.Graph, node: ir.Node) -> Sequence[ir.Value]:
     assert product.op_type == "MatMul"
     assert x is not None
     groups, group = negative.shape[0], values.shape.numpy()[0] // negative.shape[0]
-    name = str(node.inputs[0].name)
+    name = values.name
 
     def turned() -> np.ndarray:
         integers = values.numpy().astype(np.int8)
         return np.where(np.repeat(negative, group, axis=0), ~integers, integers)
 
     new = [
-        _initializer(graph, f"{name}.turned", INT4, values.shape, turned),
-        _initializer(graph, f"{name}.positive", scales.dtype, scales.shape, lambda: np.abs(numbers)),
+        _initializer(graph, f"{name}.turned", INT4, values.shape.numpy(), turned),
+        _initializer(graph, f"{name}.positive", scales.dtype, numbers.shape, lambda: np.abs(numbers)),
         _initializer(
-            graph, f"{name}.turn", scales.dtype, scales.shape, lambda: np.where(negative, -numbers, 0)
+            graph, f"{name}.turn", scales.dtype, numbers.shape, lambda: np.where(negative, -numbers, 0)
         ),
     ]
     for index, value in enumerate(new[:2]):
@@ -105,21 +105,25 @@ def _make_positive(graph: ir.Graph, node: ir.Node) -> Sequence[ir.Value]:
     result.type, result.shape = y.type, y.shape
     ir.convenience.replace_all_uses_with(y, result, replace_graph_outputs=True)
     for user in (made[-3], made[-1]):  # Shape and Add read the product itself
-        for index, value in enumerate(user.inputs):
-            if value is result:
+        for index, given in enumerate(user.inputs):
+            if given is result:
                 user.replace_input_with(index, y)
     return new
 
 
 def _initializer(
-    graph: ir.Graph, name: str, dtype: ir.DataType, shape: ir.Shape, compute: Callable[[], np.ndarray]
+    graph: ir.Graph,
+    name: str,
+    dtype: ir.DataType,
+    shape: Sequence[int],
+    compute: Callable[[], np.ndarray],
 ) -> ir.Value:
     """Add an initializer whose values are computed when they are written."""
 
     def read() -> ir.Tensor:
         return ir.Tensor(compute().astype(dtype.numpy()), dtype=dtype)
 
-    tensor = ir.LazyTensor(read, dtype=dtype, shape=shape, name=name)
-    value = ir.Value(name=name, type=ir.TensorType(dtype), shape=shape, const_value=tensor)
+    tensor = ir.LazyTensor(read, dtype=dtype, shape=ir.Shape(shape), name=name)
+    value = ir.Value(name=name, type=ir.TensorType(dtype), shape=tensor.shape, const_value=tensor)
     graph.register_initializer(value)
     return value
