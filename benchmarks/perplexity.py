@@ -8,9 +8,9 @@ first one's predictions.
 
 Conditions
 ----------
-The graph of the language model on the CPU, without a chat template. The text is cut into chunks; the tokens
+The language model's graph that a CPU runs, without a chat template. The text is cut into chunks; the tokens
 of the second half of each are predicted, after those before them in the chunk. The first token of each chunk
-is replaced by the beginning of sequence, if the tokenizer has one, as in llama.cpp's llama-perplexity.
+is replaced by the beginning of sequence, if the tokenizer has one. All engines have one tokenizer.
 
 Examples
 --------
@@ -31,10 +31,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import common
-from edgellm_ros.cli.token_runs import run_graph, text_inputs
-from edgellm_ros.engine.onnxruntime.session import open_session
+from edgellm_ros.cli.token_runs import open_graph, run_graph, text_inputs
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.files import SPECIAL_TOKENS_FILE, graph_path
+from edgellm_ros.engine_directory.files import SPECIAL_TOKENS_FILE
 from edgellm_ros.runtime.text.tokenizer import Tokenizer
 
 
@@ -44,13 +43,14 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument(
         "--text", type=Path, action="append", required=True, help="a file of the text; may be given again"
     )
-    parser.add_argument("--chunk", type=int, default=512, help="tokens of a chunk (default: %(default)s)")
+    parser.add_argument("--chunk", type=int, default=256, help="tokens of a chunk (default: %(default)s)")
     parser.add_argument("--chunks", type=int, default=16, help="chunks to score (default: %(default)s)")
     args = parser.parse_args(arguments)
     folders = [Path(folder) for folder in common.engines(args)]
     try:
+        check(folders, args.chunk)
         chunks = read_chunks(folders[0], args.text, args.chunk, args.chunks)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     losses, divergences = np.zeros(len(folders)), np.zeros(len(folders))
     for predictions in zip(*(predict(folder, chunks) for folder in folders), chunks, strict=True):
@@ -60,31 +60,45 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             losses[index] -= found[np.arange(len(following)), following].sum()
             divergences[index] += (np.exp(engines[0]) * (engines[0] - found)).sum()
     count = args.chunks * (args.chunk - args.chunk // 2)
-    perplexity = {
-        str(folder): float(each) for folder, each in zip(folders, np.exp(losses / count), strict=True)
-    }
-    divergence = {str(folder): float(each) for folder, each in zip(folders, divergences / count, strict=True)}
-    for folder in map(str, folders):
-        print(f"{folder}: perplexity {perplexity[folder]:.3f}, KL {divergence[folder]:.4f}", file=sys.stderr)
+    names = [str(folder) for folder in folders]
+    perplexity = dict(zip(names, np.exp(losses / count).tolist(), strict=True))
+    divergence = dict(zip(names, (divergences / count).tolist(), strict=True))
+    for name in names:
+        print(f"{name}: perplexity {perplexity[name]:.3f}, KL {divergence[name]:.4f}", file=sys.stderr)
     return common.finish("perplexity", predictions=count, perplexity=perplexity, kl_divergence=divergence)
+
+
+def check(engines: Sequence[Path], size: int) -> None:
+    """Raise ValueError if an engine cannot score chunks of a size beside the others."""
+    tokenizers = [(engine / "tokenizer.json").read_bytes() for engine in engines]
+    for engine, tokenizer in zip(engines, tokenizers, strict=True):
+        config = EngineConfig.load(engine)
+        longest = config.builder.max_kv_cache_capacity
+        if not 2 <= size <= longest:
+            raise ValueError(
+                f"--chunk must be from 2 to {longest}, max_kv_cache_capacity of {engine}, got {size}"
+            )
+        if config.llm.output_vocab_size != config.llm.vocab_size:
+            raise ValueError(f"{engine} generates a part of its vocabulary: export it without --vocab-map")
+        if tokenizer != tokenizers[0]:
+            raise ValueError(f"{engine} has another tokenizer than {engines[0]}")
 
 
 def read_chunks(engine: Path, texts: Sequence[Path], size: int, count: int) -> list[list[int]]:
     """Return the first `count` chunks of a text; ValueError if it has fewer."""
-    tokens = Tokenizer(engine / "tokenizer.json").encode("".join(path.read_text() for path in texts))
-    longest = EngineConfig.load(engine).builder.max_kv_cache_capacity
-    if not 2 <= size <= longest:
+    text = "".join(path.read_text(encoding="utf-8") for path in texts)
+    tokens = Tokenizer(engine / "tokenizer.json").encode(text)
+    most = len(tokens) // size
+    if not 1 <= count <= most:
         raise ValueError(
-            f"--chunk must be from 2 to {longest}, max_kv_cache_capacity of {engine}, got {size}"
+            f"--chunks must be from 1 to {most}, as the text has {len(tokens)} tokens, got {count}"
         )
-    if len(tokens) < size * count:
-        raise ValueError(f"--chunks {count} of {size} tokens: the text has {len(tokens)}")
     return [tokens[start : start + size] for start in range(0, size * count, size)]
 
 
 def predict(engine: Path, chunks: Sequence[Sequence[int]]) -> Iterator[np.ndarray]:
     """Yield the log probabilities [size - size // 2, V] of each chunk's second half."""
-    session, begin = open_session(engine / graph_path("llm")), begin_of_sequence(engine)
+    session, begin = open_graph(engine), begin_of_sequence(engine)
     for chunk in chunks:
         tokens = list(chunk) if begin is None else [begin, *chunk[1:]]
         (logits,) = run_graph(session, engine, text_inputs(engine, tokens), ["logits"])
@@ -96,8 +110,8 @@ def predict(engine: Path, chunks: Sequence[Sequence[int]]) -> Iterator[np.ndarra
 def begin_of_sequence(engine: Path) -> int | None:
     """Return the token that begins a sequence; None if there is none."""
     path = engine / SPECIAL_TOKENS_FILE
-    text = json.loads(path.read_text()).get("bos_token") if path.is_file() else None
-    return Tokenizer(engine / "tokenizer.json").encode(text)[0] if text else None
+    text = json.loads(path.read_text(encoding="utf-8")).get("bos_token") if path.is_file() else None
+    return Tokenizer(engine / "tokenizer.json").encode_prompt(text)[0] if text else None
 
 
 if __name__ == "__main__":

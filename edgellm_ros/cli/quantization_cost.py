@@ -16,9 +16,7 @@ import numpy as np
 from edgellm_ros.builder.exporter.export import export
 from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.cli.requests.calibration_requests import ANSWER_TOKENS, GREEDY
-from edgellm_ros.cli.token_runs import TokenRun, record_runs, run_graph, text_inputs
-from edgellm_ros.engine.onnxruntime.session import open_session
-from edgellm_ros.engine_directory.files import graph_path
+from edgellm_ros.cli.token_runs import TokenRun, open_graph, record_runs, run_graph, text_inputs
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
 TEXTS = (
@@ -96,9 +94,7 @@ def logits(engine: Path, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]
 
 
 def _run(engine: Path, runs: Sequence[TokenRun]) -> list[np.ndarray]:
-    path = engine / graph_path("llm")
-    variant = path.with_suffix(".cpu.onnx")
-    session = open_session(variant if variant.is_file() else path)
+    session = open_graph(engine)
     return [run_graph(session, engine, run.inputs, ["logits"])[0][0].astype(np.float64) for run in runs]
 
 

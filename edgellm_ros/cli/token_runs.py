@@ -16,8 +16,10 @@ import numpy as np
 from edgellm_ros.builder.checkpoint.safetensors_file import read_header
 from edgellm_ros.builder.graph.graph import DTYPES
 from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.engine.onnxruntime.session import open_session
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.files import graph_path
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.prompt.rope import make_rope_table
 from edgellm_ros.runtime.request import LLMGenerationRequest
@@ -74,6 +76,13 @@ def record_runs(engine: Path, requests: Mapping[str, LLMGenerationRequest]) -> l
             runs.append(TokenRun(inputs, tuple(answer)))
             seen.clear()
     return runs
+
+
+def open_graph(engine: Path) -> Any:
+    """Open a session of the language model's graph that a CPU runs."""
+    path = engine / graph_path("llm")
+    variant = path.with_suffix(".cpu.onnx")
+    return open_session(variant if variant.is_file() else path)
 
 
 def text_inputs(engine: Path, token_ids: Sequence[int]) -> TokenInputs:

@@ -18,19 +18,27 @@ def read_bindings(path: Path) -> tuple[Binding, ...]:
 
     FileNotFoundError, or EngineError for a file that is not readable.
     """
-    import onnx_ir as ir
-
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} not found")
-    try:
-        graph = ir.load(path).graph
-    except Exception as error:  # protobuf and onnx raise their own classes
-        raise EngineError(f"{path}: not a readable ONNX file: {error}") from None
+    graph = load_model(path).graph
     return tuple(
         _binding(path, value, is_input)
         for values, is_input in ((graph.inputs, True), (graph.outputs, False))
         for value in values
     )
+
+
+def load_model(path: Path) -> Any:
+    """Load an ONNX file as an `onnx_ir.Model`, without the weights in other files.
+
+    FileNotFoundError, or EngineError for a file that is not readable.
+    """
+    import onnx_ir as ir
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} not found")
+    try:
+        return ir.load(path)
+    except Exception as error:  # protobuf and onnx raise their own classes
+        raise EngineError(f"{path}: not a readable ONNX file: {error}") from None
 
 
 def _binding(path: Path, value: Any, is_input: bool) -> Binding:

@@ -14,6 +14,7 @@ from edgellm_ros.builder.graph.graph import GraphBuilder
 from edgellm_ros.builder.graph.product import quantized_product
 from edgellm_ros.builder.quantization.matrix import INT4, QuantizedMatrix
 from edgellm_ros.builder.tensorrt.positive_scales import positive_scales
+from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.onnxruntime.session import open_session
 
 INPUTS, GROUP = 256, 32
@@ -74,3 +75,20 @@ def test_no_file_is_left_beside_the_graph(tmp_path, rng):
     with pytest.raises(KeyError), positive_scales(model):
         raise KeyError
     assert set(tmp_path.iterdir()) == before
+
+
+def test_a_damaged_graph_is_named(tmp_path):
+    model = tmp_path / "model.onnx"
+    model.write_bytes(b"\xff" * 40)
+    with (
+        pytest.raises(EngineError, match=f"{model}: not a readable ONNX file"),
+        positive_scales(model),
+    ):
+        pass
+
+
+def test_weights_with_hard_links_are_read(tmp_path, rng):
+    model = product_graph(tmp_path / "model.onnx", rng, 64, "fp32", signed=True)
+    (tmp_path / "copy.data").hardlink_to(f"{model}.data")
+    with positive_scales(model) as graph:
+        assert graph != model

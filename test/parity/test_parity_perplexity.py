@@ -32,7 +32,7 @@ def test_it_is_that_of_transformers(tmp_path, capsys):
     tokenizer = Tokenizer(engine / "tokenizer.json")
     ids = torch.tensor(tokenizer.encode(text.read_text())[: SIZE * CHUNKS]).reshape(CHUNKS, SIZE)
     given = ids.clone()
-    given[:, 0] = tokenizer.encode(begin)[0]
+    given[:, 0] = tokenizer.encode_prompt(begin)[0]
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     expected = model(given).logits[:, SIZE // 2 - 1 : -1].log_softmax(-1)
     loss = -expected.gather(-1, ids[:, SIZE // 2 :, None]).mean()
@@ -43,10 +43,19 @@ def test_it_is_that_of_transformers(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["predictions"] == CHUNKS * SIZE // 2
 
 
+def test_the_beginning_of_sequence_is_one_special_token(tmp_path):
+    checkpoint = write_decoder_checkpoint(tmp_path / "checkpoint", "llama")
+    (checkpoint / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<|im_start|>"}))
+    export(checkpoint, tmp_path / "engine")
+    tokens = json.loads((tmp_path / "engine" / "tokenizer.json").read_text())["added_tokens"]
+    ids = {each["content"]: each["id"] for each in tokens}
+    assert perplexity.begin_of_sequence(tmp_path / "engine") == ids["<|im_start|>"]
+
+
 def test_a_text_that_is_too_short_is_refused(tmp_path, capsys):
     engine = tmp_path / "engine"
     export(write_decoder_checkpoint(tmp_path / "checkpoint", "llama"), engine)
     (tmp_path / "text").write_text("go")
     with pytest.raises(SystemExit):
         perplexity.main(["--engines", str(engine), "--text", str(tmp_path / "text"), "--chunk", "24"])
-    assert "--chunks 16 of 24 tokens: the text has " in capsys.readouterr().err
+    assert "--chunks must be from 1 to 0, as the text has " in capsys.readouterr().err

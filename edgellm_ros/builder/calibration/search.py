@@ -27,7 +27,7 @@ from edgellm_ros.builder.weights.weights import Weights
 
 EXPONENTS = np.arange(20) / 20
 SHARES = 1 - np.arange(10, dtype=np.float32) / 20
-NOT_CUT = ("q_proj", "k_proj")  # errors of queries and keys are multiplied: AWQ leaves them whole
+NOT_CUT = ("q_proj", "k_proj")  # errors of queries and keys are multiplied: AWQ keeps their steps
 SMALLEST = 1e-4  # of mean|x|^alpha
 STRIP = 256  # outputs whose errors are computed at once
 

@@ -83,6 +83,7 @@ def _clear(engine: Path) -> None:
     optional = *tensors, LORA_SCALES_FILE, FUSED_FILE, FUSED_EXPERT_FILE, FUSED_DRAFT_FILE
     endings = (".onnx", ".*.onnx", ".onnx.data", ".*.onnx.data")
     graphs = [f"*/{name}{ending}" for name in ("model", "verify") for ending in endings]
-    for pattern in (*graphs, "*/*.plan*", *optional):
+    of_builds = "*/.*.onnx", "*/.*.onnx.data"  # left by a build that was killed
+    for pattern in (*graphs, "*/*.plan*", *of_builds, *optional):
         for path in engine.glob(pattern):
             path.unlink()

@@ -73,8 +73,8 @@ def build_plans(
 
     `open_device`: is called to learn the GPU at hand, if no GPUs are named. `progress` gets a line for each
     step. FileNotFoundError or ValueError for a directory or options that cannot be used, OSError for a timing
-    cache that cannot; EngineError without a library or GPU, or if the library refuses a graph. Plans are
-    replaced atomically.
+    cache that cannot, or a full disk; EngineError without a library or GPU, or if the library refuses a
+    graph. Plans are replaced atomically.
     """
     engine = Path(engine_dir)
     config = EngineConfig.load(engine)

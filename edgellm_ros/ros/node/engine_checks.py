@@ -25,7 +25,7 @@ CHECKED = ("chunking", "plan_on", "action_samples", *OF_WORDS)
 def check_before_loading(parameters: Parameters, config: EngineConfig) -> None:
     """Check parameters that only some kinds of engines take.
 
-    ValueError for cameras or joints that do not fit, and for a policy that shall have what needs words.
+    ValueError for cameras or joints that do not fit the engine, and for adapters of a policy.
     """
     camera_names(parameters.cameras, config.policy)
     state_joints(parameters.state_joints, config.policy)
