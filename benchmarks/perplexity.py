@@ -22,7 +22,6 @@ Last JSON line: `perplexity` and `kl_divergence` by engine, and the number of pr
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,7 +30,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import common
+from edgellm_ros.cli.quantization_cost import log_probabilities
 from edgellm_ros.cli.token_runs import open_graph, run_graph, text_inputs
+from edgellm_ros.engine_directory.chat_template import read_special_tokens
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import SPECIAL_TOKENS_FILE
 from edgellm_ros.runtime.text.tokenizer import Tokenizer
@@ -103,14 +104,12 @@ def predict(engine: Path, chunks: Sequence[Sequence[int]]) -> Iterator[np.ndarra
         tokens = list(chunk) if begin is None else [begin, *chunk[1:]]
         (logits,) = run_graph(session, engine, text_inputs(engine, tokens), ["logits"])
         rows = logits.reshape(len(chunk), -1)[len(chunk) // 2 - 1 : -1].astype(np.float64)
-        rows -= rows.max(-1, keepdims=True)
-        yield rows - np.log(np.exp(rows).sum(-1, keepdims=True))
+        yield log_probabilities(rows)
 
 
 def begin_of_sequence(engine: Path) -> int | None:
     """Return the token that begins a sequence; None if there is none."""
-    path = engine / SPECIAL_TOKENS_FILE
-    text = json.loads(path.read_text(encoding="utf-8")).get("bos_token") if path.is_file() else None
+    text = read_special_tokens(engine / SPECIAL_TOKENS_FILE).get("bos_token")
     return Tokenizer(engine / "tokenizer.json").encode_prompt(text)[0] if text else None
 
 

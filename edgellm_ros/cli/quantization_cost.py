@@ -104,7 +104,7 @@ def _compare(
     one, other = np.concatenate(references), np.concatenate(found)
     centred = one - one.mean(-1, keepdims=True)
     difference = other - one
-    logs = [rows - _log_sum(rows) for rows in (one, other)]
+    logs = [log_probabilities(rows) for rows in (one, other)]
     divergence = (np.exp(logs[0]) * (logs[0] - logs[1])).sum(-1)
     difference_centred = difference - difference.mean(-1, keepdims=True)
     return QuantizationCost(
@@ -118,6 +118,7 @@ def _compare(
     )
 
 
-def _log_sum(rows: np.ndarray) -> np.ndarray:
-    top = rows.max(-1, keepdims=True)
-    return top + np.log(np.exp(rows - top).sum(-1, keepdims=True))
+def log_probabilities(logits: np.ndarray) -> np.ndarray:
+    """Compute the logarithms of the probabilities [...,V] that logits [...,V] mean."""
+    top = logits.max(-1, keepdims=True)
+    return logits - (top + np.log(np.exp(logits - top).sum(-1, keepdims=True)))

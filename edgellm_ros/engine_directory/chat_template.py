@@ -39,7 +39,7 @@ class ChatTemplate:
         file = Path(path)
         if not file.is_file():
             raise FileNotFoundError(f"{path} not found")
-        tokens = _read_special_tokens(file.with_name(SPECIAL_TOKENS_FILE))
+        tokens = read_special_tokens(file.with_name(SPECIAL_TOKENS_FILE))
         self._compile(str(path), read_template(file), tokens)
 
     @classmethod
@@ -154,7 +154,11 @@ def read_template(path: Path) -> str:
         raise ValueError(f"{path}: a chat template that is not UTF-8: {error}") from None
 
 
-def _read_special_tokens(path: Path) -> dict[str, str]:
+def read_special_tokens(path: Path) -> dict[str, str]:
+    """Read special_tokens_map.json, such as `bos_token`; {} without the file.
+
+    ValueError for a value that is no string.
+    """
     if not path.is_file():
         return {}
     tokens = read_json(path)

@@ -28,7 +28,7 @@ from fixtures.decoder_checkpoint import write_decoder_checkpoint  # noqa: E402
 from fixtures.fused_decoding import SIZES, fused_on_host  # noqa: E402
 
 TOLERANCE = 2e-2  # relative
-TOKENS = 8
+TOKENS = 10
 PLACES = ("red box", "green ball", "table", "door", "blue cone", "wall", "lamp", "white box", "ramp", "chair")
 ORDERS = ("go to the {}", "wait beside the {}", "do you see a {}?", "turn to the {} and stop", "not the {}")
 PROMPTS = [order.format(place) for place in PLACES for order in ORDERS]  # 50
@@ -60,7 +60,7 @@ def agreement(request, exported, runtime_device) -> Agreement:
         with on_host, LLMInferenceRuntime(root / name, runtime_device, decode=request.param) as runtime:
             assert bool(runtime.fused_rows) == (request.param == "fused")
             answers[name] = answer(runtime, requests)
-    assert len({token for each in answers["int4"] for token in each.tokens}) > len(PROMPTS) // 2
+    assert len({token for each in answers["int4"] for token in each.tokens}) > len(PROMPTS)
 
     def reference(prompt: int, found: GreedyAnswer):
         return reference_logits(model, found.prompt + found.tokens)[len(found.prompt) - 1 : -1]

@@ -7,7 +7,6 @@ The workspace is like one on a robot with ROS installed.
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -129,29 +128,14 @@ def test_launch_files_parameters_views_and_examples_are_installed(install):
         )
 
 
-def test_colcon_test_knows_the_tests_that_need_no_engine(workspace):
-    build = workspace.root / "build" / "edgellm_ros"
-    listed = subprocess.run(
-        ["ctest", "-N"], cwd=build, env=workspace.environment, capture_output=True, text=True
-    )
-    names = re.findall(r"Test +#\d+: (\w+)", listed.stdout)
-    assert {"interfaces", "launch", "parameters", "worker"} <= set(names)
-    assert all((ROOT / "test" / "ros" / f"test_{name}.py").is_file() for name in names), names
-
-
-def test_colcon_test_runs_tests_with_the_installed_package(workspace):
-    chosen = ("interfaces", "launch", "parameters", "worker")  # pytest starts once for each
-    done = workspace.colcon(
-        "test",
-        "--return-code-on-test-failure",
-        *("--event-handlers", "console_direct+"),
-        *("--ctest-args", "-R", f"^({'|'.join(chosen)})$"),
-    )
+def test_colcon_test_runs_the_tests_that_need_no_engine(workspace):
+    done = workspace.colcon("test", "--return-code-on-test-failure", "--event-handlers", "console_direct+")
     assert done.returncode == 0, done.stdout + done.stderr
-    results = (workspace.root / "build" / "edgellm_ros" / "test_results").rglob("*.xunit.xml")
+    results = sorted((workspace.root / "build" / "edgellm_ros" / "test_results").rglob("*.xunit.xml"))
     counts = {path.name.removesuffix(".xunit.xml"): executed(path) for path in results}
-    assert counts.keys() == set(chosen)
+    assert {"interfaces", "launch", "parameters", "worker"} <= counts.keys()
     assert all(counts.values()), counts
+    assert sum(counts.values()) > 200
 
 
 def executed(path: Path) -> int:

@@ -112,7 +112,7 @@ class RoundedLayout:
         The scales have the precision of the graph.
         """
         largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)[..., 0]
-        scales = largest / -8 if self._dtype == INT4 else np.abs(largest) / 127
+        scales = largest / -(self._top + 1) if self._dtype == INT4 else np.abs(largest) / self._top
         if kept is not None:
             scales *= kept
         tiny = np.finfo(np.float16).tiny

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+
+from edgellm_ros.builder.graph.nodes import Nodes
 
 ROWS = 64
 SMALL = 1024
@@ -39,7 +40,7 @@ def attend_to_visible_rows(graph: ir.Graph) -> bool:
     """Cut the caches of a graph's attentions; return whether it has any."""
     cuts: dict[ir.Value, _Cut] = {}  # by mask
     for attention in filter(None, map(_attention, list(graph))):
-        node, mask, new = attention.node, attention.inputs[3], _Nodes(f"{attention.node.name}/visible")
+        node, mask, new = attention.node, attention.inputs[3], Nodes(f"{attention.node.name}/visible")
         if mask not in cuts:
             cuts[mask] = _Cut(mask, attention.capacity, new)
         if attention.capacity <= SMALL:
@@ -69,32 +70,10 @@ def _attention(node: ir.Node) -> _Attention | None:
     return _Attention(node, inputs, cache.type, capacity)
 
 
-class _Nodes:
-    """Makes nodes with names below `scope`."""
-
-    def __init__(self, scope: str) -> None:
-        self.nodes: list[ir.Node] = []
-        self._scope = scope
-
-    def op(self, op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
-        name = f"{self._scope}/{op_type}_{len(self.nodes)}"
-        self.nodes.append(ir.node(op_type, inputs, attributes, name=name, num_outputs=1))
-        result = self.nodes[-1].outputs[0]
-        result.name = f"{name}_output_0"
-        return result
-
-    def constant(self, value: Any) -> ir.Value:
-        return self.op("Constant", value=ir.tensor(np.asarray(value, np.int64)))
-
-    def first(self, x: ir.Value, end: ir.Value, axis: int) -> ir.Value:
-        """Keep the first `end` elements of an axis of x."""
-        return self.op("Slice", x, self.constant([0]), end, self.constant([axis]))
-
-
 class _Cut:
     """Where a mask [B,1,S,C] ends: after the last row that any token sees, rounded up."""
 
-    def __init__(self, mask: ir.Value, capacity: int, new: _Nodes) -> None:
+    def __init__(self, mask: ir.Value, capacity: int, new: Nodes) -> None:
         shown = new.op("Cast", mask, to=int(ir.DataType.UINT8))
         shown = new.op("ReduceMax", shown, new.constant([0, 1, 2]), keepdims=0)
         shown = new.op("Cast", shown, to=int(ir.DataType.INT64))
@@ -103,19 +82,19 @@ class _Cut:
         self._end = new.op("Mul", new.op("Div", end, rows), rows)
         self._mask: ir.Value | None = None
         if capacity <= SMALL:
-            self._mask = new.first(mask, self._end, 3)  # once for all layers
+            self._mask = _first(new, mask, self._end, 3)  # once for all layers
             return
         queries = new.op("Shape", mask, start=2, end=3)
         cut = new.op("Mul", new.op("Add", queries, new.constant([COPY])), self._end)
         self._pays = new.op("Greater", new.op("Mul", queries, new.constant([capacity])), cut)
 
-    def parts(self, attention: _Attention, new: _Nodes) -> list[ir.Value]:
+    def parts(self, attention: _Attention, new: Nodes) -> list[ir.Value]:
         """Add keys, values and mask without the rows that no token sees."""
         _, keys, values, mask = attention.inputs
-        short = self._mask if self._mask is not None else new.first(mask, self._end, 3)
-        return [new.first(keys, self._end, 2), new.first(values, self._end, 2), short]
+        short = self._mask if self._mask is not None else _first(new, mask, self._end, 3)
+        return [_first(new, keys, self._end, 2), _first(new, values, self._end, 2), short]
 
-    def either(self, attention: _Attention, new: _Nodes) -> ir.Value:
+    def either(self, attention: _Attention, new: Nodes) -> ir.Value:
         """Add an If and return its result.
 
         The branches are attention to the visible rows, where that pays, and to all rows.
@@ -124,9 +103,14 @@ class _Cut:
         attributes = {key: attribute.value for key, attribute in attention.node.attributes.items()}
         branches = []
         for name in ("then_branch", "else_branch"):
-            inner = _Nodes(f"{attention.node.name}/{name}")
+            inner = Nodes(f"{attention.node.name}/{name}")
             seen = self.parts(attention, inner) if name == "then_branch" else whole
             result = inner.op("Attention", queries, *seen, **attributes)
             result.type = attention.dtype
             branches.append(ir.Graph([], [result], nodes=inner.nodes, name=f"{attention.node.name}/{name}"))
         return new.op("If", self._pays, then_branch=branches[0], else_branch=branches[1])
+
+
+def _first(new: Nodes, x: ir.Value, end: ir.Value, axis: int) -> ir.Value:
+    """Keep the first `end` elements of an axis of x."""
+    return new.op("Slice", x, new.constant([0]), end, new.constant([axis]))

@@ -8,8 +8,8 @@ zero points (builder/graph/product.py):
     x W  =  x P + b O      P: |s| p, other weights as they are;  b [..., K/group]: sums of x over groups
                            O [K/group,N]: |s| where s is negative, else 0
 
-Both products round, and a part of them cancels: with inputs of one sign in bf16 the error of y is 1.3% where
-that of x W is 0.2% (K 8192, groups of 64).
+Both products round, and a part of them cancels: with inputs of one sign (relu(x)^2) in bf16 the error of y is
+0.9% where that of x W is 0.2% (K 8192, groups of 64, simulated in NumPy).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import onnx_ir as ir
 
+from edgellm_ros.builder.graph.nodes import Nodes
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.onnx_bindings import load_model
 
@@ -100,25 +101,16 @@ def _add_product(
 
     sizes: number of groups, and inputs of each.
     """
-    made: list[ir.Node] = []
-
-    def op(op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
-        made.append(ir.node(op_type, inputs, attributes, name=f"{product.name}/turned/{op_type}_{len(made)}"))
-        made[-1].outputs[0].name = f"{made[-1].name}_output_0"
-        return made[-1].outputs[0]
-
-    def constant(numbers: list[int]) -> ir.Value:
-        return op("Constant", value=ir.tensor(np.array(numbers, np.int64)))
-
+    new = Nodes(f"{product.name}/turned")
     # The users of y get a value of the same name from Add, so that outputs keep their names.
     result = ir.Value(name=y.name, type=y.type, shape=y.shape)
     ir.convenience.replace_all_uses_with(y, result, replace_graph_outputs=True)
     y.name = f"{product.name}/turned/product"
-    blocks = op("Reshape", x, constant([-1, *sizes]))
-    sums = op("ReduceSum", blocks, constant([-1]), keepdims=0)
-    offsets = op("Reshape", op("MatMul", sums, factors), op("Shape", y))
-    made.append(ir.node("Add", [y, offsets], outputs=[result], name=f"{product.name}/turned/Add"))
-    graph.insert_after(product, made)
+    blocks = new.op("Reshape", x, new.constant([-1, *sizes]))
+    sums = new.op("ReduceSum", blocks, new.constant([-1]), keepdims=0)
+    offsets = new.op("Reshape", new.op("MatMul", sums, factors), new.op("Shape", y))
+    add = ir.node("Add", [y, offsets], outputs=[result], name=f"{product.name}/turned/Add")
+    graph.insert_after(product, [*new.nodes, add])
 
 
 def _raw(tensor: Any, model: Path) -> np.ndarray:

@@ -42,7 +42,7 @@ def _sampled(name: str, how: Sampled) -> Spec:
     kind = type(how.least)
     least = f", at least {how.least:g}" if how.least else ""
     meaning = f"{how.off:g} or negative = {how.without}"
-    if name in {field.name for field in fields(GenerationDefaults)}:
+    if name in {each.name for each in fields(GenerationDefaults)}:
         meaning = f"{how.off:g} = {how.without}, negative = {CHECKPOINTS}"
     text = f"{how.title} of requests that set none{least}; {meaning}."
     return Spec(kind(-1), text, kind(-1), how.most)
