@@ -160,6 +160,7 @@ class Graph:
 
     def __init__(self, *nodes: str) -> None:
         self.nodes = set(nodes)
+        self.ended: set[str] = set()  # nodes without endpoints
         self.clients: set[str] = set()  # of the waiting goals
         self.gone: set[str] = set()
         self.looks = 0
@@ -168,6 +169,13 @@ class Graph:
     def get_node_names_and_namespaces(self) -> list[tuple[str, str]]:
         self.looks += 1
         return [(path.rpartition("/")[2], path.rpartition("/")[0] or "/") for path in self.nodes]
+
+    def get_publisher_names_and_types_by_node(self, name: str, namespace: str) -> list[tuple[str, list[str]]]:
+        ended = f"{namespace.rstrip('/')}/{name}" in self.ended
+        return [] if ended else [("/rosout", ["rcl_interfaces/msg/Log"])]
+
+    def get_client_names_and_types_by_node(self, name: str, namespace: str) -> list[tuple[str, list[str]]]:
+        return []
 
     def set_gone(self, clients: set[str]) -> None:
         self.gone = set(clients)
@@ -181,6 +189,14 @@ def test_a_client_that_leaves_right_after_its_goal_is_noticed():
     graph = Graph("/robot/arm")
     graph.goal("/robot/arm")
     graph.nodes.clear()
+    graph.watch.look()
+    assert graph.gone == {"/robot/arm"}
+
+
+def test_a_client_whose_name_outlives_it_in_the_graph_has_left():
+    graph = Graph("/robot/arm")
+    graph.goal("/robot/arm")
+    graph.ended.add("/robot/arm")
     graph.watch.look()
     assert graph.gone == {"/robot/arm"}
 

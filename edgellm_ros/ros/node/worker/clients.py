@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from rclpy.node import Node
+from rclpy.node import Node, NodeNameNonExistentError
 
 from edgellm_ros.ros.node.worker.worker import PlanWorker
 
@@ -43,13 +43,30 @@ class Clients:
             self._look(clients, counted=True)
 
     def _look(self, clients: set[str], counted: bool = False) -> None:
-        present = {
-            f"{namespace.rstrip('/')}/{name}"
-            for name, namespace in self._node.get_node_names_and_namespaces()
-        }
+        present = {client for client in clients & self._names() if self._has_endpoints(client)}
         self._seen = (self._seen | present) & clients
         unseen = {name for name in clients - self._seen if name.startswith("/")}
         self._unseen = Counter({name: self._unseen[name] + counted for name in unseen})
         never = {name for name, looks in self._unseen.items() if looks >= UNSEEN_LOOKS}
         self._gone = (self._seen - present) | never
         self._worker.set_gone(self._gone)
+
+    def _names(self) -> set[str]:
+        """Return the full names of the nodes in the graph."""
+        nodes = self._node.get_node_names_and_namespaces()
+        return {f"{namespace.rstrip('/')}/{name}" for name, namespace in nodes}
+
+    def _has_endpoints(self, client: str) -> bool:
+        """Return whether a node of the graph has a topic or a service client.
+
+        The graph may keep the name of a node that has ended: rmw enters it again when a message about the
+        node's endpoints (ros_discovery_info) is read after the node has left. Its endpoints are gone.
+        """
+        namespace, _, name = client.rpartition("/")
+        try:
+            return bool(
+                self._node.get_publisher_names_and_types_by_node(name, namespace or "/")
+                or self._node.get_client_names_and_types_by_node(name, namespace or "/")
+            )
+        except NodeNameNonExistentError:  # has left meanwhile
+            return False
