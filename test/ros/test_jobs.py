@@ -23,12 +23,12 @@ from edgellm_ros.ros.node.sensors.cameras import Cameras
 from edgellm_ros.ros.node.sensors.frame_history import FrameHistory
 from edgellm_ros.ros.node.sensors.input_time import Frame
 from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
-from edgellm_ros.ros.node.worker.job import CANCELLED, TIMEOUT, Job, Outcome
+from edgellm_ros.ros.node.worker.job import CANCELLED, COMPLETED, TIMEOUT, Job, Outcome
 from edgellm_ros.runtime.request import Progress
 
 
-def factory(**changes: object) -> JobFactory:
-    """A factory with these parameters, whose jobs' progress and outcome are discarded."""
+def factory(outputs: object = None, **changes: object) -> JobFactory:
+    """A factory with these parameters, whose jobs' progress and outcome are discarded or go to `outputs`."""
     parameters = SimpleNamespace(
         system_prompt="",
         action_samples=1,
@@ -51,7 +51,14 @@ def factory(**changes: object) -> JobFactory:
     live, frames, cameras = LiveParameters(parameters), FrameHistory(1), Cameras(("top", "wrist"))
     cameras.add("wrist", Frame(Image()))
     return JobFactory(
-        quiet, live, worker=quiet, outputs=quiet, metrics=quiet, frames=frames, cameras=cameras, chunking=None
+        quiet,
+        live,
+        worker=quiet,
+        outputs=outputs or quiet,
+        metrics=quiet,
+        frames=frames,
+        cameras=cameras,
+        chunking=None,
     )
 
 
@@ -108,6 +115,20 @@ def test_a_command_has_the_instruction_of_a_goal_with_its_words_and_its_grammar(
     free, bound = job_of(Command("go"), frame), job_of(Command("go"), frame, regex="left|right")
     assert free.request.instruction != bound.request.instruction
     assert bound.request.instruction == instruction(sampling=SamplingParams(regex="left|right"))
+
+
+def test_the_actions_of_a_plan_leave_before_its_last_words():
+    left = []
+    outputs = SimpleNamespace(
+        publish_actions=lambda plan: left.append("actions"),
+        stream=lambda piece: left.append(piece),
+        publish=lambda plan: left.append("rest"),
+    )
+    job = factory(outputs).from_command(Command("go"), np.zeros((4, 4, 3), np.uint8))
+    job.report(Progress("decode", "I", 1, 1))
+    plan = SimpleNamespace(generation=SimpleNamespace(text="I go."), action_chunks=[])
+    job.on_done(Outcome(COMPLETED, "", plan))
+    assert left == ["I", "actions", " go.", "rest"]
 
 
 @pytest.fixture

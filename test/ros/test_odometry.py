@@ -56,6 +56,13 @@ class TestHistory:
         np.testing.assert_allclose(poses[:, 1:], 0, atol=1e-9)
         assert speed == pytest.approx(1.0)
 
+    def test_does_not_depend_on_what_was_long_before(self):
+        drive = [odometry(10 + 0.07 * i, x=0.05 * i, heading=0.1 * i, speed=0.7) for i in range(100)]
+        long, short = filled(*drive), filled(*drive[-10:])
+        for stamp in (16.9, 16.93, 17.5):
+            for found, expected in zip(history(long, stamp), history(short, stamp), strict=True):
+                np.testing.assert_allclose(found, expected, atol=1e-12)
+
     def test_is_seen_from_the_present_pose(self):
         buffer = filled(
             *(odometry(10 + 0.1 * i, x=5.0, y=0.1 * i, heading=math.pi / 2, speed=1.0) for i in range(6))

@@ -137,7 +137,8 @@ class Parts:
         """Return what the metrics read when they are published."""
         return {
             "utterances_dropped": lambda: self.speech.dropped,
-            "jobs_pending": lambda: self.worker.pending,
+            # A job that ends hands its plan to the outputs first, so none is missed in this order:
+            "jobs_pending": lambda: self.worker.pending + self.outputs.pending,
             "goals_waiting": lambda: self.worker.waiting,
             "goals_orphaned": lambda: self.worker.orphaned,
             "driving_started": lambda: self.worker.started("driving"),
@@ -168,6 +169,7 @@ class Parts:
         self.plan_server.accepts = False
         self.inputs.close()
         ended = self.worker.stop_all(PREEMPTED, message, timeout_s)
+        self.outputs.flush()
         self.camera.close()
         self.outputs.clear_markers()
         return ended

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from nav_msgs.msg import Path
 from std_msgs.msg import Header
 
 from edgellm_ros.msg import ActionChunk, Generation
+from edgellm_ros.ros.path_message import to_path
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,14 @@ class Plan:
     generation: Generation
     base: Header  # stamp of the input, and the robot's base frame
     action_chunks: list[ActionChunk]
-    paths: list[Path]
-    states: np.ndarray | None  # [samples, T+1, 4]
+    states: np.ndarray | None  # [samples, T+1, 4] x, y, heading, speed; None without paths, as for a policy
     frame: np.ndarray | None  # first image of the plan, or last frame of its video [H, W, 3]
     motion: Motion  # what the action chunks were planned for
+
+    @cached_property
+    def paths(self) -> list[Path]:
+        """The states as poses, one path per sample; made when first read, in 0.5 ms each."""
+        if self.states is None:
+            return []
+        chunks = zip(self.states, self.action_chunks, strict=True)
+        return [to_path(states, chunk.dt, self.base) for states, chunk in chunks]

@@ -16,6 +16,7 @@ from edgellm_ros.msg import ActionChunk, AudioChunk, Generation
 from edgellm_ros.ros.messaging import overridable
 from edgellm_ros.ros.node.camera.camera_source import CameraSource
 from edgellm_ros.ros.node.metrics import NodeMetrics
+from edgellm_ros.ros.node.outputs.display import Display
 from edgellm_ros.ros.node.outputs.markers import clear_markers, make_markers
 from edgellm_ros.ros.node.outputs.overlay import draw_paths
 from edgellm_ros.ros.node.plan import Plan
@@ -39,7 +40,8 @@ TOPICS: dict[str, tuple[type, QoSProfile]] = {
 class Outputs:
     """Lifecycle publishers, silent while the node is not active.
 
-    May be used from the planning thread. Every message is counted: `generation_published` and so on.
+    May be used from the planning thread. Every message is counted: `generation_published` and so on. What
+    people look at (path, markers, overlay) leaves from a thread of its own (`Display`).
     """
 
     def __init__(
@@ -53,31 +55,36 @@ class Outputs:
             name: node.create_lifecycle_publisher(message_type, f"~/{name}", **overridable(qos))
             for name, (message_type, qos) in TOPICS.items()
         }
+        self._display = Display(self._show, node.get_logger())
+
+    @property
+    def pending(self) -> int:
+        """Number of published plans whose path, markers and overlay have not left."""
+        return self._display.pending
 
     @property
     def connected(self) -> int:
         """Number of topics with a subscription."""
         return sum(self._is_heard(name) for name in TOPICS)
 
-    def publish(self, plan: Plan) -> None:
-        """Publish a completed plan: the actions first, the overlay last.
-
-        Markers and overlay are made while someone subscribes.
-        """
+    def publish_actions(self, plan: Plan) -> None:
+        """Publish the trajectories of a completed plan, which a robot waits for."""
         for chunk in plan.action_chunks:
             self._publish("action_chunk", chunk)
+
+    def publish(self, plan: Plan) -> None:
+        """Publish the rest of a completed plan: words at once, then path, markers and overlay.
+
+        Markers and overlay are made while someone subscribes. They show the newest plan: while plans end
+        faster than these are made, those between are left out.
+        """
         self._publish("generation", plan.generation)
         self._publish("text", String(data=plan.generation.text))
-        for path in plan.paths:
-            self._publish("path", path)
-        if self._is_heard("markers"):
-            settings = self._parameters.current.markers
-            self._publish("markers", make_markers(plan.generation.text, plan.paths, plan.base, settings))
-        if plan.frame is not None and self._is_heard("overlay"):
-            height, width, _ = plan.frame.shape
-            camera = self._camera.find(plan.generation.header.frame_id, (width, height)).camera
-            drawn = draw_paths(plan.frame, [] if plan.states is None else plan.states, camera)
-            self._publish("overlay", encode_image(drawn, plan.generation.header))
+        self._display.add(plan)
+
+    def flush(self) -> None:
+        """Wait until everything of the published plans has left."""
+        self._display.flush()
 
     def clear_markers(self) -> None:
         """Remove the markers of all plans."""
@@ -94,9 +101,22 @@ class Outputs:
         self._publish("text_stream", String(data=piece))
 
     def destroy(self) -> None:
-        """Remove the topics."""
+        """Remove the topics, after what is left of the published plans."""
+        self._display.close()
         for publisher in self._publishers.values():
             self._node.destroy_lifecycle_publisher(publisher)
+
+    def _show(self, plan: Plan, is_newest: bool) -> None:
+        for path in plan.paths:
+            self._publish("path", path)
+        if is_newest and self._is_heard("markers"):
+            settings = self._parameters.current.markers
+            self._publish("markers", make_markers(plan.generation.text, plan.paths, plan.base, settings))
+        if is_newest and plan.frame is not None and self._is_heard("overlay"):
+            height, width, _ = plan.frame.shape
+            camera = self._camera.find(plan.generation.header.frame_id, (width, height)).camera
+            drawn = draw_paths(plan.frame, [] if plan.states is None else plan.states, camera)
+            self._publish("overlay", encode_image(drawn, plan.generation.header))
 
     def _publish(self, name: str, message: Any) -> None:
         self._publishers[name].publish(message)

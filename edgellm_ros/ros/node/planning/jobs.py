@@ -186,9 +186,10 @@ class JobFactory:
                 on_done(outcome)
                 self._metrics.plan_done(outcome)
                 if outcome.reason == COMPLETED:
-                    stream(outcome.result.generation.text)
                     if outcome.result.action_chunks:
                         self._chunking.publishing(outcome.result.action_chunks[0], outcome.result.motion)
+                    self._outputs.publish_actions(outcome.result)
+                    stream(outcome.result.generation.text)
                     self._outputs.publish(outcome.result)
             except Exception:  # one failed plan must not end the planning thread
                 self._logger.error(traceback.format_exc())

@@ -30,7 +30,6 @@ from edgellm_ros.ros.node.planning.plan_request import PlanRequest
 from edgellm_ros.ros.node.sensors.input_time import StaleInputError
 from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
 from edgellm_ros.ros.node.worker.job import CANCELLED, COMPLETED, ERROR, STALE_INPUT, Job, Outcome
-from edgellm_ros.ros.path_message import to_path
 from edgellm_ros.runtime.adapters.lora import canonical_name
 from edgellm_ros.runtime.conversation import (
     USER,
@@ -183,20 +182,15 @@ class Planner:
                 generation=generation,
                 base=base,
                 action_chunks=[],
-                paths=[],
                 states=None,
                 frame=frame,
                 motion=motion,
             )
-        space, states = action.action_space, response.paths  # a policy has no paths
-        chunks = to_action_chunks(response, space, base, request.request_id)
-        paths = [] if states is None else [to_path(each, space.dt, base) for each in states]
         return Plan(
             generation=generation,
             base=base,
-            action_chunks=chunks,
-            paths=paths,
-            states=states,
+            action_chunks=to_action_chunks(response, action.action_space, base, request.request_id),
+            states=response.paths,
             frame=frame,
             motion=motion,
         )

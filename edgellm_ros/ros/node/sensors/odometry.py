@@ -24,7 +24,7 @@ class OdometryBuffer(SampleBuffer):
         None if no odometry has ever arrived. ValueError if the newest message is invalid, StaleInputError if
         odometry ended more than `max_age` seconds before `stamp`.
         """
-        samples = self.samples_for(stamp, max_age)
+        samples = self.samples_for(stamp, max_age, (num_points - 1) * dt)
         return None if samples is None else past_motion(samples, stamp, num_points, dt)
 
     def newest_state(self, now: int, num_points: int, dt: float, max_age: float) -> PastMotion | None:
@@ -32,7 +32,7 @@ class OdometryBuffer(SampleBuffer):
 
         `now` (ns) is the node's time. StaleInputError if the sample is more than `max_age` seconds old.
         """
-        samples = self.samples_now(now, max_age)
+        samples = self.samples_now(now, max_age, (num_points - 1) * dt)
         if samples is None:
             return None
         return past_motion(samples, float(samples[-1, 0]), num_points, dt)
@@ -42,5 +42,5 @@ class OdometryBuffer(SampleBuffer):
 
         None without samples, or if the newest message is invalid.
         """
-        samples = None if self.problem else self._copy()
+        samples = None if self.problem else self.newest(seconds)
         return None if samples is None else compare(samples, float(samples[-1, 0]), seconds)

@@ -90,14 +90,15 @@ class SampleBuffer:
                 lambda: self._problem or not self._samples or self._samples[-1][0] >= stamp, timeout_s
             )
 
-    def samples_for(self, stamp: float, max_age: float) -> np.ndarray | None:
+    def samples_for(self, stamp: float, max_age: float, before: float = 0.0) -> np.ndarray | None:
         """Return the samples [N, 1 + values], oldest first, for a frame at `stamp` (s).
 
-        A row is a stamp in seconds, and the values. None if no sample has ever arrived. ValueError if the
+        A row is a stamp in seconds, and the values. The samples reach back to `before` seconds before the
+        stamp, or to the first one. None if no sample has ever arrived. ValueError if the
         newest message is invalid, StaleInputError if samples ended more than `max_age` seconds before
         `stamp`.
         """
-        samples = self._copy()
+        samples = self._since(stamp - before)
         if samples is not None and (behind := stamp - samples[-1, 0]) > max_age:
             raise StaleInputError(
                 f"the newest {self._name} is {behind:.2f} s older than the frame, limit {max_age:g} s "
@@ -105,20 +106,34 @@ class SampleBuffer:
             )
         return samples
 
-    def samples_now(self, now: int, max_age: float) -> np.ndarray | None:
+    def samples_now(self, now: int, max_age: float, before: float = 0.0) -> np.ndarray | None:
         """Return the samples [N, 1 + values], oldest first, for a plan without a time.
 
         `now` (ns) is the node's time. StaleInputError if the newest sample is more than `max_age` seconds
-        old; otherwise as `samples_for`.
+        old; otherwise as `samples_for` at the stamp of the newest sample.
         """
-        samples = self._copy()
+        samples = self.newest(before)
         if samples is not None:
             stamp = round(float(samples[-1, 0]) * NANOSECONDS)
             check_age(f"the newest {self._name}", stamp, now, max_age)
         return samples
 
-    def _copy(self) -> np.ndarray | None:
+    def newest(self, before: float = 0.0) -> np.ndarray | None:
+        """Return the newest sample [N, 1 + values] and those up to `before` seconds before it, oldest first.
+
+        None if no sample has ever arrived. ValueError if the newest message is invalid.
+        """
+        newest = self.newest_stamp
+        return self._since(-np.inf if newest is None else newest - before)
+
+    def _since(self, start: float) -> np.ndarray | None:
+        """Return the samples from the last one at or before `start` (s) on."""
         with self._arrived:
             if self._problem:
                 raise ValueError(self._problem)
-            return np.array(self._samples) if self._samples else None
+            needed = []
+            for sample in reversed(self._samples):
+                needed.append(sample)
+                if sample[0] <= start:
+                    break
+        return np.array(needed[::-1]) if needed else None
