@@ -95,8 +95,23 @@ def speculation_rows(result: dict[str, Any]) -> Rows:
     ]
 
 
+def length_rows(result: dict[str, Any]) -> Rows:
+    """Format the passes of `prompt_lengths`."""
+    first, second = (
+        {part: 1e3 * seconds for part, seconds in result["prefill_seconds"][name].items()}
+        for name in ("first", "second")
+    )
+    ratio = result["first_to_second"]
+    return [
+        f"prefill of {result['prompts']} new lengths: median {first['median']:.2f} ms, later "
+        f"{second['median']:.2f} ({ratio['median']:.2f} times); p99 {first['p99']:.2f} ms, later "
+        f"{second['p99']:.2f} ({ratio['p99']:.2f} times); start {result['start_seconds']:.1f} s"
+    ]
+
+
 BENCH = "-m edgellm_ros bench"
 DECODE = "-m benchmarks.decode --device {device} --no-transformers"
+LENGTHS = "-m benchmarks.prompt_lengths --device {device}"
 SPECULATION = "-m benchmarks.speculation --device {device} --precision fp16 --runs 3"
 PERFORMANCE = "docs/performance.md"
 FIGURES = {  # the most important ones first
@@ -112,6 +127,14 @@ FIGURES = {  # the most important ones first
         f"{DECODE} --shape qwen3-1.7b --batch 1,8 --context 500 --tokens 128",
         f"README.md, How well it does; {PERFORMANCE}, Measured on an H200",
         decode_rows,
+    ),
+    "lengths_1.7b": Figure(
+        f"{LENGTHS} --shape qwen3-1.7b --lengths 60,900",
+        f"{PERFORMANCE}, CUDA graphs of decode steps",
+        length_rows,
+    ),
+    "lengths_arena": Figure(
+        f"{LENGTHS} --engines {{fp16}}", f"{PERFORMANCE}, CUDA graphs of decode steps", length_rows
     ),
     "plan_fp16": Figure(
         f"{BENCH} {{fp16}} --device {{device}}",

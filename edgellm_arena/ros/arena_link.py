@@ -57,6 +57,8 @@ except ImportError:  # not on PyPI; part of every installed ROS
 RELIABLE = QoSProfile(depth=50)
 SETTLE_S = 0.02
 COLUMNS = ("acceleration", "curvature")
+STAGES = ("vision", "audio", "prefill", "decode", "action")  # of a plan in the runtime
+PARTS = (*STAGES, "node", "topics")  # of `Timing.plan_s`
 STATIC = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
 
@@ -69,12 +71,14 @@ class Timing:
     """Durations of one plan in seconds."""
 
     first_words_s: float  # from the frame's publication to the first text, by this computer's clock
-    plan_s: float  # to the whole answer
+    plan_s: float  # to the whole answer; the sum of the following
     vision_s: float  # of each stage, as measured by the node
     audio_s: float
     prefill_s: float
     decode_s: float
     action_s: float
+    node_s: float  # of the node besides these, from the arrival of the frame to the answer
+    topics_s: float  # outside of the node's plan: messages on their way, and executors
 
 
 class ArenaLink(Node):
@@ -262,14 +266,13 @@ class ArenaLink(Node):
     def _plan(self, start: float) -> tuple[Plan, Timing]:
         now = time.perf_counter()
         generation = self._generation
+        stages = {f"{stage}_s": getattr(generation, f"{stage}_latency") for stage in STAGES}
         timing = Timing(
             first_words_s=(self._first_words or now) - start,
             plan_s=now - start,
-            vision_s=generation.vision_latency,
-            audio_s=generation.audio_latency,
-            prefill_s=generation.prefill_latency,
-            decode_s=generation.decode_latency,
-            action_s=generation.action_latency,
+            **stages,
+            node_s=generation.total_latency - sum(stages.values()),
+            topics_s=now - start - generation.total_latency,
         )
         samples = [to_actions(self._chunks[index]) for index in sorted(self._chunks)]
         if not samples:

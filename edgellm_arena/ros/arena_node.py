@@ -34,7 +34,7 @@ from edgellm_arena.episodes.delayed_loop import Execution, delay_in_steps, drive
 from edgellm_arena.episodes.episode import EPISODE_FAMILIES, EPISODE_SEEDS, Episode, World, make_episode
 from edgellm_arena.episodes.picture import save_episode
 from edgellm_arena.episodes.scoring import names_target
-from edgellm_arena.ros.arena_link import ArenaLink, LinkError, Timing
+from edgellm_arena.ros.arena_link import PARTS, ArenaLink, LinkError, Timing
 from edgellm_arena.ros.follower_link import FollowerLink
 from edgellm_arena.ros.microphone import Microphone, save_wav
 from edgellm_arena.speech.person import SAY_AT_MOST, Person, person_of
@@ -211,6 +211,7 @@ class ArenaNode(ArenaLink):
             plans=len(timings),
             plan_seconds=[timing.plan_s for timing in timings],
             first_words_seconds=[timing.first_words_s for timing in timings],
+            part_seconds={part: [getattr(timing, f"{part}_s") for timing in timings] for part in PARTS},
             clipped_actions=driven.clipped,
             picture=picture,
             **(

@@ -220,8 +220,10 @@ def arena_events(arena: Child, nodes: Sequence[Child]) -> Iterator[dict[str, Any
 
 
 def summarise(outcomes: list[dict[str, Any]], spoken: bool) -> dict[str, Any]:
-    """Summarise all episodes: counts, and mean times by this computer's clock.
+    """Summarise all episodes: counts, and times of plans by this computer's clock.
 
+    `median_part_seconds` tells how a plan's time splits: stages of the runtime, `node` (the rest of the time
+    in the edgellm node) and `topics` (the time outside of it).
     `understood` counts spoken commands whose first answer names the right object. Speeds are means in m/s
     while the robot moved; clearances are the minimum in m between the robot's edge and a solid other than its
     target.
@@ -241,7 +243,14 @@ def summarise(outcomes: list[dict[str, Any]], spoken: bool) -> dict[str, Any]:
         # Without a heard command there are no plans.
         "mean_plan_seconds": statistics.fmean(plans or [0.0]),
         "median_plan_seconds": statistics.median(plans or [0.0]),
+        "p99_plan_seconds": float(np.percentile(plans or [0.0], 99)),
         "median_first_words_seconds": statistics.median(words or [0.0]),
+        "median_part_seconds": {
+            part: statistics.median(
+                [seconds for outcome in outcomes for seconds in outcome["part_seconds"][part]] or [0.0]
+            )
+            for part in outcomes[0]["part_seconds"]
+        },
         "clipped_actions": sum(outcome["clipped_actions"] for outcome in outcomes),
         "mean_speed": statistics.fmean(speeds or [0.0]),
         "least_clearance": min(outcome["least_clearance"] for outcome in outcomes),

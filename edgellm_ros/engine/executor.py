@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 BACKENDS = ("onnxruntime", "tensorrt")
 # A new binding of 117 tensors took 340 us, a cached one 10 us. Shapes vary without end, such as lengths of
 # prompts, so the oldest binding is dropped, unless the caller has captured a graph of it.
-KEPT_BINDINGS = 16
+KEPT_BINDINGS = 64  # more than there are buckets of prompt lengths up to 4,096 tokens
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class BoundRun:
 @dataclass(eq=False)
 class _KeptBinding:
     bound: Any  # what the backend's `bind` returned
+    runs: int = 0  # without a graph
     graph: DeviceGraph | None = None  # a recorded run
     is_captured: bool = False  # by the caller: lives as long as the executor
 
@@ -176,6 +177,7 @@ class EngineExecutor:
             self._current.graph.launch(stream)
         else:
             self._backend.run(self._current.bound, stream)
+            self._current.runs += 1
 
     def capture_graph(self, stream: Any = None) -> bool:
         """Record a run as a graph that `execute` replays for the current binding.
@@ -206,6 +208,11 @@ class EngineExecutor:
                 "%s %s without graphs: %s", self.name, f"executes {runs}" if runs else "runs", reason
             ),
         )
+
+    def record_repeated(self, stream: Any = None, runs: str = "") -> None:
+        """`record` the current binding if it has been executed at least twice."""
+        if self._current is not None and self._current.runs > 1:
+            self.record(stream, runs)
 
     def stop_recording(self) -> None:
         """Let `record` capture no graphs from now on."""

@@ -57,6 +57,7 @@ from edgellm_ros.runtime.metrics import SpecDecodeGenerationMetrics
 from edgellm_ros.runtime.opening import Opening
 from edgellm_ros.runtime.prefill import Prefill
 from edgellm_ros.runtime.prefix_reuse import PrefixReuse
+from edgellm_ros.runtime.prompt.buckets import pads_prompts
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
 from edgellm_ros.runtime.prompt.tool_calls import ToolCallReader
 from edgellm_ros.runtime.request_preparer import RequestPreparer
@@ -311,6 +312,7 @@ def make_stores(opening: Opening, engines: Engines, embedder: InputEmbedder, dec
         hidden_states=hidden_states,
         logits=decoding.logits,
         drafter=decoding.drafter,
+        pads=pads_prompts(opening.device),
     )
     return Stores(reuse=reuse, hidden_states=hidden_states, prefill=prefill)
 

@@ -32,6 +32,7 @@ from edgellm_ros.runtime.encoders import Encoders
 from edgellm_ros.runtime.metrics import RuntimeMetrics, StageClock
 from edgellm_ros.runtime.opening import Opening
 from edgellm_ros.runtime.prefix_reuse import prefill_parts
+from edgellm_ros.runtime.prompt.buckets import pads_prompts
 from edgellm_ros.runtime.prompt.tool_call_formats import ParsedAnswer
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse
 from edgellm_ros.runtime.response import response_of
@@ -236,7 +237,7 @@ class Pipeline:
         KV rows of a reused prefix are copied from the prefix cache; the engine computes the other ones.
         """
         rows = self.batch.admit(sequences)
-        embeds, logits = self._prefill.compute(sequences, rows)
+        embeds, logits = self._prefill.compute(sequences, rows, may_pad=not keep_hidden_states)
         self.input_token_ids = [sequence.token_ids for sequence in sequences]
         self.batch_index_mapping = [sequence.request_index for sequence in sequences]
         reused = sum(sequence.reused_tokens for sequence in sequences)
@@ -312,6 +313,8 @@ class Pipeline:
         """Record decode steps, and from now on prefills; see `LLMInferenceRuntime`."""
         try:
             self.runner.records_prefills = self.method.capture(self.loras.loaded())
+            if pads_prompts(self.device):
+                self._prefill.warm_up(self.device)
         except DeviceLostError:
             raise
         except EngineError as error:

@@ -3,24 +3,33 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 
 import numpy as np
 
+from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.config import MIN_PREFILL, EngineConfig
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.decoding.speculative.drafter import Drafter
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 from edgellm_ros.runtime.hidden_states import HiddenStates
 from edgellm_ros.runtime.prefix_reuse import PrefixReuse, prefill_parts
+from edgellm_ros.runtime.prompt.buckets import bucket_of, buckets
+
+logger = logging.getLogger(__name__)
+
+WARM_TOKENS = 1024  # of the longest prompt that is run in advance
 
 
 class Prefill:
     """Copies reused prefixes to their rows, and computes the other tokens.
 
-    `logits` [max batch,1,V] float32: the buffer of the results.
+    - logits [max batch,1,V] float32: the buffer of the results
+    - pads: whether runs have as many tokens as a bucket (prompt/buckets.py)
     """
 
     def __init__(
@@ -32,6 +41,7 @@ class Prefill:
         hidden_states: HiddenStates,
         logits: Tensor,
         drafter: Drafter | None = None,
+        pads: bool = False,
     ) -> None:
         self._placeholders = config.image_token_id, config.video_token_id, config.audio_token_id
         self._embedder = embedder
@@ -40,37 +50,83 @@ class Prefill:
         self._hidden_states = hidden_states
         self._logits = logits
         self._drafter = drafter
+        self._pads = pads
+        self._max_tokens = config.max_supported_input_length
+        self._is_warm = False
 
-    def compute(self, sequences: Sequence[GenerationSequence], rows: range) -> tuple[Tensor, Tensor]:
+    def compute(
+        self, sequences: Sequence[GenerationSequence], rows: range, may_pad: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """Fill admitted sequences' rows; return inputs_embeds [B,S,H], logits [B,1,V].
 
         One run of the engine, and one more for each place where recurrent states are saved before a prompt's
-        end; then inputs_embeds are those of the last run.
+        end; then inputs_embeds are those of the last run. Without `may_pad`, S is the length of the longest
+        prompt.
         """
+        pads = self._pads and may_pad
         for row, sequence in zip(rows, sequences, strict=True):
             self._reuse.load(sequence, row)
         for part in prefill_parts(sequences):
-            embeds, logits = self._run(sequences, rows, part)
-            for row, sequence, tokens in zip(rows, sequences, part, strict=True):
-                sequence.kv_length = tokens.stop
-                if tokens:
+            tokens = self._bucket(part) if pads else MIN_PREFILL
+            embeds, logits = self._run(sequences, rows, part, tokens)
+            for row, sequence, each in zip(rows, sequences, part, strict=True):
+                sequence.kv_length = each.stop
+                if each:
                     self._reuse.save_state(sequence, row)
         return embeds, logits
 
+    def warm_up(self, device: Device) -> None:
+        """Run a prompt of each bucket twice, so that the first one of a user is not slow.
+
+        Then libraries have chosen their kernels, and the runs are recorded. Longer prompts than WARM_TOKENS
+        are left out: there, this is a small part of the time. A second call does nothing. No batch may run:
+        the prompts are computed in the first row, which is cleared.
+        """
+        if self._is_warm:
+            return
+        self._is_warm = True
+        cache, recurrent, start = self._runner.kv_cache, self._runner.recurrent, time.perf_counter()
+        sizes = buckets(min(WARM_TOKENS, self._max_tokens, cache.capacity))
+        row = range(1)
+        for tokens in sizes:
+            embeds, deepstack = self._embedder.embed_prompts([[]], [(0, 0, 0)], tokens)
+            for _ in range(2):
+                self._runner.execute_prefill_step(
+                    embeds,
+                    [tokens],
+                    np.zeros((1, 3, embeds.shape[1]), np.float32),
+                    deepstack_embeds=deepstack,
+                    output_logits=self._logits.rows(0, 1),
+                    output_hidden_states=self._hidden_states.outputs(*embeds.shape[:2]),
+                    rows=row,
+                )
+                device.fill_zero(cache.lengths(row))
+        cache.clear_row(0)
+        if recurrent is not None:
+            recurrent.clear()
+        device.synchronize()
+        seconds = time.perf_counter() - start
+        logger.info("ran prompts of %d lengths up to %d tokens in %.1f s", len(sizes), sizes[-1], seconds)
+
+    def _bucket(self, part: Sequence[range]) -> int:
+        """Return the tokens of a run of `part` [B]: those of a bucket, as far as every row has room."""
+        room = self._runner.kv_cache.capacity - max(tokens.start for tokens in part)
+        return min(bucket_of(max(map(len, part))), room, self._max_tokens)
+
     def _run(
-        self, sequences: Sequence[GenerationSequence], rows: range, part: Sequence[range]
+        self, sequences: Sequence[GenerationSequence], rows: range, part: Sequence[range], tokens: int
     ) -> tuple[Tensor, Tensor]:
-        """Compute the tokens `part` [B] of prompts."""
+        """Compute the tokens `part` [B] of prompts, in a run of at least `tokens` per row."""
         prompts, first_rows = [], []
-        for sequence, tokens in zip(sequences, part, strict=True):
-            prompts.append(sequence.token_ids[tokens.start : tokens.stop])
-            image, video, audio = (sequence.placeholders(kind, tokens.start) for kind in self._placeholders)
+        for sequence, each in zip(sequences, part, strict=True):
+            prompts.append(sequence.token_ids[each.start : each.stop])
+            image, video, audio = (sequence.placeholders(kind, each.start) for kind in self._placeholders)
             rows_before = sequence.image_row + image, sequence.video_row + video, sequence.audio_row + audio
             first_rows.append(rows_before)
-        embeds, deepstack = self._embedder.embed_prompts(prompts, first_rows)
+        embeds, deepstack = self._embedder.embed_prompts(prompts, first_rows, tokens)
         positions = np.zeros((len(prompts), 3, embeds.shape[1]), np.float32)
-        for index, (sequence, tokens) in enumerate(zip(sequences, part, strict=True)):
-            positions[index, :, : len(tokens)] = sequence.positions[:, tokens.start : tokens.stop]
+        for index, (sequence, each) in enumerate(zip(sequences, part, strict=True)):
+            positions[index, :, : len(each)] = sequence.positions[:, each.start : each.stop]
         logits = self._logits.rows(0, len(prompts))
         self._runner.execute_prefill_step(
             embeds,

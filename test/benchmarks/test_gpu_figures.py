@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import decode, gpu_figures, speculation
+from benchmarks import decode, gpu_figures, prompt_lengths, speculation
 from benchmarks.gpu_figures import FIGURES
 from edgellm_ros.cli import make_parser
 
@@ -21,7 +21,8 @@ VALUES = {"device": "cuda", "arena": "models/arena", "fp16": "engines/a", "fp32"
 def test_the_options_of_a_command_exist(name):
     words = [word.format(**VALUES) for word in shlex.split(FIGURES[name].command)]
     module, options = words[1], words[2:]
-    parsers = {"benchmarks.decode": decode._parse, "benchmarks.speculation": speculation._parse}
+    modules = decode, prompt_lengths, speculation
+    parsers = {module.__name__: module._parse for module in modules}
     parse = parsers.get(module, make_parser().parse_args)
     assert parse(options).device == "cuda"
 
@@ -78,6 +79,18 @@ def test_rows_of_batches_and_settings():
         "plan 3.40 ms: 12 tokens, 1 trajectories; total 3.40",
         "a round of drafting: draft 0.0600 ms, verify 0.0900 ms, accept 0.0100 ms",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.only_on("cpu", reason="one device is enough")
+def test_passes_of_prompts_have_the_same_lengths_and_become_a_row():
+    found = prompt_lengths.main(
+        ["--shape", "qwen3-0.6b,num_hidden_layers=1,vocab_size=300", "--prompts", "6"]
+    )
+    assert len(set(found["computed_tokens"])) == found["prompts"] == 6
+    assert found["changed_from_defaults"] == {"max_batch_size": 1, "max_input_len": 364}
+    (row,) = gpu_figures.length_rows(found)
+    assert row.startswith("prefill of 6 new lengths: median ")
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones(capsys):

@@ -62,10 +62,19 @@ def utterance_of(recording: Sound) -> Sound:
 def test_the_summary_has_the_keys_of_a_typed_demo_and_what_was_understood(spoken):
     assert set(spoken["summary"]) == {
         *("lora", "episodes", "successes", "collisions", "timeouts", "understood", "simulated_seconds"),
-        *("plans", "mean_plan_seconds", "median_plan_seconds", "median_first_words_seconds"),
+        *("plans", "mean_plan_seconds", "median_plan_seconds", "p99_plan_seconds"),
+        *("median_first_words_seconds", "median_part_seconds"),
         *("clipped_actions", "mean_speed", "least_clearance", "failed", "drives", "pictures"),
     }
     assert spoken["summary"]["understood"] == 0  # by a model that never learned
+
+
+def test_the_time_of_a_plan_splits_into_parts(spoken):
+    parts = spoken["summary"]["median_part_seconds"]
+    assert list(parts) == ["vision", "audio", "prefill", "decode", "action", "node", "topics"]
+    assert all(seconds >= 0 for seconds in parts.values())
+    assert min(parts["vision"], parts["prefill"], parts["node"], parts["topics"]) > 0
+    assert max(parts.values()) < spoken["summary"]["p99_plan_seconds"]
 
 
 def test_what_was_said_is_told_with_who_said_it(spoken):

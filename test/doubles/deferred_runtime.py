@@ -16,6 +16,7 @@ from edgellm_ros.engine.onnxruntime.backend import OnnxRuntimeBackend
 from edgellm_ros.engine.tensor import Shape, Tensor
 from edgellm_ros.kernels import host, tree_host
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.prefill import Prefill
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
 
@@ -94,6 +95,14 @@ def queueing() -> Iterator[None]:
         patch.setattr(OnnxRuntimeBackend, "run", queue_run)
         patch.setattr(host, "HostKernels", lambda: QueuedKernels(host_kernels()))
         patch.setattr(tree_host, "HostTreeKernels", lambda: QueuedKernels(tree_kernels()))
+        yield
+
+
+@contextmanager
+def without_warm_up() -> Iterator[None]:
+    """Inside the block, a runtime runs no prompts when it is made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Prefill, "warm_up", lambda prefill, device: None)
         yield
 
 

@@ -205,11 +205,11 @@ def test_alternating_bindings_are_kept_and_the_oldest_is_dropped(device):
 def test_a_captured_graph_lives_as_long_as_the_executor(device):
     backend = RecordingBackend()
     executor = EngineExecutor(backend, "recording")
-    buffer = device.empty((100,), np.float32)
+    buffer = device.empty((3 * KEPT_BINDINGS,), np.float32)
     for size in range(1, KEPT_BINDINGS + 5):
         executor.prepare(0, {"B": size}, {"x": buffer.view(size)})
         assert executor.capture_graph() is True
-    for size in range(50, 50 + 2 * KEPT_BINDINGS):
+    for size in range(KEPT_BINDINGS + 5, 3 * KEPT_BINDINGS):
         executor.prepare(0, {"B": size}, {"x": buffer.view(size)})
     backend.calls.clear()
     for size in range(1, KEPT_BINDINGS + 5):
@@ -247,6 +247,17 @@ def test_a_recorded_graph_is_dropped_with_its_binding(device):
             executor.record()
     assert backend.calls.count("launch") == 0
     assert backend.calls[-3:] == ["bind", "run (1,)", "capture"]
+
+
+def test_a_binding_that_is_executed_again_is_recorded(device):
+    backend = RecordingBackend()
+    executor = EngineExecutor(backend, "recording")
+    buffer = device.empty((8,), np.float32)
+    for size in (4, 5, 4, 4):
+        executor.prepare(0, {"B": size}, {"x": buffer.view(size)})
+        executor.execute()
+        executor.record_repeated()
+    assert backend.calls == ["bind", "run (4,)", "bind", "run (5,)", "run (4,)", "capture", "launch"]
 
 
 def test_a_binding_is_recorded_once(device):

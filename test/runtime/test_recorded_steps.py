@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode steps as graphs: which are recorded, are replayed, cannot be recorded.
 
-Most tests switch off what is recorded when the runtime is made, and record with the explicit call.
+Most tests switch off what is recorded when the runtime is made, and record with the explicit call. Prompts
+are not run in advance (test_prompt_buckets.py), so that the graphs that a test counts are of steps.
 """
 
 import logging
@@ -10,7 +11,7 @@ import re
 import numpy as np
 import pytest
 
-from doubles.deferred_runtime import WatchedDevice, queueing, used
+from doubles.deferred_runtime import WatchedDevice, queueing, used, without_warm_up
 from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
@@ -27,7 +28,7 @@ WORDS = {"max_tokens": TOKENS, "repetition_penalty": 1.3}
 
 @pytest.fixture(scope="module", autouse=True)
 def _queueing():
-    with queueing():
+    with queueing(), without_warm_up():
         yield
 
 
@@ -164,7 +165,7 @@ def test_with_a_grammar_steps_are_recorded_up_to_the_logits_when_they_first_run(
     answers = runtime.handle_request([one, request(**WORDS)])
     for answer, alone in zip(answers, (one, request(**WORDS)), strict=True):
         assert_same_answer(answer, on_cpu.handle_request(alone))
-    assert used(runtime, *[request(**WORDS)] * 2) == (TOKENS - 1, 0)
+    assert used(runtime, *[request(**WORDS)] * 2) == (TOKENS, 0)  # with the prefill
 
 
 def test_a_batch_of_3_with_a_grammar_replays_the_graph_of_4(tiny_engine):
@@ -249,29 +250,32 @@ def test_recorded_steps_use_a_replaced_lm_head(runtime, engine):
     assert answer.token_ids != before.token_ids
 
 
-def test_a_prefill_is_recorded_when_two_in_a_row_have_one_length(runtime, on_cpu):
+def test_a_prefill_is_recorded_when_a_prompt_of_its_bucket_runs_again(runtime, on_cpu):
     runtime.capture_decoding_cuda_graph()
-    first, same, longer = (request(prompt, **WORDS) for prompt in ("go left", "go back", "go to the left"))
+    first, near, longer = (request(prompt, **WORDS) for prompt in ("go left", "go to the left", "go " * 20))
     steps = TOKENS - 1
-    found = [used(runtime, one) for one in (first, same, same, longer, first, longer, longer)]
-    assert found[:4] == [(steps, 0), (steps, 1), (1 + steps, 0), (steps, 0)]
-    assert found[4:] == [(1 + steps, 0), (steps, 0), (steps, 1)]
-    for one in (longer, first, same):
+    found = [used(runtime, one) for one in (first, longer, near, first, longer, longer)]
+    assert found[:3] == [(steps, 0), (steps, 0), (steps, 1)]
+    assert found[3:] == [(1 + steps, 0), (steps, 1), (1 + steps, 0)]
+    for one in (longer, first, near):
         assert_same_answer(runtime.handle_request(one), on_cpu.handle_request(one))
 
 
-def test_two_prompts_of_one_length_are_not_recorded_together(runtime):
+def test_prompts_of_a_batch_are_recorded_together(runtime, on_cpu):
     runtime.capture_decoding_cuda_graph()
     batch = [request(prompt, **WORDS) for prompt in ("go left", "go back")]
-    assert [used(runtime, *batch) for _ in range(3)] == [(TOKENS - 1, 0)] * 3
+    steps = TOKENS - 1
+    assert [used(runtime, *batch) for _ in range(3)] == [(steps, 0), (steps, 1), (1 + steps, 0)]
+    for answer, one in zip(runtime.handle_request(batch), batch, strict=True):
+        assert_same_answer(answer, on_cpu.handle_request(one))
 
 
 def test_a_batch_of_different_adapters_runs_without_a_graph_and_logs_it_once(runtime, on_cpu, engine, caplog):
     runtime.add_lora("a", engine / "lora" / "a")
     runtime.capture_decoding_cuda_graph()
     batch = [request(lora="a", **WORDS), request(**WORDS)]
-    for _ in range(2):
-        assert used(runtime, *batch) == (0, 0)
+    prefills = [used(runtime, *batch) for _ in range(3)]  # one for each adapter
+    assert prefills == [(0, 0), (0, 2), (2, 0)]
     for answer, one in zip(runtime.handle_request(batch), batch, strict=True):
         assert_same_answer(answer, on_cpu.handle_request(one))
     assert [record.getMessage() for record in caplog.records] == [

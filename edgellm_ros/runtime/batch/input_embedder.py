@@ -74,15 +74,15 @@ class InputEmbedder:
         return self._rows.rows(start, start + count)
 
     def embed_prompts(
-        self, prompts: list[list[int]], first_rows: list[tuple[int, int, int]]
+        self, prompts: list[list[int]], first_rows: list[tuple[int, int, int]], tokens: int = MIN_PREFILL
     ) -> tuple[Tensor, list[Tensor]]:
         """Return inputs_embeds [B,S,H] and each deepstack feature [B,S,H] of B prompts.
 
-        The tensors are valid until the next call. Prompts are padded to the longest one. first_rows: the
-        encoder rows of each sequence's first placeholder of an image, of a video and of a sound; the rows of
-        further placeholders of the same kind follow.
+        The tensors are valid until the next call. Prompts are padded to `tokens`, or to the longest one if
+        that is longer. first_rows: the encoder rows of each sequence's first placeholder of an image, of a
+        video and of a sound; the rows of further placeholders of the same kind follow.
         """
-        batch, longest = len(prompts), max(MIN_PREFILL, *map(len, prompts))
+        batch, longest = len(prompts), max(MIN_PREFILL, tokens, *map(len, prompts))
         ids = np.full((batch, longest), self._pad_id, np.int64)
         for row, (prompt, starts) in enumerate(zip(prompts, first_rows, strict=True)):
             ids[row, : len(prompt)] = prompt

@@ -101,8 +101,8 @@ class LinearKVCache:
         self._device.fill_zero(self._lengths.rows(row, row + 1))
 
     def host_length(self, row: int) -> int:
-        """Return the committed length of an open row, without queued steps."""
-        return self._sequences[row].kv_length
+        """Return the committed length of a row, without queued steps; 0 for a closed one."""
+        return self._sequences[row].kv_length if row in self._sequences else 0
 
     def commit(self, counts: Tensor) -> None:
         """Queue the commit of the next counts[b] slots of row b; counts [B] int64."""
@@ -132,7 +132,7 @@ class LinearKVCache:
         No step that commits slots of an open row may be queued.
         """
         one = range(row, row + 1)
-        length = self.host_length(row) if row in self._sequences else 0
+        length = self.host_length(row)
         return SequenceCache(self._slots, row, self.lengths(one), length, self.rope_deltas(one))
 
     def clear_row(self, row: int) -> None:

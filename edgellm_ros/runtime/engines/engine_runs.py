@@ -50,10 +50,17 @@ class EngineRuns:
         profile: int,
         tensors: dict[str, Tensor],
         adapters: Sequence[LoraAdapter],
+        record: str = "",
     ) -> None:
-        """Run the engine over the batch."""
+        """Run the engine over the batch.
+
+        record: what the log calls these runs, which are recorded as graphs when they repeat; empty = they are
+        not recorded here.
+        """
         for _ in self._groups(engine, profile, tensors, adapters):
             engine.executor.execute(self._device.stream)
+            if record:
+                engine.executor.record_repeated(self._device.stream, record)
 
     def bind(
         self,

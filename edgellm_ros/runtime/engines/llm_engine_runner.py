@@ -13,7 +13,7 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.executor import BindingSnapshot, BoundRun, EngineExecutor
+from edgellm_ros.engine.executor import BoundRun, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.adapters.lora_scales import LoraScales
@@ -117,7 +117,6 @@ class LLMEngineRunner:
             fused_size=fused_size,
         )
         self.records_prefills = False  # as graphs, if their tensors repeat
-        self._last_prefill: BindingSnapshot | None = None
         self.loras = LoraAdapters(
             device,
             executor.bindings.values(),
@@ -180,9 +179,8 @@ class LLMEngineRunner:
             **self._tensors.hidden_states(output_hidden_states),
             **self._tensors.fused(batch, tokens),
         }
-        self._runs.execute(self._prefill, PREFILL_PROFILE, tensors, adapters)
-        if self.records_prefills and batch == 1 and self.recurrent is None:  # a recorded run is repeated
-            self._record_repeated_prefill()
+        record = "prefills" if self.records_prefills and self.recurrent is None else ""
+        self._runs.execute(self._prefill, PREFILL_PROFILE, tensors, adapters, record)
         cache.commit_rows(rows, new_tokens)
         if self.recurrent is not None:
             self.recurrent.commit_rows(rows, new_tokens)
@@ -298,16 +296,6 @@ class LLMEngineRunner:
         engines = (self._prefill, self._decode, self._engines.fused_decode)
         if any(names.EMBEDDING in engine.executor.bindings for engine in engines):
             self._runs.shared[names.EMBEDDING] = table
-
-    def _record_repeated_prefill(self) -> None:
-        """Record a prefill if it has the tensors of the previous prefill.
-
-        Prompts of a robot have one length.
-        """
-        executor = self._prefill.executor
-        if executor.snapshot == self._last_prefill:
-            executor.record(self._device.stream, "prefills")
-        self._last_prefill = executor.snapshot
 
     def _engine_of_step(self, batch: int, tokens: int, adapters: Sequence[LoraAdapter]) -> RunnableEngine:
         most = self.most_fused_rows if tokens == 1 else self.most_verified_rows
