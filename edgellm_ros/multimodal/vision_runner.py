@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from edgellm_ros.engine.device import Device, on_device
-from edgellm_ros.engine.executor import BindingSnapshot, EngineExecutor
+from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import Kernels
 from edgellm_ros.multimodal.device_image import DeviceImage, Image
@@ -48,7 +48,6 @@ class VisionRunner:
             self.videos = VideoProcessor(config, config.video)
             self._video_levels = on_device(device, self.videos.levels)
         self._pixels = PixelBuffers(device, kernels, config, max_tokens)
-        self._last_run: BindingSnapshot | None = None
         self._grid_inputs: OrderedDict[tuple[int, int], dict[str, Tensor]] = OrderedDict()
 
     def token_grid(self, image: Image) -> tuple[int, int]:
@@ -127,9 +126,7 @@ class VisionRunner:
             dims["W"] = grid_inputs["window_index"].shape[0]
         self._executor.prepare(0, dims, tensors, self._device.stream)
         self._executor.execute(self._device.stream)
-        if self._executor.snapshot == self._last_run:  # the frames of a camera all have the same shape
-            self._executor.record(self._device.stream)
-        self._last_run = self._executor.snapshot
+        self._executor.record_repeated(self._device.stream)  # the frames of a camera all have the same shape
 
     def _inputs_of_grid(self, token_grid: tuple[int, int]) -> dict[str, Tensor]:
         """Return the inputs that depend on the grid alone, cached on the device.

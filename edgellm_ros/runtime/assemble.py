@@ -137,7 +137,7 @@ def open_engines(opening: Opening) -> Engines:
     if not opening.parts.missing(ACTION):
         action = _open_action_head(opening, kernels, runner)
     if not options.cuda_graphs:
-        for part in (vision, action):
+        for part in (vision, audio, action):
             if part is not None:
                 part.stop_recording()
     return Engines(kernels=kernels, fused=fused, runner=runner, vision=vision, audio=audio, action=action)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of the vision tower and of all Euler steps; Euler steps upload nothing."""
+"""Graphs of the encoders and of all Euler steps; Euler steps upload nothing."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from edgellm_ros.diffusion.action_runner import KEPT_GRAPHS, STEPS_PER_GRAPH
 from edgellm_ros.diffusion.chunking import ChunkCondition
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
+from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, OTHER_SOUND, SOUND, assert_same_answer, request
 
 pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own device")
 CHUNK = np.linspace(-1, 1, 12, dtype=np.float32).reshape(6, 2)
@@ -111,11 +111,18 @@ class TestChunks:
             assert_same_answer(deferred.handle_request(many), acting_runtime.handle_request(many))
 
 
-def test_a_frame_size_is_recorded_when_it_is_encoded_twice_in_a_row(deferred):
+def test_a_frame_size_is_recorded_when_it_is_encoded_again(deferred):
     looking = [request(images=(image,), max_tokens=1) for image in (IMAGE, OTHER_IMAGE)]
-    assert [used(deferred, looking[i]) for i in (0, 1, 0, 0, 0, 1, 0)] == [
-        *[(0, 0), (0, 0), (0, 0), (0, 1), (1, 0), (0, 0), (1, 0)]
+    assert [used(deferred, looking[i]) for i in (0, 1, 0, 1, 0, 1)] == [
+        *[(0, 0), (0, 0), (0, 1), (0, 1), (1, 0), (1, 0)]
     ]
+
+
+def test_a_length_of_sounds_is_recorded_when_it_is_encoded_again(acting_runtime, deferred):
+    hearing = [request(audio=(sound,), max_tokens=4) for sound in (SOUND, OTHER_SOUND)]
+    assert [used(deferred, hearing[i]) for i in (0, 1, 0, 0, 1)] == [(0, 0), (0, 0), (0, 1), (1, 0), (0, 1)]
+    for one in hearing:
+        assert_same_answer(deferred.handle_request(one), acting_runtime.handle_request(one))
 
 
 def test_an_engine_that_cannot_be_recorded_runs_without_a_graph_and_logs_why_once(

@@ -57,6 +57,10 @@ class AudioRunner:
             )
         return tokens
 
+    def stop_recording(self) -> None:
+        """Run the encoder without graphs from now on."""
+        self._executor.stop_recording()
+
     def encode(self, sound: Sound, audio_rows: Tensor) -> None:
         """Encode a sound into audio_rows [tokens, H].
 
@@ -78,6 +82,7 @@ class AudioRunner:
         dims = {"N": chunks.shape[0], "T": chunks.shape[2], "A": tokens}
         self._executor.prepare(0, dims, tensors, self._device.stream)
         self._executor.execute(self._device.stream)
+        self._executor.record_repeated(self._device.stream)
 
 
 def split_chunks(features: np.ndarray, chunk_frames: int) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 from edgellm_ros.diffusion.action_head import PrefixContext
 from edgellm_ros.diffusion.policy_config import PolicyConfig
 from edgellm_ros.engine.device import Device
-from edgellm_ros.engine.executor import BindingSnapshot, EngineExecutor
+from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.binding_names import IMAGE_EMBEDS, PIXEL_VALUES, TOKEN_IDS
 from edgellm_ros.multimodal.padded_image import padded_image
@@ -45,7 +45,6 @@ class PrefixEngine:
             for binding in prefix.bindings.values()
             if not binding.is_input
         }
-        self._last_runs: dict[EngineExecutor, BindingSnapshot | None] = {}
 
     def encode(self, images: Sequence[np.ndarray]) -> None:
         """Queue the vision tower for the images of a request, all in one run."""
@@ -84,9 +83,7 @@ class PrefixEngine:
         return prod(self._config.max_prefix_rows if isinstance(dim, str) else dim for dim in shape)
 
     def _run(self, engine: EngineExecutor, dims: Mapping[str, int], tensors: Mapping[str, Tensor]) -> None:
-        """Queue a run, and record it if its tensors are those of the run before."""
+        """Queue a run, and record it if its tensors are those of an earlier run."""
         engine.prepare(0, dims, tensors, self._device.stream)
         engine.execute(self._device.stream)
-        if engine.snapshot == self._last_runs.get(engine):
-            engine.record(self._device.stream)
-        self._last_runs[engine] = engine.snapshot
+        engine.record_repeated(self._device.stream)
