@@ -46,6 +46,7 @@ def play_driver(seed: int, number: int) -> dict[str, Any]:
         "plans": len(seconds),
         "plan_seconds": seconds,
         "first_words_seconds": [],
+        "part_seconds": {},
         "clipped_actions": driven.clipped,
         "picture": None,
         **named_jumps(world.track, driven.drivers, driven.continuations),

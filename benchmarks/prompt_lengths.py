@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill of prompts whose length is new, beside prompts of the same lengths later.
+"""Prefill of prompts whose length is new, beside the same lengths later.
 
 Measures
 --------
@@ -43,6 +43,8 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
 LETTERS = 4  # of a random word
+WORDS_APART = LETTERS + 2  # tokens between two lengths, at most: a word of a byte-level tokenizer
+ROOM = 64  # tokens of the chat template, and of a word more
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -98,14 +100,22 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="shortest and longest prompt in tokens, about (default: 60,300)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of lengths and words (default: %(default)s)")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    low, high = args.lengths
+    if high - low < WORDS_APART * args.prompts:
+        parser.error(
+            f"--lengths {low},{high} has too few lengths for --prompts {args.prompts}: expected LOW and HIGH "
+            f"at least {WORDS_APART * args.prompts} apart"
+        )
+    return args
 
 
 def _engine(args: argparse.Namespace, folder: Path) -> tuple[Path, dict[str, Any]]:
     """Return the engine directory, and the export options that are not the defaults."""
     if args.shape is None:
         return Path(common.engines(args)[0]), {}
-    sizes = {"max_batch_size": 1, "max_input_len": args.lengths[1] + 64}
+    longest = args.lengths[1] + ROOM
+    sizes = {"max_batch_size": 1, "max_input_len": longest, "max_kv_cache_capacity": longest + 1}
     checkpoint = write_checkpoint(folder / "checkpoint", args.shape, args.precision)
     export(checkpoint, folder / "engine", precision=args.precision, **sizes)
     return folder / "engine", sizes

@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 BACKENDS = ("onnxruntime", "tensorrt")
 # A new binding of 117 tensors took 340 us, a cached one 10 us. Shapes vary without end, such as lengths of
-# prompts, so the oldest binding is dropped, unless the caller has captured a graph of it.
-KEPT_BINDINGS = 64  # more than there are buckets of prompt lengths up to 4,096 tokens
+# prompts, so the oldest binding is dropped, unless the caller has captured or keeps a graph of it.
+KEPT_BINDINGS = 16
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class _KeptBinding:
     bound: Any  # what the backend's `bind` returned
     runs: int = 0  # without a graph
     graph: DeviceGraph | None = None  # a recorded run
-    is_captured: bool = False  # by the caller: lives as long as the executor
+    is_kept: bool = False  # by the caller, with a graph: lives as long as the executor
 
 
 class EngineExecutor:
@@ -189,7 +189,7 @@ class EngineExecutor:
             raise EngineError(f"{self.name}: capture_graph without a successful prepare")
         graph = self._backend.capture(self._current.bound, stream)
         if graph is not None:
-            self._current.graph, self._current.is_captured = graph, True
+            self._current.graph, self._current.is_kept = graph, True
         return graph is not None
 
     def record(self, stream: Any = None, runs: str = "") -> None:
@@ -213,6 +213,16 @@ class EngineExecutor:
         """`record` the current binding if it has been executed at least twice."""
         if self._current is not None and self._current.runs > 1:
             self.record(stream, runs)
+
+    def keep_graph(self) -> None:
+        """Keep a recorded graph of the current binding as long as the executor."""
+        if self._current is not None:
+            self._current.is_kept = self._current.graph is not None
+
+    @property
+    def is_plan(self) -> bool:
+        """Whether it is a plan of TensorRT: each recorded run takes memory of its own."""
+        return isinstance(self._backend, PlannedBackend)
 
     def stop_recording(self) -> None:
         """Let `record` capture no graphs from now on."""
@@ -256,8 +266,8 @@ class EngineExecutor:
         return self._backend.profile_shape(name, profile, selector)
 
     def _drop_oldest(self) -> None:
-        """Drop the oldest binding, if too many have no captured graph."""
-        droppable = [snapshot for snapshot, kept in self._kept.items() if not kept.is_captured]
+        """Drop the oldest binding, if there are too many that the caller does not keep."""
+        droppable = [snapshot for snapshot, kept in self._kept.items() if not kept.is_kept]
         if len(droppable) > KEPT_BINDINGS:
             del self._kept[droppable[0]]
 

@@ -16,7 +16,7 @@ class BuilderConfig:
     """
 
     max_batch_size: int = 4
-    max_input_len: int = 320  # tokens of a prompt
+    max_input_len: int = 320  # tokens of one run; longer prompts are computed in several
     max_kv_cache_capacity: int = 448  # prompt plus answer of one sequence; static in the graph
     max_lora_rank: int = 0  # 0 = no LoRA inputs
     max_action_samples: int = 64  # trajectories of one request

@@ -26,7 +26,7 @@ class VisionRunner:
 
     A run is of one image or one group of video frames. The rows of an image depend on that image alone, those
     of a group on its frames and on the size to which the whole video is resized. `max_tokens`: largest number
-    of rows of one image or video (the limit of a prompt).
+    of rows of one image or video (the limit of a run).
     """
 
     def __init__(

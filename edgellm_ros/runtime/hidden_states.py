@@ -15,7 +15,7 @@ class HiddenStates:
     """Owns the buffers of the engine's outputs `hidden_states_i` of a prefill.
 
     Layer 0 is the input of the language model, encoder rows included; layer i is the output of its i-th
-    layer. The buffers have room for the largest batch of the longest prompts. An engine that was exported
+    layer. The buffers have room for the largest batch of the longest runs. An engine that was exported
     without hidden states needs no buffers.
     """
 
@@ -29,12 +29,23 @@ class HiddenStates:
         hidden_size: int,
         dtype: np.dtype,
     ) -> None:
+        self._tokens = tokens
         self._buffers = {i: device.empty((batch, tokens, hidden_size), dtype) for i in layers}
         self._last: dict[int, Tensor] = {}
 
     def outputs(self, batch: int, tokens: int) -> list[Tensor]:
         """Return a prefill's output tensors [batch, tokens, H] of each exported layer."""
         return [buffer.view(batch, tokens, buffer.shape[2]) for buffer in self._buffers.values()]
+
+    def check(self, lengths: Sequence[int]) -> None:
+        """Raise ValueError unless the states of prompts of these lengths can be kept."""
+        for index, length in enumerate(lengths):
+            if length > self._tokens:
+                where = f"request {index}: " if len(lengths) > 1 else ""
+                raise ValueError(
+                    f"{where}the prompt has {length} tokens; hidden states are kept of at most "
+                    f"{self._tokens} (max_input_len)"
+                )
 
     def keep(self, inputs_embeds: Tensor) -> None:
         """Keep the hidden states of a prefill of inputs_embeds [B,S,H] until `clear`."""

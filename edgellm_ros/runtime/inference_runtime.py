@@ -121,7 +121,8 @@ class LLMInferenceRuntime(OpenedEngine):
         on a CPU, up to rounding on a GPU, with drafting and after a reused prefix of a hybrid model. Rounding
         can change a token only if two tokens are closer than it: nearly equal logits when greedy, else a
         drawn number at the border of two tokens.
-        `output_thinker_embeddings`: store the prompts' hidden states for `base_model_hidden_states`.
+        `output_thinker_embeddings`: store the prompts' hidden states for `base_model_hidden_states`; the
+        prompts have at most `max_input_len` tokens.
         ValueError, before any work, for an invalid request; EngineError if an engine fails or its outputs are
         not finite.
         """
@@ -142,9 +143,9 @@ class LLMInferenceRuntime(OpenedEngine):
         The constructor calls this, unless `cuda_graphs` is false. The decode steps are those of all batch
         sizes with all adapters. The device launches a graph with one call. Recording takes a part of a second
         and some memory. Steps of an adapter that is added later are recorded when the adapter is first used.
-        From then on a prefill of one sequence is recorded too, after two in a row of one length. Returns
-        False if the device does not support graphs, or if a step cannot be recorded: the log says which and
-        why, and they run without a graph.
+        From then on prefills are recorded too, when they repeat, and prompts of the base model are run in
+        advance, so that later ones repeat them. Returns False if the device does not support graphs, or if a
+        step cannot be recorded: the log says which and why, and they run without a graph.
         """
         with self._lock:
             return self._answerer.capture_decoding_cuda_graph()

@@ -91,6 +91,8 @@ class Pipeline:
         """
         clock = StageClock(self.device.mark)
         sequences = self.prepare(requests, noise_seed)  # requests -> prompts with placeholders
+        if output_thinker_embeddings:
+            self.hidden_states.check([len(sequence.token_ids) for sequence in sequences])
         # prefix cache -> tokens to skip in the prefill; hidden states need whole prompts
         self.match_prefixes(sequences, reuse=not output_thinker_embeddings)
         clock.end("tokenize_s")
@@ -250,8 +252,9 @@ class Pipeline:
         self.method.prefilled(rows)
         logprobs = max(sequence.request.logprobs for sequence in sequences)
         first_tokens = self.sampling.copy_to_host(logits, logprobs)
-        if any(sequence.request.output_hidden_states for sequence in sequences):
-            lengths = [len(tokens) for tokens in prefill_parts(sequences)[-1]]
+        if any(sequence.request.output_hidden_states and sequence.decoding for sequence in sequences):
+            last_run = prefill_parts(sequences, self.config.max_supported_input_length)[-1]
+            lengths = [len(tokens) for tokens in last_run]
             layers = self.hidden_states.outputs(*embeds.shape[:2])
             first_tokens.states = copy_last_states(self.device, layers, lengths)
         if self.action is not None:  # while the device computes the prompts

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import MIN_PREFILL, EngineConfig
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
@@ -59,14 +60,19 @@ class Prefill:
     ) -> tuple[Tensor, Tensor]:
         """Fill admitted sequences' rows; return inputs_embeds [B,S,H], logits [B,1,V].
 
-        One run of the engine, and one more for each place where recurrent states are saved before a prompt's
-        end; then inputs_embeds are those of the last run. Without `may_pad`, S is the length of the longest
-        prompt.
+        One run of the engine; more for prompts of more than max_input_len tokens, and one more for each place
+        where recurrent states are saved before a prompt's end. Then inputs_embeds are those of the last run.
+        Between two runs, progress is reported; if all sequences are cancelled then, the next runs are left
+        out. Without `may_pad`, S is the length of the longest prompt.
         """
         pads = self._pads and may_pad
         for row, sequence in zip(rows, sequences, strict=True):
             self._reuse.load(sequence, row)
-        for part in prefill_parts(sequences):
+        for run, part in enumerate(prefill_parts(sequences, self._max_tokens)):
+            if run and not any([sequence.report("prefill", run) for sequence in sequences]):
+                for sequence in sequences:
+                    sequence.prefix_keys = []  # of a prompt that is not complete nothing is stored
+                break
             tokens = self._bucket(part) if pads else MIN_PREFILL
             embeds, logits = self._run(sequences, rows, part, tokens)
             for row, sequence, each in zip(rows, sequences, part, strict=True):
@@ -78,38 +84,63 @@ class Prefill:
     def warm_up(self, device: Device) -> None:
         """Run a prompt of each bucket twice, so that the first one of a user is not slow.
 
-        Then libraries have chosen their kernels, and the runs are recorded. Longer prompts than WARM_TOKENS
-        are left out: there, this is a small part of the time. A second call does nothing. No batch may run:
-        the prompts are computed in the first row, which is cleared.
+        Then libraries have chosen their kernels, and the runs are recorded: of the base model, one prompt at
+        a time, up to WARM_TOKENS. Of longer prompts this is a small part of the time. Plans of TensorRT are
+        left out, because each of their recorded runs takes memory of its own. The log has time and memory, or
+        why a prompt could not run. A second call does nothing. No batch may run: the prompts are computed in
+        the first row, which is cleared.
         """
-        if self._is_warm:
+        executor = self._runner.prefill_executor
+        if self._is_warm or executor.is_plan:
             return
         self._is_warm = True
-        cache, recurrent, start = self._runner.kv_cache, self._runner.recurrent, time.perf_counter()
-        sizes = buckets(min(WARM_TOKENS, self._max_tokens, cache.capacity))
+        before, start = device.memory_info()[0], time.perf_counter()
+        sizes = buckets(min(WARM_TOKENS, self._max_tokens, self._runner.kv_cache.capacity))
+        try:
+            for tokens in sizes:
+                self._run_twice(device, tokens)
+                executor.keep_graph()
+            device.synchronize()
+        except DeviceLostError:
+            raise
+        except EngineError as error:
+            logger.warning("prompts of %d and more tokens are not run in advance: %s", tokens, error)
+            return
+        finally:
+            self._clear_first_row(device)
+        logger.info(
+            "ran prompts of %d lengths up to %d tokens in %.1f s, %.0f MB",
+            len(sizes),
+            sizes[-1],
+            time.perf_counter() - start,
+            max(0, before - device.memory_info()[0]) / 1e6,
+        )
+
+    def _run_twice(self, device: Device, tokens: int) -> None:
+        """Compute a prompt of padding twice, in the first row."""
+        embeds, deepstack = self._embedder.embed_prompts([[]], [(0, 0, 0)], tokens)
         row = range(1)
-        for tokens in sizes:
-            embeds, deepstack = self._embedder.embed_prompts([[]], [(0, 0, 0)], tokens)
-            for _ in range(2):
-                self._runner.execute_prefill_step(
-                    embeds,
-                    [tokens],
-                    np.zeros((1, 3, embeds.shape[1]), np.float32),
-                    deepstack_embeds=deepstack,
-                    output_logits=self._logits.rows(0, 1),
-                    output_hidden_states=self._hidden_states.outputs(*embeds.shape[:2]),
-                    rows=row,
-                )
-                device.fill_zero(cache.lengths(row))
+        for _ in range(2):
+            self._runner.execute_prefill_step(
+                embeds,
+                [tokens],
+                np.zeros((1, 3, embeds.shape[1]), np.float32),
+                deepstack_embeds=deepstack,
+                output_logits=self._logits.rows(0, 1),
+                output_hidden_states=self._hidden_states.outputs(*embeds.shape[:2]),
+                rows=row,
+            )
+            device.fill_zero(self._runner.kv_cache.lengths(row))
+
+    def _clear_first_row(self, device: Device) -> None:
+        cache, recurrent = self._runner.kv_cache, self._runner.recurrent
+        device.fill_zero(cache.lengths(range(1)))
         cache.clear_row(0)
         if recurrent is not None:
             recurrent.clear()
-        device.synchronize()
-        seconds = time.perf_counter() - start
-        logger.info("ran prompts of %d lengths up to %d tokens in %.1f s", len(sizes), sizes[-1], seconds)
 
     def _bucket(self, part: Sequence[range]) -> int:
-        """Return the tokens of a run of `part` [B]: those of a bucket, as far as every row has room."""
+        """Return the tokens of a run of `part` [B]: a bucket, if every row has room."""
         room = self._runner.kv_cache.capacity - max(tokens.start for tokens in part)
         return min(bucket_of(max(map(len, part))), room, self._max_tokens)
 

@@ -84,7 +84,7 @@ class PrefixReuse:
                 sequence.prefix = self.pages.match(sequence.adapter.key, sequence.prefix_keys)
             shared.append(sequence.prefix.length)
             self._end_at_a_state(sequence, sequence.prefix.length)
-        # Prompts are padded to the longest remainder: each row must have slots for it after the reused ones.
+        # Runs are padded to the longest of a row: each row must have slots for it after the reused ones.
         room = self._room(sequences)
         while self.states is not None and any(each.prefix.length > room for each in sequences):
             for sequence in sequences:  # a state cannot be cut to the room
@@ -203,7 +203,8 @@ class PrefixReuse:
 
     def _room(self, sequences: Sequence[GenerationSequence]) -> int:
         new_tokens = max(len(sequence.token_ids) - sequence.prefix.length for sequence in sequences)
-        return self._cache.capacity - max(MIN_PREFILL, new_tokens)
+        longest_run = min(new_tokens, self._config.max_supported_input_length)
+        return self._cache.capacity - max(MIN_PREFILL, longest_run)
 
     def _choose_state_points(
         self, sequences: Sequence[GenerationSequence], shared: Sequence[int] | None
@@ -218,7 +219,8 @@ class PrefixReuse:
             sequence.state_points = [*points, count]
             if sequence.begins_later_prompts:
                 sequence.state_points[-1] = self._reusable(count)
-        if not fits(prefill_parts(sequences), self._cache.capacity):
+        parts = prefill_parts(sequences, self._config.max_supported_input_length)
+        if not fits(parts, self._cache.capacity):
             for sequence in sequences:
                 sequence.state_points = sequence.state_points[-1:]
 
@@ -236,20 +238,30 @@ class PrefixReuse:
         return ends
 
 
-def prefill_parts(sequences: Sequence[GenerationSequence]) -> list[list[range]]:
-    """Cut the new tokens of prompts into runs that end where states are saved.
+def prefill_parts(sequences: Sequence[GenerationSequence], most: int) -> list[list[range]]:
+    """Cut the new tokens of prompts into runs of at most `most` tokens.
 
-    Returns each run's tokens [B]. All prompts end in the last run. A prompt with fewer cuts than others has
-    no tokens in the first runs:
+    Returns each run's tokens [B]. Runs end where states are saved. All prompts end in the last run. A prompt
+    with fewer cuts than others has no tokens in the first runs:
 
       prompt 0   [      ][    ][        ]
       prompt 1           [            ]
       run          0       1       2         prompt 1: nothing, nothing, all
+
+    Of a long piece the first run is the short one. So the last run of a long prompt, padded to that of
+    another prompt, needs no more slots of the KV cache than the prompt and one token of its answer.
     """
     cuts = []
     for sequence in sequences:
         first, last = sequence.reused_tokens, len(sequence.token_ids)
-        cuts.append([first, *(point for point in sequence.state_points if first < point < last), last])
+        ends = [*(point for point in sequence.state_points if first < point < last), last]
+        cut = [first]
+        for end in ends:
+            start, stops = cut[-1], sorted(range(end, cut[-1], -most))
+            if len(stops) > 1:  # a run has at least two tokens
+                stops[0] = max(stops[0], start + MIN_PREFILL)
+            cut += stops
+        cuts.append(cut)
     runs = max(map(len, cuts)) - 1
     padded = [[each[0]] * (runs + 1 - len(each)) + each for each in cuts]
     return [[range(each[run], each[run + 1]) for each in padded] for run in range(runs)]

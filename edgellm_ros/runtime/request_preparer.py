@@ -149,10 +149,18 @@ class RequestPreparer:
         sampling = request.sampling.resolved(config.generation)
         if not token_ids:
             raise ValueError("the prompt has 0 tokens: the chat template rendered an empty text")
-        if len(token_ids) > config.builder.max_input_len:
+        capacity = config.builder.max_kv_cache_capacity
+        if len(token_ids) >= capacity:
             raise ValueError(
-                f"the prompt has {len(token_ids)} tokens; this engine takes at most "
-                f"{config.builder.max_input_len} (max_input_len)"
+                f"the prompt has {len(token_ids)} tokens; this engine takes at most {capacity - 1} "
+                "(max_kv_cache_capacity)"
+            )
+        encoded = sum(height * width for height, width in grids) + sum(audio_tokens)
+        encoded += sum(video.grid.tokens for video in videos)
+        if encoded > config.builder.max_input_len:
+            raise ValueError(
+                f"the images, videos and sounds of the prompt are {encoded} tokens; this engine takes at "
+                f"most {config.builder.max_input_len} (max_input_len)"
             )
         positions, delta = plain_rope_index(len(token_ids)), 0.0
         if config.use_context_dependent_rope:
@@ -164,7 +172,6 @@ class RequestPreparer:
                 [block for video in videos for block in video.blocks],
                 config.video_token_id,
             )
-        capacity = config.builder.max_kv_cache_capacity
         beyond = max(math.ceil(delta), 0)  # positions; times of a video may be beyond the number of tokens
         if len(token_ids) + beyond >= capacity:
             raise ValueError(

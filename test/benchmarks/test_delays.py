@@ -13,7 +13,8 @@ from edgellm_arena.ros.demo import JUMPS
 
 OUTCOME = {
     "number": 0, "seed": 90_000, "outcome": "success", "time": 5.0, "plans": 2, "plan_seconds": [0.1],
-    "first_words_seconds": [0.1], "clipped_actions": 0, "mean_speed": 0.5, "least_clearance": 0.1,
+    "first_words_seconds": [0.1], "part_seconds": {"decode": [0.1]}, "clipped_actions": 0, "mean_speed": 0.5,
+    "least_clearance": 0.1,
     "picture": None, "jerk_at_changes": [1.0, 3.0], "excess_jerk_at_changes": [0.5],
     "jerk_within_plans": [1.0], "yaw_acceleration_at_changes": [], "excess_yaw_acceleration_at_changes": [],
     "yaw_acceleration_within_plans": [0.0],

@@ -84,13 +84,21 @@ def test_rows_of_batches_and_settings():
 @pytest.mark.slow
 @pytest.mark.only_on("cpu", reason="one device is enough")
 def test_passes_of_prompts_have_the_same_lengths_and_become_a_row():
-    found = prompt_lengths.main(
-        ["--shape", "qwen3-0.6b,num_hidden_layers=1,vocab_size=300", "--prompts", "6"]
-    )
+    shape = "qwen3-0.6b,num_hidden_layers=1,vocab_size=300"
+    found = prompt_lengths.main(["--shape", shape, "--prompts", "6", "--lengths", "60,500"])
     assert len(set(found["computed_tokens"])) == found["prompts"] == 6
-    assert found["changed_from_defaults"] == {"max_batch_size": 1, "max_input_len": 364}
+    sizes = {"max_batch_size": 1, "max_input_len": 564, "max_kv_cache_capacity": 565}
+    assert found["changed_from_defaults"] == sizes
     (row,) = gpu_figures.length_rows(found)
     assert row.startswith("prefill of 6 new lengths: median ")
+
+
+def test_too_few_lengths_for_the_prompts_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        prompt_lengths.main(["--lengths", "60,65"])
+    assert "has too few lengths for --prompts 40: expected LOW and HIGH at least 240 apart" in (
+        capsys.readouterr().err
+    )
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones(capsys):

@@ -214,7 +214,7 @@ def test_adapter_of_the_checkpoint_with_a_name_that_it_cannot_have(
 
 def test_prompt_of_ten_thousand_words(edgellm, tiny_engine):
     run = edgellm("generate", tiny_engine, "--prompt", "word " * 10_000)
-    assert_refused(run, "tokens", "max_input_len")
+    assert_refused(run, "tokens", "max_kv_cache_capacity")
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def test_two_slashes_begin_a_message_with_one(talk, runtime):
         ("/dance", "error: unknown command '/dance'; /help shows the commands"),
         ("/image", "error: /image needs a file"),
         ("/image no.png", "error: no.png: no such file"),
-        ("x" * 400, "this engine takes at most 320 (max_input_len)"),
+        ("x" * 500, "this engine takes at most 447 (max_kv_cache_capacity)"),
     ],
 )
 def test_a_wrong_line_is_reported_and_the_chat_goes_on(talk, runtime, line, words):

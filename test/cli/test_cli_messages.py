@@ -269,7 +269,7 @@ def test_what_the_runtime_refuses_has_its_place_in_the_file(answers):
     for index in (1, 2):
         place, text = told[index]["error"].split(": ", 1)
         assert place.endswith(f"talk.json[{index}]")
-        assert "at most 320" in text
+        assert "at most 447" in text
         assert "request 0" not in text
 
 

@@ -28,7 +28,7 @@ from edgellm_ros.runtime.request import Progress
 
 
 def factory(outputs: object = None, **changes: object) -> JobFactory:
-    """A factory with these parameters, whose jobs' progress and outcome are discarded or go to `outputs`."""
+    """A factory with these parameters, whose jobs publish to `outputs`, if given."""
     parameters = SimpleNamespace(
         system_prompt="",
         action_samples=1,

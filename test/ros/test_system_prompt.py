@@ -80,7 +80,7 @@ def test_a_saved_system_prompt_can_be_released_once(active, peer):
     ("fields", "message"),
     [
         ({"system_prompt": ""}, "the system prompt is empty"),
-        ({"system_prompt": "word " * 500}, "this engine takes at most 320 (max_input_len)"),
+        ({"system_prompt": "word " * 500}, "this engine takes at most 447 (max_kv_cache_capacity)"),
         (
             {"system_prompt": "word " * 200_001},
             "the system prompt has 1000005 characters, at most 1000000 are taken (parameter limits",

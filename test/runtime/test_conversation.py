@@ -312,7 +312,7 @@ def test_the_template_of_a_model_for_text_gets_strings(builder_of, tokenizer, co
 
 
 def test_a_conversation_that_is_too_long_is_an_error_with_both_numbers(runtime):
-    with pytest.raises(ValueError, match=r"the prompt has \d{3} tokens; this engine takes at most 320"):
+    with pytest.raises(ValueError, match=r"the prompt has \d{3} tokens; this engine takes at most 447"):
         runtime.handle_request(talk(HELLO, Message("assistant", "x" * 400), HELLO))
 
 

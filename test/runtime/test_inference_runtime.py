@@ -311,7 +311,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("parameters", "message"),
         [
-            ({"prompt": "word " * 10_000}, r"the prompt has \d{5} tokens; this engine takes at most 320"),
+            ({"prompt": "word " * 10_000}, r"the prompt has \d{5} tokens; this engine takes at most 447"),
             ({"audio": (np.zeros(16),)}, "audio must be Sound objects, got ndarray"),
             (
                 {"audio": (Sound(np.zeros(16_000 * 600, np.float32), 16_000),)},

@@ -267,7 +267,7 @@ class TestSystemPrompt:
         ("system_prompt", "lora", "message"),
         [
             ("", "", "the system prompt is empty"),
-            ("word " * 100, "", r"the prompt has \d{3} tokens; this engine takes at most 320"),
+            ("word " * 100, "", r"the prompt has \d{3} tokens; this engine takes at most 447"),
             (SYSTEM, "missing", "unknown LoRA adapter 'missing'"),
         ],
     )

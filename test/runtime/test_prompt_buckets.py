@@ -14,7 +14,10 @@ import pytest
 
 from doubles.deferred_runtime import WatchedDevice, queueing, used
 from edgellm_ros.builder import export
+from edgellm_ros.engine.errors import DeviceMemoryError
+from edgellm_ros.engine.executor import KEPT_BINDINGS
 from edgellm_ros.runtime import assemble
+from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.prompt.buckets import bucket_of, buckets
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
@@ -144,8 +147,43 @@ def test_the_first_prompt_of_a_length_replays_a_graph(acting_engine, caplog):
         LLMInferenceRuntime(acting_engine, WatchedDevice(), **options) as runtime,
     ):
         sizes = buckets(runtime.config.max_supported_input_length)
-        expected = rf"ran prompts of {len(sizes)} lengths up to {sizes[-1]} tokens in \d+\.\d s"
+        expected = rf"ran prompts of {len(sizes)} lengths up to {sizes[-1]} tokens in \d+\.\d s, \d+ MB"
         assert any(re.fullmatch(expected, record.getMessage()) for record in caplog.records)
         for words in (1, 4, 16, 30):
             one = request(prompt="go " * words, max_tokens=1)
             assert used(runtime, one) == (1, 0)  # the prefill; nothing is recorded
+
+
+def test_a_prompt_that_cannot_run_in_advance_is_logged_and_answers_are_right(
+    acting_engine, runtime_device, monkeypatch, caplog
+):
+    options = {"prefix_cache_bytes": 0, "drafting": "off"}
+    embed = InputEmbedder.embed_prompts
+
+    def embed_few(embedder, prompts, first_rows, tokens):
+        if tokens > 32:
+            raise DeviceMemoryError("none left")
+        return embed(embedder, prompts, first_rows, tokens)
+
+    with queueing(), monkeypatch.context() as patch:
+        patch.setattr(InputEmbedder, "embed_prompts", embed_few)
+        runtime = LLMInferenceRuntime(acting_engine, WatchedDevice(), **options)
+        patch.undo()
+        with runtime, LLMInferenceRuntime(acting_engine, runtime_device, **options) as plain:
+            assert len(runtime.pipeline.vanilla.recorded) > 0
+            assert_same_answer(runtime.handle_request(request()), plain.handle_request(request()))
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line == "prompts of 48 and more tokens are not run in advance: none left"
+
+
+def test_graphs_of_prompts_run_in_advance_outlive_those_of_batches_and_adapters(acting_engine):
+    with (
+        queueing(),
+        LLMInferenceRuntime(acting_engine, WatchedDevice(), prefix_cache_bytes=0) as runtime,
+    ):
+        short = request(max_tokens=1)
+        for words in range(KEPT_BINDINGS):
+            for _ in range(2):  # each batch is recorded
+                runtime.handle_request([short, request(prompt="go " * 3 * words, max_tokens=1)])
+                runtime.handle_request([short, request(prompt="go " * 3 * words, max_tokens=1), short])
+        assert used(runtime, short) == (1, 0)

@@ -55,7 +55,7 @@ def sequence(reused: int, points: list[int], tokens: int) -> SimpleNamespace:
 
 class TestPrefillParts:
     def test_all_prompts_end_in_the_last_run(self):
-        parts = prefill_parts([sequence(0, [32, 64, 100], 100), sequence(20, [90], 90)])
+        parts = prefill_parts([sequence(0, [32, 64, 100], 100), sequence(20, [90], 90)], 320)
         assert parts == [
             [range(0, 32), range(20, 20)],
             [range(32, 64), range(20, 20)],
@@ -63,10 +63,23 @@ class TestPrefillParts:
         ]
 
     def test_a_prompt_without_points_is_one_run(self):
-        assert prefill_parts([sequence(0, [], 5), sequence(3, [], 9)]) == [[range(0, 5), range(3, 9)]]
+        assert prefill_parts([sequence(0, [], 5), sequence(3, [], 9)], 320) == [[range(0, 5), range(3, 9)]]
+
+    def test_a_long_piece_is_several_runs_of_which_the_first_is_the_short_one(self):
+        runs = [run for (run,) in prefill_parts([sequence(3, [50], 137)], 40)]
+        assert [(run.start, run.stop) for run in runs] == [(3, 10), (10, 50), (50, 57), (57, 97), (97, 137)]
+
+    def test_no_run_has_one_token_only(self):
+        assert prefill_parts([sequence(0, [], 81)], 40) == [[range(0, 2)], [range(2, 41)], [range(41, 81)]]
+
+    def test_a_padded_run_of_a_long_prompt_fits_where_the_prompt_does(self):
+        for tokens in range(3, 200):
+            for other in range(1, 41):
+                parts = prefill_parts([sequence(0, [], tokens), sequence(0, [], other)], 40)
+                assert fits(parts, 1 + max(tokens, other))  # an answer needs a slot, too
 
     def test_padding_needs_slots_too(self):
-        parts = prefill_parts([sequence(0, [32], 100), sequence(0, [], 120)])  # 120 tokens after 32
+        parts = prefill_parts([sequence(0, [32], 100), sequence(0, [], 120)], 320)  # 120 tokens after 32
         assert fits(parts, 152)
         assert not fits(parts, 151)
         assert not fits([[range(9, 10)]], 10)  # a run has at least two tokens

@@ -57,7 +57,10 @@ class ExportOptions:
     )
     max_batch_size: int = option(4, "sequences decoded together (default: %(default)s)", least=1)
     max_input_len: int = option(
-        320, "longest prompt in tokens, images and sound included (default: %(default)s)", least=1
+        320,
+        "tokens of one run: longer prompts are computed in several, but images, videos and sounds of a "
+        "prompt must fit into one (default: %(default)s)",
+        least=1,
     )
     max_kv_cache_capacity: int = option(
         448, "longest prompt plus answer in tokens (default: %(default)s)", least=1

@@ -24,6 +24,7 @@ from edgellm_ros.engine.tensorrt.plan_file import TITLES, PlanFile, listed, read
 from edgellm_ros.engine_directory.adapters.adapter_folder import find_adapters
 from edgellm_ros.engine_directory.adapters.lora_inputs import lora_inputs
 from edgellm_ros.engine_directory.adapters.peft_adapter import PeftAdapter
+from edgellm_ros.engine_directory.builder_config import BuilderConfig
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.draft_config import DraftConfig
 from edgellm_ros.engine_directory.files import DRAFT, PREFIX, VERIFY, graph_path
@@ -127,7 +128,7 @@ def model_rows(config: EngineConfig, adapters: Sequence[AdapterReport]) -> list[
         rows.append(
             ("vision", f"{vision.depth} blocks of {vision.hidden_size}, patches of {vision.patch_size} px")
         )
-        rows.append(("video", _video_limits(vision, builder.max_input_len)))
+        rows.append(("video", _video_limits(vision, builder)))
     if config.audio is not None:
         audio = config.audio
         longest = audio.max_seconds(builder.max_input_len)
@@ -160,7 +161,8 @@ def model_rows(config: EngineConfig, adapters: Sequence[AdapterReport]) -> list[
         ("batch", f"{builder.max_batch_size} requests"),
         (
             "lengths",
-            f"prompt {builder.max_input_len}, prompt and answer {builder.max_kv_cache_capacity} tokens",
+            f"prompt and answer {builder.max_kv_cache_capacity} tokens, computed at once "
+            f"{builder.max_input_len}",
         ),
     ]
     return rows
@@ -183,16 +185,21 @@ def _draft_head(draft: DraftConfig) -> str:
     )
 
 
-def _video_limits(vision: VisionConfig, max_input_len: int) -> str:
+def _video_limits(vision: VisionConfig, builder: BuilderConfig) -> str:
     """Describe the videos that a tower takes, for frames of a common size."""
     if not isinstance(vision, QwenVisionTower) or vision.video is None:
         return "not supported"
     processor, length = VideoProcessor(vision, vision.video), vision.temporal_patch_size
     words = TIMESTAMP_TOKENS if vision.video.timestamps == AS_TEXT else 0
     width, height = EXAMPLE_SIZE
-    counts = range(length, length * max_input_len + 1, length)
+    counts = range(length, length * builder.max_input_len + 1, length)
     grids = (processor.grid(frames, height, width) for frames in counts)
-    fitting = list(takewhile(lambda grid: grid.tokens + grid.groups * words <= max_input_len, grids))
+    most_tokens, capacity = builder.max_input_len, builder.max_kv_cache_capacity
+    fitting = list(
+        takewhile(
+            lambda grid: grid.tokens <= most_tokens and grid.tokens + grid.groups * words < capacity, grids
+        )
+    )
     tokens = processor.grid(length, height, width).tokens
     limit = f"{length} frames of {width}x{height} px are {tokens} tokens"
     if not fitting:

@@ -23,7 +23,7 @@ from edgellm_ros.multimodal.sound import Sound
 class AudioRunner:
     """Runs the audio encoder, one sound per run, and owns its inputs.
 
-    `max_tokens`: largest number of rows of one sound (the limit of a prompt).
+    `max_tokens`: largest number of rows of one sound (the limit of a run).
     """
 
     def __init__(

@@ -134,6 +134,7 @@ class EdgeLLMNode(LifecycleNode):
         self.stop_planning("the node shuts down")
         if self._parts is not None:
             self._parts.worker.close()
+            self._parts.outputs.end()
             close_runtime(self._parts.runtime, self.parameters, self.get_logger())
         return super().on_shutdown(state)
 

@@ -18,8 +18,8 @@ class InputEmbedder:
     """Owns the embedding `table` [V,H] and the buffer of encoder rows.
 
     A placeholder for encoder row r has the id V + r, so one look-up serves text, images and sound. Encoder
-    rows are numbered over the whole batch. The buffer has one row per prompt token, which is always enough;
-    without an encoder (`encodes`) it has one row, which is never read.
+    rows are numbered over the whole batch. The buffer has max_input_len rows per sequence, and the request
+    preparer refuses prompts with more; without an encoder (`encodes`) it has one row, which is never read.
     """
 
     def __init__(

@@ -147,7 +147,7 @@ class LLMEngineRunner:
     ) -> None:
         """Prefill: write the KV rows of prompts to rows of the batch, and commit them.
 
-        - inputs_embeds, each of deepstack_embeds [B,S,H]: padded at the end to the longest prompt
+        - inputs_embeds, each of deepstack_embeds [B,S,H]: parts of prompts, padded at the end to one length
         - context_lengths: tokens per prompt, 0 for a row that stays as it is
         - positions [B,3,S] float32
         - output_logits [B,1,V] float32: of each prompt's last token

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buckets of prompt lengths: a GPU computes prompts of any length at the speed of a known one.
+"""Buckets of prompt lengths: on a GPU a new length is as fast as a known one.
 
 On a GPU a length that was not seen before is slow: libraries choose a kernel for every new shape of a
 product, and the run is not recorded. So a prompt is computed with padding at its end, as many tokens as the
@@ -27,7 +27,7 @@ def bucket_of(tokens: int) -> int:
 
 
 def buckets(most: int) -> list[int]:
-    """Return all buckets of at most so many tokens; the last one may be smaller than a bucket is."""
+    """Return all buckets up to a length, which is the last one."""
     sizes, size = [], 0
     while size < most:
         size = min(bucket_of(size + 1), most)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The thread that shows plans to people, so that pictures do not delay the next plan."""
+"""The thread that shows plans to people: pictures do not delay the next plan."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ class Display:
         return len(self._plans)
 
     def add(self, plan: Plan) -> None:
-        """Show a plan after those that wait."""
+        """Show a plan after those that wait; after `close`, do nothing."""
         with self._changed:
+            if self._closed:
+                return
             self._plans.append(plan)
             self._changed.notify_all()
 
@@ -46,7 +48,7 @@ class Display:
             self._changed.wait_for(lambda: not self._plans)
 
     def close(self) -> None:
-        """Show the plans that wait, then end the thread."""
+        """Show the plans that wait, then end the thread; a second call does nothing."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

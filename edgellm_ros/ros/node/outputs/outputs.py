@@ -73,7 +73,7 @@ class Outputs:
             self._publish("action_chunk", chunk)
 
     def publish(self, plan: Plan) -> None:
-        """Publish the rest of a completed plan: words at once, then path, markers and overlay.
+        """Publish the rest of a completed plan: words at once, then what people see.
 
         Markers and overlay are made while someone subscribes. They show the newest plan: while plans end
         faster than these are made, those between are left out.
@@ -85,6 +85,10 @@ class Outputs:
     def flush(self) -> None:
         """Wait until everything of the published plans has left."""
         self._display.flush()
+
+    def end(self) -> None:
+        """End the thread, after what is left of the published plans."""
+        self._display.close()
 
     def clear_markers(self) -> None:
         """Remove the markers of all plans."""
@@ -101,8 +105,8 @@ class Outputs:
         self._publish("text_stream", String(data=piece))
 
     def destroy(self) -> None:
-        """Remove the topics, after what is left of the published plans."""
-        self._display.close()
+        """End, and remove the topics."""
+        self.end()
         for publisher in self._publishers.values():
             self._node.destroy_lifecycle_publisher(publisher)
 

@@ -119,9 +119,10 @@ class SampleBuffer:
         return samples
 
     def newest(self, before: float = 0.0) -> np.ndarray | None:
-        """Return the newest sample [N, 1 + values] and those up to `before` seconds before it, oldest first.
+        """Return the samples [N, 1 + values] of the last `before` seconds, oldest first.
 
-        None if no sample has ever arrived. ValueError if the newest message is invalid.
+        They end at the newest sample, and reach back to one at or before their begin. None if no sample has
+        ever arrived. ValueError if the newest message is invalid.
         """
         newest = self.newest_stamp
         return self._since(-np.inf if newest is None else newest - before)

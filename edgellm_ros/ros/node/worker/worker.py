@@ -61,7 +61,7 @@ class PlanWorker:
     def pending(self) -> int:
         """Number of jobs that wait or run.
 
-        At 0, all outputs of earlier jobs have been published.
+        At 0, `on_done` of every earlier job has returned.
         """
         with self._changed:
             schedule = self._schedule

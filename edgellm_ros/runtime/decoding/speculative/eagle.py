@@ -85,8 +85,9 @@ class EagleDrafter:
         tokens = max(max_prompt, self._top_k, self._waiting.width)
         self._embeds = device.zeros((batch * tokens, size), dtype)
         self._prompt_ids = device.zeros((batch * max_prompt,), np.int64)
-        # what runs on parts of prompts have made: hybrids save states between the runs
-        self._max_prompt, self._parts = max_prompt, list[Tensor]()
+        # of prompts that are computed in parts: long ones, and hybrids', whose states are saved in between
+        self._max_prompt = max_prompt
+        self._shifted: Tensor | None = None
 
     def open(self, row: int, sequence: GenerationSequence) -> None:
         """Begin a sequence; the caller fills the head's rows of the reused prefix.
@@ -121,26 +122,31 @@ class EagleDrafter:
         embeds: Tensor,
         part: Sequence[range],
     ) -> None:
-        """Compute the head's rows of prompts, up to the last token but one.
+        """Compute the head's rows of a part of prompts, up to the last token but one.
 
-        The row of the last token needs the first token of the answer; `started` makes it pending.
+        The row of a part's last token needs the token after it: the next part begins with it. That of the
+        last token needs the first token of the answer; `started` makes it pending.
         """
         batch, tokens, _ = embeds.shape
         states = self._base.fused_hidden_states(batch, tokens)
-        new = [len(sequence.token_ids) - sequence.reused_tokens for sequence in sequences]
-        if [len(each) for each in part] != new:
-            embeds, states = self._gather(sequences, embeds, states, part)
-            if any(each.stop < len(one.token_ids) for each, one in zip(part, sequences, strict=True)):
-                return
-            tokens = embeds.shape[1]
+        newest = self._newest.rows(0, batch)  # of the part before
+        # rows of the head: from the last token of the part before on, if there is one
+        firsts = [
+            each.start - (each.start > one.reused_tokens) for each, one in zip(part, sequences, strict=True)
+        ]
+        heads = [range(first, max(first, each.stop - 1)) for first, each in zip(firsts, part, strict=True)]
+        shifts = np.array([each.start - first for first, each in zip(firsts, part, strict=True)], np.int64)
         positions = np.zeros((batch, 3, tokens), np.float32)
-        for index, sequence in enumerate(sequences):
-            positions[index, :, : new[index]] = sequence.positions[:, sequence.reused_tokens :]
-        following = self._embeds_of_following(sequences, embeds)
-        self._head.execute_prompts(following, states, positions, [count - 1 for count in new], rows)
-        last, newest = self._last.rows(0, batch), self._newest.rows(0, batch)
-        self._device.upload(last, np.array(new, np.int64)[:, None] - 1)
+        for index, (sequence, new) in enumerate(zip(sequences, heads, strict=True)):
+            positions[index, :, : len(new)] = sequence.positions[:, new.start : new.stop]
+        following = self._embeds_of_following(sequences, embeds, heads, shifts)
+        before = self._states_before(states, newest, shifts) if shifts.any() else states
+        self._head.execute_prompts(following, before, positions, list(map(len, heads)), rows)
+        last = self._last.rows(0, batch)
+        self._device.upload(last, np.array([[max(len(each) - 1, 0)] for each in part], np.int64))
         self._tree_kernels.take_rows(states, last, newest)
+        if any(each.stop < len(one.token_ids) for each, one in zip(part, sequences, strict=True)):
+            return
         if not rows.start:
             self._pending.most = self._waiting.most = 0
         self._in_use().begin_states(rows, newest)
@@ -257,47 +263,46 @@ class EagleDrafter:
         self.kv_cache.commit_rows(range(batch), waiting.newest(batch).view(batch))
         waiting.keep_newest(batch)
 
-    def _gather(
-        self, sequences: Sequence[GenerationSequence], embeds: Tensor, states: Tensor, part: Sequence[range]
-    ) -> tuple[Tensor, Tensor]:
-        """Append the states of a prompt part; return those of all parts [B,S,...].
+    def _states_before(self, states: Tensor, newest: Tensor, shifts: np.ndarray) -> Tensor:
+        """Return the states [B,S,Hd] of the tokens before those of a part.
 
-        The head's row of a part's last token needs the embedding of the next part's first token.
+        newest [B,1,Hd]: of the last tokens of the part before; shifts [B]: 1 for a row that has one, else 0:
+        such a row keeps its states.
         """
-        batch, tokens, size = embeds.shape
-        firsts = [sequence.reused_tokens for sequence in sequences]
-        longest = max(len(one.token_ids) - first for one, first in zip(sequences, firsts, strict=True))
-        if not self._parts:
-            rows, limit = self.kv_cache.max_batch_size, self._max_prompt
-            self._parts = [
-                self._device.zeros((rows * limit, width), tensor.dtype)
-                for tensor, width in ((embeds, size), (states, self._head.hidden_size))
-            ]
-            self._places = self._device.zeros((rows * limit,), np.int64)
-        places = np.full((batch, tokens), -1, np.int64)
-        for row, (first, each) in enumerate(zip(firsts, part, strict=True)):
-            places[row, : len(each)] = np.arange(each.start - first, each.stop - first)
-        index = self._places.view(batch, tokens)
-        self._device.upload(index, places)
-        gathered = [buffer.view(batch, longest, buffer.shape[1]) for buffer in self._parts]
-        for source, target in zip((embeds, states), gathered, strict=True):
-            self._tree_kernels.put_rows(source, index, target)
-        return gathered[0], gathered[1]
+        batch, tokens, size = states.shape
+        if self._shifted is None:
+            shape = (self.kv_cache.max_batch_size * self._max_prompt, size)
+            self._shifted = self._device.zeros(shape, states.dtype)
+        shifted, index = self._shifted.view(*states.shape), self._prompt_ids.view(batch, tokens)
+        self._device.upload(index, np.arange(tokens) - shifts[:, None])
+        self._tree_kernels.take_rows(states, index, shifted)
+        first = self._last.rows(0, batch)
+        self._device.upload(first, shifts[:, None] - 1)  # a negative row is left out
+        self._tree_kernels.put_rows(newest, first, shifted)
+        return shifted
 
-    def _embeds_of_following(self, sequences: Sequence[GenerationSequence], embeds: Tensor) -> Tensor:
-        """Return the embeddings [B,S,Hd] of the tokens after each new one of a prompt."""
+    def _embeds_of_following(
+        self,
+        sequences: Sequence[GenerationSequence],
+        embeds: Tensor,
+        heads: Sequence[range],
+        shifts: np.ndarray,
+    ) -> Tensor:
+        """Return the embeddings [B,S,Hd] of the tokens after those of the head's rows [B].
+
+        embeds [B,S,H]: of the part's tokens; shifts [B]: 1 if a head's first row is that of the token before
+        them.
+        """
         batch, tokens, _ = embeds.shape
         out = self._embeds.view(batch, tokens, self._head.hidden_size)
         ids = self._prompt_ids.view(batch, tokens)
         if self._embedding is None:  # encoder rows of the base included
-            after = np.minimum(np.arange(tokens) + 1, tokens - 1)
-            self._device.upload(ids, np.tile(after, (batch, 1)))
+            self._device.upload(ids, np.arange(tokens) + 1 - shifts[:, None])
             self._tree_kernels.take_rows(embeds, ids, out)
         else:
             known = np.zeros((batch, tokens), np.int64)
-            for index, sequence in enumerate(sequences):
-                following = sequence.token_ids[sequence.reused_tokens + 1 :]
-                known[index, : len(following)] = following
+            for index, (sequence, new) in enumerate(zip(sequences, heads, strict=True)):
+                known[index, : len(new)] = sequence.token_ids[new.start + 1 : new.stop + 1]
             self._device.upload(ids, known)
             self._kernels.embed(ids, self._embedding, self._no_rows, out)
         return out
