@@ -82,24 +82,24 @@ class Prefill:
         return embeds, logits
 
     def warm_up(self, device: Device) -> None:
-        """Run a prompt of each bucket twice, so that the first one of a user is not slow.
+        """Run and record a prompt of each bucket, so that a user's first is not slow.
 
-        Then libraries have chosen their kernels, and the runs are recorded: of the base model, one prompt at
-        a time, up to WARM_TOKENS. Of longer prompts this is a small part of the time. Plans of TensorRT are
-        left out, because each of their recorded runs takes memory of its own. The log has time and memory, or
-        why a prompt could not run. A second call does nothing. No batch may run: the prompts are computed in
-        the first row, which is cleared.
+        Then libraries have chosen their kernels: for the base model, one prompt at a time, up to WARM_TOKENS.
+        Of longer prompts this is a small part of the time. Plans of TensorRT are left out, because each of
+        their recorded runs takes memory of its own. The log has time and memory, or why a prompt could not
+        run. A second call does nothing. No batch may run: the prompts are computed in the first row, which is
+        cleared.
         """
-        executor = self._runner.prefill_executor
-        if self._is_warm or executor.is_plan:
+        if self._is_warm or self._runner.prefill_executor.is_plan:
             return
         self._is_warm = True
         before, start = device.memory_info()[0], time.perf_counter()
         sizes = buckets(min(WARM_TOKENS, self._max_tokens, self._runner.kv_cache.capacity))
         try:
             for tokens in sizes:
-                self._run_twice(device, tokens)
-                executor.keep_graph()
+                self._run_padding(tokens)
+                device.fill_zero(self._runner.kv_cache.lengths(range(1)))
+                self._runner.record_prefill()  # runs again, from the row's begin
             device.synchronize()
         except DeviceLostError:
             raise
@@ -116,21 +116,18 @@ class Prefill:
             max(0, before - device.memory_info()[0]) / 1e6,
         )
 
-    def _run_twice(self, device: Device, tokens: int) -> None:
-        """Compute a prompt of padding twice, in the first row."""
+    def _run_padding(self, tokens: int) -> None:
+        """Compute a prompt of padding in the first row."""
         embeds, deepstack = self._embedder.embed_prompts([[]], [(0, 0, 0)], tokens)
-        row = range(1)
-        for _ in range(2):
-            self._runner.execute_prefill_step(
-                embeds,
-                [tokens],
-                np.zeros((1, 3, embeds.shape[1]), np.float32),
-                deepstack_embeds=deepstack,
-                output_logits=self._logits.rows(0, 1),
-                output_hidden_states=self._hidden_states.outputs(*embeds.shape[:2]),
-                rows=row,
-            )
-            device.fill_zero(self._runner.kv_cache.lengths(row))
+        self._runner.execute_prefill_step(
+            embeds,
+            [tokens],
+            np.zeros((1, 3, embeds.shape[1]), np.float32),
+            deepstack_embeds=deepstack,
+            output_logits=self._logits.rows(0, 1),
+            output_hidden_states=self._hidden_states.outputs(*embeds.shape[:2]),
+            rows=range(1),
+        )
 
     def _clear_first_row(self, device: Device) -> None:
         cache, recurrent = self._runner.kv_cache, self._runner.recurrent

@@ -32,6 +32,7 @@ from edgellm_ros.runtime.prompt.rope import make_rope_table
 
 LLMEngineRunnerConfig = EngineConfig  # the name in TensorRT Edge-LLM
 
+PREFILLS = "prefills"  # in the log
 PREFILL_PROFILE = 0
 DECODE_PROFILE = 1
 VERIFICATION_PROFILE = 2
@@ -179,11 +180,22 @@ class LLMEngineRunner:
             **self._tensors.hidden_states(output_hidden_states),
             **self._tensors.fused(batch, tokens),
         }
-        record = "prefills" if self.records_prefills and self.recurrent is None else ""
+        record = PREFILLS if self._can_record_prefills else ""
         self._runs.execute(self._prefill, PREFILL_PROFILE, tensors, adapters, record)
         cache.commit_rows(rows, new_tokens)
         if self.recurrent is not None:
             self.recurrent.commit_rows(rows, new_tokens)
+
+    def record_prefill(self) -> None:
+        """Record the last prefill of one prompt, and keep its graph."""
+        if self._can_record_prefills:
+            executor = self._prefill.executor
+            executor.record(self._device.stream, PREFILLS)
+            executor.keep_graph()
+
+    @property
+    def _can_record_prefills(self) -> bool:
+        return self.records_prefills and self.recurrent is None
 
     def execute_vanilla_decoding_step(
         self,
