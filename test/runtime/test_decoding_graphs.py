@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -82,8 +84,9 @@ def test_every_step_of_every_batch_size_is_a_launch(recorded, launches, batch):
     launches.clear()
     answers = recorded.handle_request([request(**LONG)] * batch)
     assert [len(answer.token_ids) for answer in answers] == [20] * batch
-    assert len(launches) == 19  # the prefill samples the first token
-    assert len(set(launches)) == 1
+    (_, steps), *prefills = Counter(launches).most_common()
+    assert steps == 19  # the prefill samples the first token
+    assert sum(count for _, count in prefills) <= 1  # it may be a graph of its own
 
 
 def test_recorded_steps_use_later_adapters_and_a_replaced_lm_head(device, tiny_checkpoint, tmp_path_factory):
