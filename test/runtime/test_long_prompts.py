@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from edgellm_ros.builder import export
+from edgellm_ros.runtime import assemble
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 from fixtures.random_head import base_config, write_random_head
@@ -44,9 +45,11 @@ BATCHES = {
 }
 
 
+@pytest.mark.parametrize("pads", [False, True], ids=["exact", "padded"])
 @pytest.mark.parametrize("drafting", ["off", "lookup", "eagle"])
 @pytest.mark.parametrize("batch", BATCHES)
-def test_answers_have_the_bits_of_whole_prompts(engines, batch, drafting):
+def test_answers_have_the_bits_of_whole_prompts(engines, batch, drafting, pads, monkeypatch):
+    monkeypatch.setattr(assemble, "pads_prompts", lambda device: pads)
     with (
         LLMInferenceRuntime(engines[0], drafting=drafting) as whole,
         LLMInferenceRuntime(engines[1], drafting=drafting) as parts,
