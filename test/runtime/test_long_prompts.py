@@ -12,6 +12,7 @@ import pytest
 
 from edgellm_ros.builder import export
 from edgellm_ros.runtime import assemble
+from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 from fixtures.random_head import base_config, write_random_head
@@ -19,6 +20,10 @@ from fixtures.requests_for_tests import IMAGE, SOUND, assert_same_answer, reques
 
 pytestmark = pytest.mark.only_on("cpu", reason="a GPU gives numbers up to rounding")
 SHORT = 48  # tokens of a run
+# A fallback goes by times: then rounds, and the last bits of drafted rows, differ from run to run.
+LOOKUP = SpecDecodeDraftingConfig(1, 7, 8, "lookup", falls_back=False)
+EAGLE = SpecDecodeDraftingConfig(3, 3, 10, falls_back=False)
+DRAFTING = [None, LOOKUP, EAGLE]
 TEXT = "go to the red box and then turn left at the door "
 
 
@@ -46,7 +51,7 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("pads", [False, True], ids=["exact", "padded"])
-@pytest.mark.parametrize("drafting", ["off", "lookup", "eagle"])
+@pytest.mark.parametrize("drafting", DRAFTING, ids=["off", "lookup", "eagle"])
 @pytest.mark.parametrize("batch", BATCHES)
 def test_answers_have_the_bits_of_whole_prompts(engines, batch, drafting, pads, monkeypatch):
     monkeypatch.setattr(assemble, "pads_prompts", lambda device: pads)
@@ -71,8 +76,8 @@ def test_a_recurrent_state_goes_from_run_to_run(write, tmp_path):
     export(checkpoint, tmp_path / "parts", max_input_len=64)  # runs of a whole number of chunks
     one = request(TEXT * 4, logprobs=3)
     with (
-        LLMInferenceRuntime(tmp_path / "whole") as whole,
-        LLMInferenceRuntime(tmp_path / "parts") as parts,
+        LLMInferenceRuntime(tmp_path / "whole", drafting=None) as whole,
+        LLMInferenceRuntime(tmp_path / "parts", drafting=None) as parts,
     ):
         for _ in range(2):
             found, expected = parts.handle_request(one), whole.handle_request(one)
@@ -84,7 +89,7 @@ def test_a_recurrent_state_goes_from_run_to_run(write, tmp_path):
             np.testing.assert_allclose(*values, atol=1e-4)
 
 
-@pytest.mark.parametrize("drafting", ["off", "eagle"])
+@pytest.mark.parametrize("drafting", DRAFTING, ids=["off", "lookup", "eagle"])
 def test_a_cancelled_prompt_ends_after_its_run_and_nothing_of_it_is_stored(engines, drafting):
     with LLMInferenceRuntime(engines[1], drafting=drafting) as runtime:
         cancel, seen, lengths = threading.Event(), [], []
@@ -109,7 +114,7 @@ def test_a_cancelled_prompt_ends_after_its_run_and_nothing_of_it_is_stored(engin
 
 
 def test_a_prompt_goes_on_while_another_of_the_batch_is_not_cancelled(engines):
-    with LLMInferenceRuntime(engines[1]) as runtime:
+    with LLMInferenceRuntime(engines[1], drafting=None) as runtime:
         cancel = threading.Event()
         listening = {"on_progress": lambda now: now.step == 1 and cancel.set(), "cancel": cancel}
         expected = runtime.handle_request(request(TEXT * 3))

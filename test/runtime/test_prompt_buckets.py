@@ -18,12 +18,14 @@ from edgellm_ros.engine.errors import DeviceMemoryError
 from edgellm_ros.engine.executor import KEPT_BINDINGS
 from edgellm_ros.runtime import assemble
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
+from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.prompt.buckets import bucket_of, buckets
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 from fixtures.requests_for_tests import IMAGE, SOUND, assert_same_answer, request
 
+EAGLE = SpecDecodeDraftingConfig(3, 3, 10, falls_back=False)  # not by times, which differ from run to run
 pytestmark = pytest.mark.only_on("cpu", reason="a GPU pads always, and gives numbers up to rounding")
 
 
@@ -67,7 +69,7 @@ BATCHES = [
 ]
 
 
-@pytest.mark.parametrize("drafting", ["off", "eagle"])
+@pytest.mark.parametrize("drafting", [None, EAGLE], ids=["off", "eagle"])
 @pytest.mark.parametrize("prefix_cache_bytes", [0, 1 << 24], ids=["no reuse", "reuse"])
 def test_answers_have_the_bits_of_prompts_without_padding(
     acting_draft_engine, runtime_device, drafting, prefix_cache_bytes
@@ -93,8 +95,8 @@ def test_a_recurrent_state_is_that_of_the_prompts_last_token(write, tmp_path, ru
         LLMGenerationRequest(text, sampling=SamplingParams(max_tokens=6), logprobs=3) for text in texts
     ]
     with (
-        LLMInferenceRuntime(tmp_path / "engine", runtime_device) as plain,
-        padded(tmp_path / "engine", runtime_device) as runtime,
+        LLMInferenceRuntime(tmp_path / "engine", runtime_device, drafting=None) as plain,
+        padded(tmp_path / "engine", runtime_device, drafting=None) as runtime,
     ):
         runtime.pipeline._prefill.warm_up(runtime.pipeline.device)  # leaves no state
         for batch in ([one] for one in requests), [requests], ([one] for one in requests):
@@ -128,8 +130,8 @@ def test_hidden_states_that_a_caller_keeps_are_not_padded(acting_engine, runtime
 
 def test_warming_up_leaves_no_trace(acting_draft_engine, runtime_device):
     with (
-        LLMInferenceRuntime(acting_draft_engine, runtime_device) as plain,
-        padded(acting_draft_engine, runtime_device) as runtime,
+        LLMInferenceRuntime(acting_draft_engine, runtime_device, drafting=EAGLE) as plain,
+        padded(acting_draft_engine, runtime_device, drafting=EAGLE) as runtime,
     ):
         lengths = computed(runtime)
         runtime.pipeline._prefill.warm_up(runtime.pipeline.device)
