@@ -79,11 +79,6 @@ class EngineExecutor:
         self._observer = observer
 
     @property
-    def snapshot(self) -> BindingSnapshot | None:
-        """The current binding; None before a successful `prepare`."""
-        return self._snapshot
-
-    @property
     def bound_run(self) -> BoundRun:
         """The run of the current binding. EngineError before a successful `prepare`."""
         if self._snapshot is None or self._current is None:

@@ -32,7 +32,6 @@ from edgellm_ros.runtime.encoders import Encoders
 from edgellm_ros.runtime.metrics import RuntimeMetrics, StageClock
 from edgellm_ros.runtime.opening import Opening
 from edgellm_ros.runtime.prefix_reuse import prefill_parts
-from edgellm_ros.runtime.prompt.buckets import pads_prompts
 from edgellm_ros.runtime.prompt.tool_call_formats import ParsedAnswer
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse
 from edgellm_ros.runtime.response import response_of
@@ -316,8 +315,7 @@ class Pipeline:
         """Record decode steps, and from now on prefills; see `LLMInferenceRuntime`."""
         try:
             self.runner.records_prefills = self.method.capture(self.loras.loaded())
-            if pads_prompts(self.device):
-                self._prefill.warm_up(self.device)
+            self._prefill.warm_up(self.device)
         except DeviceLostError:
             raise
         except EngineError as error:

@@ -88,9 +88,9 @@ class Prefill:
         Of longer prompts this is a small part of the time. Plans of TensorRT are left out, because each of
         their recorded runs takes memory of its own. The log has time and memory, or why a prompt could not
         run. A second call does nothing. No batch may run: the prompts are computed in the first row, which is
-        cleared.
+        cleared. Without padding, there are no buckets to run.
         """
-        if self._is_warm or self._runner.prefill_executor.is_plan:
+        if not self._pads or self._is_warm or self._runner.prefill_executor.is_plan:
             return
         self._is_warm = True
         before, start = device.memory_info()[0], time.perf_counter()
