@@ -377,6 +377,7 @@ MODELS = {
     "internvl3-2b": _internvl(_qwen_text(1536, 8960, 28, 12, 2, vocab_size=151674)),
     "internvl3-8b": _internvl(_qwen_text(3584, 18944, 28, 28, 4, vocab_size=151674)),
     "qwen3.5-0.8b": _qwen35((1024, 3584, 24, 8, 2), 16, (12, 768, 3072, 12), tied=True),
+    "qwen3.5-4b": _qwen35((2560, 9216, 32, 16, 4), 32, (24, 1024, 4096, 16), tied=True),
     "qwen3.5-9b": _qwen35((4096, 12288, 32, 16, 4), 32, (27, 1152, 4304, 16), tied=False),
     "nemotron-nano-4b": _nemotron_h(
         3136, 12544, "M-M-M-MM-M-M*-M-M*-M-M-M*-M-M-MM*-MMM-M-M-", (96, 80), heads=40

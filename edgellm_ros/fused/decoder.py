@@ -17,13 +17,18 @@ from edgellm_ros.fused.params import (
     CombineSplitsParams,
     DownParams,
     GateUpParams,
+    InProjParams,
     KernelParams,
     LastStateParams,
     LmHeadParams,
+    MixParams,
     OParams,
+    OutProjParams,
     PrepDownParams,
     PrepGateUpParams,
+    PrepInProjParams,
     PrepLmHeadParams,
+    PrepOutProjParams,
     PrepQkvParams,
     QkvParams,
     RopeAppendKvParams,
@@ -38,6 +43,12 @@ from edgellm_ros.fused.weights import FusedLayerWeights, FusedWeights
 from edgellm_ros.kernels.capability import EARLY_START, compute_capability
 
 LORA_TABLE = "lora_table"  # the tensor that has the adapters of the sequences
+ROPE = {
+    "cos_table": "rope_cos",
+    "sin_table": "rope_sin",
+    "position_ids": "position_ids",
+}  # of models with RoPE
+CHAIN_VALUES = ("conv_inputs", "keys", "values", "decays", "strengths")  # outputs of recurrent layers
 
 
 class FusedDecoder:
@@ -73,6 +84,7 @@ class FusedDecoder:
         if capability < OLDEST:
             raise EngineError(f"the fused kernels need compute capability 8.0, the GPU is {device.arch}")
         self._shape, self._weights = shape, weights
+        self._numbers = _numbers(weights)
         self._tuning = tuning or load_tuning(device.arch)
         self._early = self._tuning.early_start and capability >= EARLY_START
         self._device, self._compile = device, compile or compiler_for(device)
@@ -130,6 +142,7 @@ class FusedDecoder:
         `llm/verify.cuda.onnx`, by binding name: inputs_embeds [B,S,H], rope_cos and rope_sin [P,R/2] fp32,
         position_ids [B,S], kv_length [B] (with the new tokens, which are in the last S of these rows),
         key_cache_i and value_cache_i [B,Hkv,C,D], logits [B,S,V] fp32 of all tokens, hidden_states_i [B,S,H];
+        states before and after the step of recurrent layers, and of a verification the values of its chain;
         attention_mask [B,1,S,C] bool if the tokens of a sequence are a tree, without which they are a chain;
         embedding or lm_head.weight if the weights have no LM head; fused_hidden_states [B,S,Hd] if there is a
         fusion; lora_table [L,4,B,3] if sequences have adapters. Others are ignored. B * S is at most
@@ -150,8 +163,8 @@ class FusedDecoder:
             raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {most} rows")
         variant = self._variant(tensors, rows)
         early = False
-        for layer, weights in enumerate(self._weights.layers):
-            for name, params in self._layer(tensors, layer, weights, rows, tokens).items():
+        for layer in range(len(self._weights.layers)):
+            for name, params in self._layer(tensors, layer, rows, tokens).items():
                 if variant.plan.has(name):
                     yield variant.program, variant.plan.launch(name, rows, early, tokens), params
                     early = self._early
@@ -207,32 +220,83 @@ class FusedDecoder:
         return output or self._states[layer].pointer
 
     def _layer(
-        self,
-        tensors: Mapping[str, Tensor],
-        layer: int,
-        weights: FusedLayerWeights,
-        rows: int,
-        tokens: int,
+        self, tensors: Mapping[str, Tensor], layer: int, rows: int, tokens: int
     ) -> dict[str, KernelParams]:
         """Return the parameters of a layer's kernels, in the order of their launches.
 
         Prep kernels are launched only if the plan has them.
         """
+        weights, launches = self._weights.layers[layer], dict[str, KernelParams]()
+        if weights.qkv:
+            launches |= self._attention_block(tensors, layer, weights, rows, tokens)
+        if weights.in_proj:
+            launches |= self._recurrent_block(tensors, layer, weights, rows, tokens)
+        if weights.gate_up:
+            launches |= self._feed_forward(tensors, layer, weights, rows, tokens)
+        return launches
+
+    def _input_norm(self, tensors: Mapping[str, Tensor], layer: int) -> dict[str, int]:
+        """Return parameters of the kernels that begin a layer."""
+        hidden = self._state(tensors, layer) if layer in self._states else self._hidden_states(tensors, layer)
+        return {
+            "norm": self._weights.layers[layer].input_norm,
+            "embeds": 0 if layer else tensors["inputs_embeds"].pointer,
+            "residual": self._scratch["residual"].pointer,
+            "hidden": hidden,
+        }
+
+    def _recurrent_block(
+        self, tensors: Mapping[str, Tensor], layer: int, weights: FusedLayerWeights, rows: int, tokens: int
+    ) -> dict[str, KernelParams]:
+        """Return the parameters of the kernels of a recurrent mixer."""
+        scratch, norm = self._scratch, self._input_norm(tensors, layer)
+        partials, x = scratch["in_proj"].pointer, scratch["x"].pointer
+        mixed = {"mixed": scratch["mixed"].pointer, "squares": scratch["squares"].pointer}
+        number, chain = self._numbers[layer], dict.fromkeys(CHAIN_VALUES, 0)
+        if tokens > 1:
+            outputs = {name: tensors.get(f"chain_{name}_{number}") for name in CHAIN_VALUES}
+            chain = {name: 0 if each is None else each.pointer for name, each in outputs.items()}
+        return {
+            "prep_in_proj": PrepInProjParams(**norm, x=x, rows=rows, weights=weights.in_proj),
+            "in_proj": InProjParams(**norm, weights=weights.in_proj, partials=partials, x=x, rows=rows),
+            "mix": MixParams(
+                partials=partials,
+                taps=weights.taps,
+                conv_bias=weights.conv_bias,
+                decay=weights.decay,
+                dt_bias=weights.dt_bias,
+                skip=weights.skip,
+                norm=weights.mixer_norm,
+                conv_states=tensors[f"conv_state_{number}"].pointer,
+                states=tensors[f"recurrent_state_{number}"].pointer,
+                next_conv_states=tensors[f"present_conv_state_{number}"].pointer,
+                next_states=tensors[f"present_recurrent_state_{number}"].pointer,
+                **mixed,
+                **chain,
+                tokens=tokens,
+            ),
+            "prep_out_proj": PrepOutProjParams(**mixed, x=x, weights=weights.out_proj),
+            "out_proj": OutProjParams(
+                **mixed, weights=weights.out_proj, residual=norm["residual"], ready=x, rows=rows
+            ),
+        }
+
+    def _attention_block(
+        self, tensors: Mapping[str, Tensor], layer: int, weights: FusedLayerWeights, rows: int, tokens: int
+    ) -> dict[str, KernelParams]:
+        """Return the parameters of the kernels of attention."""
         scratch = {name: tensor.pointer for name, tensor in self._scratch.items()}
-        residual, gate_up, x = scratch["residual"], scratch["gate_up"], scratch["x"]
+        residual, x = scratch["residual"], scratch["x"]
         splits: dict[str, int] = {
             "partial_out": scratch["split_sums"],
             "max_and_sum": scratch["split_scales"],
             "window": self._shape.window(layer) or 0,
         }
         length = tensors["kv_length"].pointer
-        embeds = 0 if layer else tensors["inputs_embeds"].pointer
-        hidden = self._state(tensors, layer) if layer in self._states else self._hidden_states(tensors, layer)
         attention, most_splits = self._attention(tensors, layer, weights, rows, tokens, splits)
         combined = {**splits, "kv_length": length, "tokens": tokens, "splits": most_splits}
-        qkv_lora, o_lora, gate_up_lora, down_lora = _adapters(tensors, layer)
-        norm = {"norm": weights.input_norm, "embeds": embeds, "residual": residual, "hidden": hidden}
-        post_norm = {"norm": weights.post_norm, "residual": residual}
+        qkv_lora, o_lora, _, _ = _adapters(tensors, layer)
+        norm = self._input_norm(tensors, layer)
         return {
             "prep_qkv": PrepQkvParams(**norm, x=x, rows=rows, weights=weights.qkv),
             "qkv": QkvParams(
@@ -245,7 +309,9 @@ class FusedDecoder:
                 tokens=tokens,
             ),
             **attention,
-            "combine_splits": CombineSplitsParams(**combined, x=x, weights=weights.o),
+            "combine_splits": CombineSplitsParams(
+                **combined, x=x, weights=weights.o, partials=scratch["qkv"], bias=weights.qkv_bias
+            ),
             "o": OParams(
                 **combined,
                 weights=weights.o,
@@ -255,6 +321,17 @@ class FusedDecoder:
                 rows=rows,
                 adapters=o_lora,
             ),
+        }
+
+    def _feed_forward(
+        self, tensors: Mapping[str, Tensor], layer: int, weights: FusedLayerWeights, rows: int, tokens: int
+    ) -> dict[str, KernelParams]:
+        """Return the parameters of the kernels of a feed-forward block."""
+        scratch = {name: tensor.pointer for name, tensor in self._scratch.items()}
+        residual, gate_up, x = scratch["residual"], scratch["gate_up"], scratch["x"]
+        _, _, gate_up_lora, down_lora = _adapters(tensors, layer)
+        post_norm = {"norm": weights.post_norm, "residual": residual}
+        return {
             "prep_gate_up": PrepGateUpParams(**post_norm, x=x, rows=rows, weights=weights.gate_up),
             "gate_up": GateUpParams(
                 **post_norm,
@@ -297,17 +374,15 @@ class FusedDecoder:
         plan = self._variant(tensors, rows).plan
         cache = {
             "kv_length": tensors["kv_length"].pointer,
-            "key_cache": tensors[f"key_cache_{layer}"].pointer,
-            "value_cache": tensors[f"value_cache_{layer}"].pointer,
+            "key_cache": tensors[f"key_cache_{self._numbers[layer]}"].pointer,
+            "value_cache": tensors[f"value_cache_{self._numbers[layer]}"].pointer,
         }
         made = {
             "partials": self._scratch["qkv"].pointer,
             "bias": weights.qkv_bias,
             "q_norm": weights.q_norm,
             "k_norm": weights.k_norm,
-            "cos_table": tensors["rope_cos"].pointer,
-            "sin_table": tensors["rope_sin"].pointer,
-            "position_ids": tensors["position_ids"].pointer,
+            **{param: tensors[name].pointer if name in tensors else 0 for param, name in ROPE.items()},
             **cache,
         }
         if not plan.makes_new_rows(tokens):
@@ -329,6 +404,15 @@ class FusedDecoder:
         if layer not in self._shape.hidden_state_layers:
             return 0
         return tensors[f"hidden_states_{layer}"].pointer
+
+
+def _numbers(weights: FusedWeights) -> tuple[int, ...]:
+    """Return the number of each layer's KV cache or recurrent state, 0 of a layer without."""
+    numbers, count = [], {True: 0, False: 0}
+    for layer in weights.layers:
+        numbers.append(count[bool(layer.in_proj)])
+        count[bool(layer.in_proj)] += bool(layer.qkv or layer.in_proj)
+    return tuple(numbers)
 
 
 def _adapters(tensors: Mapping[str, Tensor], layer: int) -> Iterator[int]:

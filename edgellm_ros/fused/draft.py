@@ -17,7 +17,7 @@ from edgellm_ros.fused.params import DraftHeadParams, JoinedQkvParams, KernelPar
 from edgellm_ros.fused.plan.shape import FusedDraftShape
 from edgellm_ros.fused.plan.tuning import Tuning
 from edgellm_ros.fused.variants import Compile, Step, variant_for
-from edgellm_ros.fused.weights import FusedLayerWeights, FusedWeights
+from edgellm_ros.fused.weights import FusedWeights
 
 
 class FusedDraft(FusedDecoder):
@@ -56,9 +56,9 @@ class FusedDraft(FusedDecoder):
         rows, chosen = batch * tokens, tensors["last_token_ids"].shape[1]
         if not 1 <= max(rows, batch * chosen) <= self.max_rows:
             raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {self.max_rows} in all")
-        for layer, weights in enumerate(self._weights.layers):
+        for layer in range(len(self._weights.layers)):
             variant = variant_for(self._later if layer else self._variants, rows)
-            for name, params in self._layer(tensors, layer, weights, rows, tokens).items():
+            for name, params in self._layer(tensors, layer, rows, tokens).items():
                 if variant.plan.has(name):
                     early = self._early and (layer > 0 or name != "joined_qkv")
                     yield variant.program, variant.plan.launch(name, rows, early, tokens), params
@@ -80,14 +80,9 @@ class FusedDraft(FusedDecoder):
         yield variant.program, launch, params
 
     def _layer(
-        self,
-        tensors: Mapping[str, Tensor],
-        layer: int,
-        weights: FusedLayerWeights,
-        rows: int,
-        tokens: int,
+        self, tensors: Mapping[str, Tensor], layer: int, rows: int, tokens: int
     ) -> dict[str, KernelParams]:
-        params = super()._layer(tensors, layer, weights, rows, tokens)
+        params, weights = super()._layer(tensors, layer, rows, tokens), self._weights.layers[layer]
         if layer:
             return params
         first = JoinedQkvParams(

@@ -171,6 +171,8 @@ class CombineSplitsParams(KernelParams):
     tokens: Number
     splits: Number
     weights: U16
+    partials: F32
+    bias: U16
 
 
 @dataclass(kw_only=True)
@@ -192,6 +194,95 @@ class OParams(KernelParams):
     tokens: Number
     splits: Number
     adapters: Adapters
+
+
+@dataclass(kw_only=True)
+class PrepInProjParams(KernelParams):
+    """RMSNorm of the embeddings or the residual stream, to x of `in_proj`."""
+
+    source: ClassVar[str] = "decoder.cu"
+    kernel: ClassVar[str] = "prep_in_proj"
+
+    norm: U16
+    embeds: U16
+    residual: OutI64
+    hidden: OutU16
+    x: OutU16
+    rows: Number
+    weights: U16
+
+
+@dataclass(kw_only=True)
+class InProjParams(KernelParams):
+    """All inputs of a recurrent mixer, as partials."""
+
+    source: ClassVar[str] = "decoder.cu"
+    kernel: ClassVar[str] = "in_proj"
+
+    weights: U16
+    norm: U16
+    embeds: U16
+    residual: OutI64
+    partials: OutF32
+    hidden: OutU16
+    x: U16
+    rows: Number
+
+
+@dataclass(kw_only=True)
+class MixParams(KernelParams):
+    """Convolution, state and gate of a recurrent mixer."""
+
+    source: ClassVar[str] = "decoder.cu"
+    kernel: ClassVar[str] = "mix"
+
+    partials: F32
+    taps: F32
+    conv_bias: F32
+    decay: F32
+    dt_bias: F32
+    skip: F32
+    norm: F32
+    conv_states: F32
+    states: F32
+    next_conv_states: OutF32
+    next_states: OutF32
+    mixed: OutF32
+    squares: OutF32
+    conv_inputs: OutF32
+    keys: OutF32
+    values: OutF32
+    decays: OutF32
+    strengths: OutF32
+    tokens: Number
+
+
+@dataclass(kw_only=True)
+class PrepOutProjParams(KernelParams):
+    """The norm of a recurrent mixer's result, to x of `out_proj`."""
+
+    source: ClassVar[str] = "decoder.cu"
+    kernel: ClassVar[str] = "prep_out_proj"
+
+    mixed: F32
+    squares: F32
+    x: OutU16
+    weights: U16
+
+
+@dataclass(kw_only=True)
+class OutProjParams(KernelParams):
+    """Output projection of a recurrent mixer, added to the residual stream."""
+
+    source: ClassVar[str] = "decoder.cu"
+    kernel: ClassVar[str] = "out_proj"
+
+    weights: U16
+    mixed: F32
+    squares: F32
+    residual: OutI64
+    ready: U16
+    rows: Number
 
 
 @dataclass(kw_only=True)

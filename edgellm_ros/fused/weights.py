@@ -14,14 +14,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class FusedLayerWeights:
-    """Addresses of one layer's weights; H hidden, D head_dim, I inner."""
+    """Addresses of one layer's weights; H hidden, D head_dim, I inner.
 
-    input_norm: int  # [H]
-    qkv: int  # [H,(Hq+2Hkv)*D], queries, keys, values
-    o: int  # [Hq*D,H]
-    post_norm: int  # [H]
-    gate_up: int  # [H,2I], gate columns first
-    down: int  # [I,H]
+    A layer has a mixer (attention, or what is recurrent) and a feed-forward block, or one of them. Of a
+    recurrent mixer: C channels of the convolution, K its taps, n heads, V values of all heads.
+    """
+
+    input_norm: int = 0  # [H]
+    qkv: int = 0  # [H,(Hq+2Hkv)*D], queries, keys, values; each query has its gate beside it, if there is one
+    o: int = 0  # [Hq*D,H]
+    post_norm: int = 0  # [H]
+    gate_up: int = 0  # [H,2I], gate columns first; [H,I] with squared ReLU
+    down: int = 0  # [I,H]
     qkv_bias: int = 0  # [(Hq+2Hkv)*D]
     q_norm: int = 0  # [D]
     k_norm: int = 0  # [D]
@@ -29,6 +33,16 @@ class FusedLayerWeights:
     gate_up_bias: int = 0  # [2I]
     down_bias: int = 0  # [H]
     state_norm: int = 0  # [H], of a draft head's first layer, whose qkv is [2H,(Hq+2Hkv)*D]
+    in_proj: int = (
+        0  # [H,C+V+2n] channels, gate, strengths, decays; of Mamba2 [H,V+C+n] gate, channels, steps
+    )
+    out_proj: int = 0  # [V,H]
+    taps: int = 0  # [K,C] fp32
+    conv_bias: int = 0  # [C] fp32
+    decay: int = 0  # [n] fp32: -exp(A_log)
+    dt_bias: int = 0  # [n] fp32
+    skip: int = 0  # [n] fp32: D of Mamba2
+    mixer_norm: int = 0  # fp32, of the result: [V/n], of Mamba2 [V]
 
 
 @dataclass(frozen=True)

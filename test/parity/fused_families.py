@@ -23,6 +23,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
+from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
 from fixtures.qwen2_5_vl_checkpoint import write_qwen2_5_vl_checkpoint
 from fixtures.qwen3_vl_checkpoint import write_qwen3_vl_checkpoint
@@ -43,6 +44,37 @@ SIZES = {
 QWEN2 = {**SIZES, "head_dim": 64}
 QWEN3 = {**SIZES, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128}
 OTHERS = {"hidden_size": 192, "head_dim": 64, "num_attention_heads": 6, "num_key_value_heads": 2}
+QWEN3_5 = {
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "vocab_size": 312,
+    "tie_word_embeddings": False,
+}
+NEMOTRON_H = {
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "hybrid_override_pattern": "M-M*-M",
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 80,  # as Nemotron Nano has it: not a multiple of 32
+    "n_groups": 2,
+    "ssm_state_size": 64,
+    "conv_kernel": 4,
+    "use_bias": False,
+    "vocab_size": 312,
+}
 IMAGE, SOUND = make_image(48, 64), Sound(make_sound(1.3, 16000), 16000)
 UNSAID = ("<|image_pad|>", "<|video_pad|>", "<|audio_pad|>", "<|vision_start|>", "<|audio_start|>")
 
@@ -91,6 +123,15 @@ def write_internvl(text: dict, directory: Path) -> None:
     silence(directory)
 
 
+def write_hybrid(write: Callable[..., Path], sizes: dict, directory: Path) -> None:
+    """Write a hybrid whose weights are all of fp16, as those that stay in fp32 are rounded here too."""
+    write(directory, **sizes)
+    silence(directory)
+    for path in directory.glob("*.safetensors"):
+        tensors = {name: tensor.half().float() for name, tensor in load_file(path).items()}
+        save_file(tensors, path, metadata={"format": "pt"})
+
+
 def silence(directory: Path) -> None:
     """Let no answer have placeholders of images and sounds.
 
@@ -126,6 +167,10 @@ FAMILIES = {
     "qwen2_5_vl": vision_family(write_qwen2_5_vl_checkpoint, "Qwen2_5_VLForConditionalGeneration", QWEN2),
     "qwen3_vl": vision_family(write_qwen3_vl_checkpoint, "Qwen3VLForConditionalGeneration", QWEN3),
     "qwen3_omni": vision_family(write_thinker, OMNI, QWEN3, hears=True),
+    "qwen3_5": Family(partial(write_hybrid, write_qwen3_5_checkpoint, QWEN3_5), "Qwen3_5ForCausalLM"),
+    "nemotron_h": Family(
+        partial(write_hybrid, write_nemotron_h_checkpoint, NEMOTRON_H), "NemotronHForCausalLM"
+    ),
     "internvl-qwen2": Family(partial(write_internvl, QWEN2), INTERNVL, sees=True),
     "internvl-qwen3": Family(partial(write_internvl, {**QWEN3, "model_type": "qwen3"}), INTERNVL, sees=True),
 }

@@ -44,7 +44,7 @@ PROMPTS = {  # and penalties of repeated tokens
     "go to the red box behind the table and wait there": 1.2,
     "turn left at once": 1.2,
 }
-CHAINED = ("qwen2", "qwen3")  # whose kernels for chains are compiled too
+CHAINED = ("qwen2", "qwen3", "qwen3_5", "nemotron_h")  # whose kernels for chains are compiled too
 PROMPT = "go to the red box and wait there"
 
 

@@ -1,18 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes a dense decoder for the fused kernels: `llm/fused.json`."""
+"""Describes a decoder for the fused kernels: `llm/fused.json`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 
 import onnx_ir as ir
 
-from edgellm_ros.builder.graph.graph import GraphBuilder
+from edgellm_ros.builder.graph.graph import FLOAT, GraphBuilder
 from edgellm_ros.builder.lowering.options import LLMOptions
-from edgellm_ros.builder.model.decoder import Attention, Decoder, Layer, SwiGLU
+from edgellm_ros.builder.model.decoder import (
+    Attention,
+    Block,
+    Decoder,
+    FeedForward,
+    Layer,
+    SquaredReLU,
+    SwiGLU,
+)
+from edgellm_ros.builder.model.recurrent import DeltaNet, Mamba2
 from edgellm_ros.builder.quantization.matrix import FLOAT8
 from edgellm_ros.fused.description.decoder import (
     FusedLayer,
+    FusedMixer,
     FusedModel,
     QuantizedMatrices,
     QuantizedMatrix,
@@ -20,34 +31,57 @@ from edgellm_ros.fused.description.decoder import (
 )
 
 MOST_ORDERED = 1 << 16  # inputs of a matrix with act-order, whose perm has 16 bits per element
-MATRICES = {  # modules by kernel
-    "qkv": "self_attn.qkv_proj",
-    "o": "self_attn.o_proj",
-    "gate_up": "mlp.gate_up_proj",
-    "down": "mlp.down_proj",
+PARTS = {  # linear layers by kernel, of an attention block, a recurrent mixer and a feed-forward block
+    "qkv": "qkv_proj",
+    "o": "o_proj",
+    "in_proj": "in_proj",
+    "out_proj": "out_proj",
+    "gate_up": "gate_up_proj",
+    "down": "down_proj",
 }
+MIXERS = Attention | DeltaNet | Mamba2
 
 
 def has_fused_kernels(decoder: Decoder) -> bool:
     """Return whether the fused kernels have all blocks of a decoder.
 
-    The layers are attention with RoPE and SwiGLU, as those of Llama; recurrent layers, gates of attention and
-    shifted norms have no fused kernels.
+    A layer is a mixer (attention, a gated delta net or Mamba2) and a feed-forward block, or one of them.
+    Kernels are compiled for one form of each, and the first layer's mixer begins the residual stream.
     """
-    return not decoder.norm.shift and all(map(_is_fused, decoder.layers))
+    mixers: set[DeltaNet | Mamba2] = set()
+    forms: set[tuple[object, ...]] = set()
+    for block in decoder.blocks:
+        if isinstance(block, (DeltaNet, Mamba2)):
+            mixers.add(block)
+            if block.epsilon != decoder.norm.epsilon or (isinstance(block, Mamba2) and block.bias):
+                return False
+        elif isinstance(block, Attention):
+            forms.add((Attention, block.rope, block.gated, block.head_norms))
+        else:
+            forms.add((FeedForward, block))
+    kinds = [form[0] for form in forms]
+    return (
+        len(mixers) <= 1
+        and kinds.count(Attention) == kinds.count(FeedForward) == 1
+        and all(map(_is_fused, decoder.layers))
+        and isinstance(decoder.layers[0][0].block, MIXERS)
+    )
 
 
 def _is_fused(layer: Layer) -> bool:
-    blocks = [residual.block for residual in layer]
-    if len(blocks) != 2 or not isinstance(blocks[0], Attention) or not isinstance(blocks[1], SwiGLU):
-        return False
-    return blocks[0].rope and not blocks[0].gated
+    mixers = [isinstance(residual.block, MIXERS) for residual in layer]
+    return mixers in ([True, False], [True], [False])
+
+
+def feed_forward_of(decoder: Decoder) -> SwiGLU | SquaredReLU:
+    """Return the feed-forward block, which is the same in all layers."""
+    (block,) = {block for block in decoder.blocks if isinstance(block, (SwiGLU, SquaredReLU))}
+    return block
 
 
 def inner_size(decoder: Decoder) -> int:
     """Return the width of the feed-forward blocks, which is one for all layers."""
-    (inner,) = {block.inner for block in decoder.blocks if isinstance(block, SwiGLU)}
-    return inner
+    return feed_forward_of(decoder).inner
 
 
 class Undescribed(Exception):
@@ -60,7 +94,7 @@ def describe_decoder(
     graph: tuple[GraphBuilder, str],
     cuda: tuple[GraphBuilder, str],
 ) -> FusedModel:
-    """Describe a language model that `has_fused_kernels`.
+    """Describe a language model for which `has_fused_kernels` is true.
 
     graph: `llm/model.onnx`, which `build_llm` built, and the name of its file; cuda: the same of
     `build_cuda_llm`, which has the quantised weights.
@@ -86,8 +120,13 @@ def describe_decoder(
         file=stored.file,
         intermediate_size=inner_size(decoder),
         epsilon=decoder.norm.epsilon,
-        activation="silu",
+        activation="relu2" if isinstance(feed_forward_of(decoder), SquaredReLU) else "silu",
+        rope=decoder.has_rope,
         rope_interleaved=False,
+        attention_gate=any(isinstance(block, Attention) and block.gated for block in decoder.blocks),
+        time_step_min=next(
+            (block.time_step_min for block in decoder.blocks if isinstance(block, Mamba2)), 0.0
+        ),
         tied=tied,
         layers=layers,
         quantized=quantized,
@@ -114,7 +153,8 @@ class StoredWeights:
     def place(self, name: str) -> StoredWeight:
         shape = self.graph.graph.initializers[name].shape
         assert shape is not None
-        return StoredWeight(name, self._stored[name][1], tuple(shape.numpy()))
+        fp32 = self.dtype(name) == FLOAT != self.graph.dtype
+        return StoredWeight(name, self._stored[name][1], tuple(shape.numpy()), fp32)
 
     def dtype(self, name: str) -> ir.DataType:
         """Return the type of a weight."""
@@ -134,38 +174,74 @@ def describe_layer(
     weight: Callable[[str], StoredWeight],
     quantized: tuple[QuantizedMatrices, ...] = (),
 ) -> FusedLayer:
-    """Describe a layer, which is attention and SwiGLU.
+    """Describe a layer, which is a mixer and a feed-forward block, or one of them.
 
     module: prefix of the names of its weights; quantized: the layer's quantised matrices, if there are any.
     """
-    first, second = layer
-    attention, mlp = first.block, second.block
-    assert isinstance(attention, Attention)
-    assert isinstance(mlp, SwiGLU)
     others = {name for matrices in quantized for name, _ in matrices.given()}
-
-    def given(name: str, wanted: bool) -> StoredWeight | None:
-        return weight(f"{module}.{name}") if wanted else None
-
-    def matrix(name: str) -> StoredWeight | None:
-        return given(f"{MATRICES[name]}.weight", name not in others)
-
-    norms, mlp_bias = attention.head_norms, mlp.bias
-    return FusedLayer(
-        window=attention.window_in(capacity),
-        input_norm=weight(f"{module}.{first.norm}.weight"),
-        qkv=matrix("qkv"),
-        qkv_bias=given("self_attn.qkv_proj.bias", attention.qkv_bias),
-        q_norm=given("self_attn.q_norm.weight", norms),
-        k_norm=given("self_attn.k_norm.weight", norms),
-        o=matrix("o"),
-        o_bias=given("self_attn.o_proj.bias", attention.output_bias),
-        post_norm=weight(f"{module}.{second.norm}.weight"),
-        gate_up=matrix("gate_up"),
-        gate_up_bias=given("mlp.gate_up_proj.bias", mlp_bias),
-        down=matrix("down"),
-        down_bias=given("mlp.down_proj.bias", mlp_bias),
+    found: dict[str, StoredWeight | None] = dict.fromkeys(
+        field.name for field in fields(FusedLayer) if field.name not in ("window", "mixer")
     )
+    window, mixer = None, None
+    for residual in layer:
+        block, at = residual.block, f"{module}.{residual.module}"
+
+        def given(name: str, wanted: bool, at: str = at) -> StoredWeight | None:
+            return weight(f"{at}.{name}") if wanted else None
+
+        def matrix(name: str, at: str = at, block: Block = block) -> StoredWeight | None:
+            return given(f"{_part(name, block)}.weight", name not in others, at)
+
+        norm = weight(f"{module}.{residual.norm}.weight")
+        if isinstance(block, Attention):
+            window = block.window_in(capacity)
+            found |= {
+                "input_norm": norm,
+                "qkv": matrix("qkv"),
+                "qkv_bias": given("qkv_proj.bias", block.qkv_bias),
+                "q_norm": given("q_norm.weight", block.head_norms),
+                "k_norm": given("k_norm.weight", block.head_norms),
+                "o": matrix("o"),
+                "o_bias": given("o_proj.bias", block.output_bias),
+            }
+        elif isinstance(block, (DeltaNet, Mamba2)):
+            mamba = isinstance(block, Mamba2)
+            found["input_norm"] = norm
+            mixer = FusedMixer(
+                in_proj=matrix("in_proj"),
+                out_proj=matrix("out_proj"),
+                taps=weight(f"{at}.conv1d.weight"),
+                conv_bias=given("conv1d.bias", isinstance(block, Mamba2) and block.conv_bias),
+                decay=weight(f"{at}.A_log.negative_exp"),
+                dt_bias=weight(f"{at}.dt_bias"),
+                skip=given("D", mamba),
+                mixer_norm=weight(f"{at}.norm.weight"),
+            )
+        else:
+            found |= {
+                "post_norm": norm,
+                "gate_up": matrix("gate_up"),
+                "gate_up_bias": given(f"{_part('gate_up', block)}.bias", block.bias),
+                "down": matrix("down"),
+                "down_bias": given("down_proj.bias", block.bias),
+            }
+    return FusedLayer(window=window, mixer=mixer, **found)
+
+
+def _part(kernel: str, block: Block) -> str:
+    """Return the name of a kernel's linear layer in a block."""
+    return "up_proj" if kernel == "gate_up" and isinstance(block, SquaredReLU) else PARTS[kernel]
+
+
+def _sizes(decoder: Decoder, block: Block) -> dict[str, int]:
+    """Return the rows of a block's matrices, by kernel."""
+    llm = decoder.config
+    if isinstance(block, Attention):
+        return {"qkv": llm.hidden_size, "o": llm.num_attention_heads * llm.head_dim}
+    if isinstance(block, (DeltaNet, Mamba2)):
+        values = block.values if isinstance(block, DeltaNet) else block.inner
+        return {"in_proj": llm.hidden_size, "out_proj": values}
+    return {"gate_up": llm.hidden_size, "down": block.inner}
 
 
 def _quantized(decoder: Decoder, modules: list[str], stored: StoredWeights) -> tuple[QuantizedMatrices, ...]:
@@ -173,24 +249,19 @@ def _quantized(decoder: Decoder, modules: list[str], stored: StoredWeights) -> t
 
     stored: weights of the graph for CUDA. Undescribed if the kernels do not take a matrix.
     """
-    llm = decoder.config
-    sizes = {
-        "qkv": llm.hidden_size,
-        "o": llm.num_attention_heads * llm.head_dim,
-        "gate_up": llm.hidden_size,
-        "down": inner_size(decoder),
-    }
-    found = [
-        QuantizedMatrices(
-            **{name: _matrix(f"{module}.{MATRICES[name]}", fan_in, stored) for name, fan_in in sizes.items()}
-        )
-        for module in modules
-    ]
-    for name in sizes:
-        forms = {matrix and matrix.form for matrix in (getattr(layer, name) for layer in found)}
-        if len(forms) > 1:  # kernels are compiled for one
-            raise Undescribed(f"{name} is quantised in {len(forms)} different ways in different layers")
-    return tuple(found) if any(True for _ in found[0].given()) else ()
+    found, forms = [], dict[str, set[tuple[object, ...] | None]]()
+    for module, layer in zip(modules, decoder.layers, strict=True):
+        matrices: dict[str, QuantizedMatrix | None] = dict.fromkeys(PARTS)
+        for residual in layer:
+            for name, fan_in in _sizes(decoder, residual.block).items():
+                full = f"{module}.{residual.module}.{_part(name, residual.block)}"
+                matrix = matrices[name] = _matrix(full, fan_in, stored)
+                forms.setdefault(name, set()).add(None if matrix is None else matrix.form)
+        found.append(QuantizedMatrices(**matrices))
+    for name, different in forms.items():
+        if len(different) > 1:  # kernels are compiled for one
+            raise Undescribed(f"{name} is quantised in {len(different)} different ways in different layers")
+    return tuple(found) if any(form for each in forms.values() for form in each) else ()
 
 
 def _matrix(name: str, fan_in: int, stored: StoredWeights) -> QuantizedMatrix | None:

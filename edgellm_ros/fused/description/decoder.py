@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`llm/fused.json`: a dense decoder as the fused kernels take it.
+"""`llm/fused.json`: a decoder as the fused kernels take it.
 
 The file names the weights of every layer and their offsets in the file of weights, so that kernels run
 without the graph.
@@ -37,11 +37,12 @@ class JsonFile:
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """One weight in the file of weights, of the engine's precision."""
+    """One weight in the file of weights, of the engine's precision or in fp32."""
 
     name: str  # of the graphs' initializer
     offset: int  # in bytes
     shape: tuple[int, ...]  # matrices: [fan_in, fan_out], row-major
+    fp32: bool = False  # in every precision
 
     def __post_init__(self) -> None:
         if self.offset < 0 or not self.shape or min(self.shape) < 1:
@@ -83,6 +84,8 @@ class QuantizedMatrices:
     o: QuantizedMatrix | None
     gate_up: QuantizedMatrix | None
     down: QuantizedMatrix | None
+    in_proj: QuantizedMatrix | None
+    out_proj: QuantizedMatrix | None
 
     def given(self) -> Iterator[tuple[str, QuantizedMatrix]]:
         """Yield the quantised matrices by name."""
@@ -90,25 +93,49 @@ class QuantizedMatrices:
 
 
 @dataclass(frozen=True)
+class FusedMixer:
+    """Weights of a recurrent mixer; null = it has none, or has it quantised. All but matrices are fp32."""
+
+    in_proj: StoredWeight | None
+    out_proj: StoredWeight | None
+    taps: StoredWeight  # [K,C], of the convolution
+    conv_bias: StoredWeight | None
+    decay: StoredWeight  # -exp(A_log)
+    dt_bias: StoredWeight
+    skip: StoredWeight | None  # D of Mamba2
+    mixer_norm: StoredWeight  # of the result
+
+    def weights(self) -> Iterator[StoredWeight]:
+        """Yield the weights that are not quantised."""
+        return (value for value in vars(self).values() if isinstance(value, StoredWeight))
+
+
+@dataclass(frozen=True)
 class FusedLayer:
     """Weights of one layer; null = the layer has none, or has it quantised."""
 
     window: int | None  # sliding window; null = the layer attends to all tokens
-    input_norm: StoredWeight
+    mixer: FusedMixer | None  # what is recurrent in place of attention
+    input_norm: StoredWeight | None
     qkv: StoredWeight | None  # columns of queries, keys, values
     qkv_bias: StoredWeight | None
     q_norm: StoredWeight | None
     k_norm: StoredWeight | None
     o: StoredWeight | None
     o_bias: StoredWeight | None
-    post_norm: StoredWeight
+    post_norm: StoredWeight | None
     gate_up: StoredWeight | None  # columns of the gate, then of the up-projection
     gate_up_bias: StoredWeight | None
     down: StoredWeight | None
     down_bias: StoredWeight | None
 
+    @property
+    def has_attention(self) -> bool:
+        """Whether the layer has attention, and so a KV cache."""
+        return self.input_norm is not None and self.mixer is None
+
     def weights(self) -> Iterator[StoredWeight]:
-        """Yield the weights that are not quantised."""
+        """Yield the weights that are not quantised, without those of the mixer."""
         return (value for value in vars(self).values() if isinstance(value, StoredWeight))
 
 
@@ -119,7 +146,8 @@ class FusedModel(ModelValues, JsonFile):
     problem: str | None  # why the fused kernels cannot run the model; `layers` is empty then
     file: str  # of the weights that are not quantised, in the same folder
     intermediate_size: int
-    activation: str  # of the gate
+    activation: str  # of the feed-forward blocks
+    rope: bool  # whether queries and keys are rotated
     tied: bool  # the LM head is the embedding table, which the runtime holds
     layers: tuple[FusedLayer, ...]
     quantized: tuple[QuantizedMatrices, ...]  # of each layer; empty = none is quantised
@@ -127,7 +155,8 @@ class FusedModel(ModelValues, JsonFile):
     lm_head: StoredWeight | None  # [H,V]; null = an input of the graph
 
     def unshared(self) -> Iterator[StoredWeight]:
-        """Yield quantised weights that ONNX Runtime does not share: FP8, orders."""
+        """Yield weights that ONNX Runtime does not share: those in fp32, quantised ones in FP8, orders."""
+        yield from (weight for weight in self.weights() if weight.fp32)
         for matrices in self.quantized:
             for _, matrix in matrices.given():
                 if matrix.float8:
@@ -139,6 +168,8 @@ class FusedModel(ModelValues, JsonFile):
         """Yield all weights that are not quantised."""
         for layer in self.layers:
             yield from layer.weights()
+            if layer.mixer is not None:
+                yield from layer.mixer.weights()
         yield self.norm
         if self.lm_head is not None:
             yield self.lm_head

@@ -17,6 +17,8 @@ class ModelValues:
 
     epsilon: float = 1e-6  # of every RMSNorm
     rope_interleaved: bool = False  # a pair of rotated values is (2i, 2i + 1); else (i, i + R/2)
+    attention_gate: bool = False  # a gate beside each head's query; its sigmoid multiplies the head's result
+    time_step_min: float = 0.0  # smallest step of Mamba2
 
     def values(self) -> dict[str, Any]:
         """Return the values by name."""

@@ -33,6 +33,18 @@ struct KvSplits {
   }
 };
 
+// Columns of a head in the QKV partials: queries, each with its gate beside it if there is one, keys, values.
+__device__ constexpr int column_of_head(int head) {
+  return head < HEADS ? head * (1 + ATTENTION_GATE) * HEAD_DIM : (head + ATTENTION_GATE * HEADS) * HEAD_DIM;
+}
+
+// Factor of a head's result: sigmoid of the gate, the column `at` after the query.
+__device__ inline float gate_of(const float* partials, const u16* bias, int row, int head, int at) {
+  const int column = column_of_head(head) + HEAD_DIM + at;
+  const float gate = sum_partials<QKV, QKV_PARTIALS>(partials, row, column) + (QKV_BIAS ? to_float(bias[column]) : 0.0f);
+  return 1.0f / (1.0f + exp2_fast(-LOG2E * gate));
+}
+
 // A head of the new token, per warp: bias, q/k norm, RoPE. Lane l has the values l, l + 32, ...
 struct RopeHead {
   static constexpr int ELEMENTS = HEAD_DIM / 32;
@@ -136,8 +148,7 @@ __device__ inline void decode_attention(const float* partials, const u16* bias, 
   fetch(begin);
   // one warp per query head, one for K, one for V
   const bool is_query = warp < heads, is_key = owner && warp == GROUP, is_value = owner && warp == GROUP + 1;
-  const int from =
-      is_query ? (first_head + warp) * HEAD_DIM : (HEADS + (is_key ? kv_head : KV_HEADS + kv_head)) * HEAD_DIM;
+  const int from = column_of_head(is_query ? first_head + warp : HEADS + (is_key ? kv_head : KV_HEADS + kv_head));
   RopeHead fresh_head;
   if (is_query || is_key || is_value) {
     const i64 position = position_ids[row] * (ROTARY_DIM / 2);

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels of a decode step, compiled for one model, GPU architecture and maximum number of rows.
 //
-// qkv -- attention -- combine_splits -- o -- gate_up -- down -- (next layer) ... -- lm_head
+// qkv -- attention -- combine_splits -- o --+
+// in_proj -- mix -------------- out_proj ---+-- gate_up -- down -- (next layer) ... -- lm_head
+//
+// A layer has attention, or the recurrent mixer of a hybrid model (`recurrent.cuh`), or neither.
 //
 // Each kernel computes its own input x: RMSNorm of the residual stream, or the sum of the previous GEMV's partials.
 // Every CTA repeats that, which is cheaper than another kernel, unless there are many rows: then prep_qkv,
@@ -20,6 +23,9 @@
 #include "plans.cuh"
 #include "attention.cuh"
 #include "tree_attention.cuh"
+#if MIXER
+#include "recurrent.cuh"
+#endif
 
 // GEMV plus LoRA: run this CTA's work units and add (x A) B of each row's adapter.
 template <class P, class Epilogue>
@@ -118,6 +124,70 @@ extern "C" __global__ void GEMV_LAUNCH_BOUNDS qkv(const u16* weights, const u16*
 }
 #endif
 
+#if MIXER
+extern "C" __global__ void __launch_bounds__(THREADS)
+    prep_in_proj(const u16* norm, const u16* embeds, i64* residual, u16* hidden, u16* x, i64 rows, const u16* weights) {
+  norm_row<IN_PROJ>(norm, residual, embeds, hidden, false, x, (int)rows, weights);
+}
+
+extern "C" __global__ void GEMV_LAUNCH_BOUNDS in_proj(const u16* weights, const u16* norm, const u16* embeds,
+                                                      i64* residual, float* partials, u16* hidden, const u16* x,
+                                                      i64 rows) {
+  gemv_of_norm<IN_PROJ, IN_PROJ_PREPARED>(
+      weights, norm, embeds, residual, hidden, false, x, (int)rows, {},
+      [&](int tile, int at, int row, float sum, bool) { store_partial<IN_PROJ>(partials, tile, at, row, sum); });
+}
+
+extern "C" __global__ void __launch_bounds__(MIX_THREADS)
+    mix(const float* partials, const float* taps, const float* conv_bias, const float* decay, const float* dt_bias,
+        const float* skip, const float* norm, const float* conv_states, const float* states, float* next_conv_states,
+        float* next_states, float* mixed, float* squares, float* conv_inputs, float* keys, float* values, float* decays,
+        float* strengths, i64 tokens) {
+  mix_tokens(partials, taps, conv_bias, decay, dt_bias, skip, norm, conv_states, states, next_conv_states, next_states,
+             mixed, squares, {conv_inputs, keys, values, decays, strengths}, (int)tokens);
+}
+
+// A CTA has a group of the norm of one row.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    prep_out_proj(const float* mixed, const float* squares, u16* x, const u16* weights) {
+  constexpr int SIZE = VALUES / NORM_GROUPS;
+  const int group = blockIdx.x, row = blockIdx.y;
+  pdl_wait();
+  const float factor = norm_factor(squares, row, group);
+  for (int at = threadIdx.x; at < SIZE; at += THREADS) {
+    const int k = group * SIZE + at;
+    x[OUT_PROJ::x_index(inv_perm_of<OUT_PROJ>(weights, k), row)] = from_float(factor * load_cg(mixed + row * VALUES + k));
+  }
+}
+
+extern "C" __global__ void GEMV_LAUNCH_BOUNDS out_proj(const u16* weights, const float* mixed, const float* squares,
+                                                       i64* residual, const u16* ready, i64 rows) {
+  constexpr int WIDTH = OUT_PROJ::X_STEPS * OUT_PROJ::TILE_K, COUNT = (WIDTH * ROWS + THREADS - 1) / THREADS;
+  STATIC_SMEM(NormFactors, factors);
+  gemv_to_residual<OUT_PROJ, OUT_PROJ_PREPARED>(
+      weights, nullptr, residual, ready, (int)rows, {}, [] {},
+      [&](int first, u16* x) {
+        // Values are prefetched while the norm's factors are computed, if a thread has few.
+        constexpr int AHEAD = COUNT <= 4 ? COUNT : 1;
+        float ahead[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
+          const int place = threadIdx.x + i * THREADS, row = place / WIDTH;
+          const int k = (first + place % WIDTH) % (OUT_PROJ::STEPS * OUT_PROJ::TILE_K);
+          const bool inside = row < rows && k < VALUES;
+          ahead[i] = load_cg(mixed + (inside ? row * VALUES + perm_of<OUT_PROJ>(weights, k) : 0));
+        }
+        factors.compute(squares, (int)rows);
+        __syncthreads();
+        fill_x<OUT_PROJ>(x, first, (int)rows, [&](int row, int k, int i) {
+          k = perm_of<OUT_PROJ>(weights, k);
+          if constexpr (COUNT <= 4) return factors.of(row, k) * ahead[i];
+          return factors.of(row, k) * load_cg(mixed + row * VALUES + k);
+        });
+      });
+}
+#endif
+
 #if ATTENDS_BY_ROW
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
     attention(const float* partials, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
@@ -159,8 +229,9 @@ batch_attention(const float* partials, const u16* bias, const u16* q_norm, const
 // A warp combines the splits of one head of one row.
 extern "C" __global__ void __launch_bounds__(THREADS)
     combine_splits(const float* partial_out, const float* max_and_sum, const i64* kv_length, u16* x, i64 window,
-                   i64 tokens, i64 splits, const u16* weights) {
-  static_assert(O_PREPARED || !O::ACT_ORDER);  // CTAs of `o` have only the heads of their own k range
+                   i64 tokens, i64 splits, const u16* weights, const float* partials, const u16* bias) {
+  // CTAs of `o` have only the heads of their own k range, and no gates.
+  static_assert(O_PREPARED || !O::ACT_ORDER && !ATTENTION_GATE);
   constexpr int AT_ONCE = 8, ELEMENTS = HEAD_DIM / 32;
   const int lane = threadIdx.x % 32, head = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, row = blockIdx.y;
   const int used = KvSplits((int)kv_length[row / (int)tokens], (int)window, (int)tokens, (int)splits).used;
@@ -178,6 +249,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         values[i][j] = load_cg(from + (base + i < used ? base + i : used - 1) * O::K + 32 * j);
   };
   fetch(0);
+  float gates[ELEMENTS];
+#pragma unroll
+  for (int j = 0; j < ELEMENTS; ++j) gates[j] = ATTENTION_GATE ? gate_of(partials, bias, row, head, lane + 32 * j) : 1.0f;
   const float weight = split_scale(scale, lane < used);
   for (int base = 0; base < used; base += AT_ONCE) {
     if (base > 0) fetch(base);
@@ -190,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 #pragma unroll
   for (int j = 0; j < ELEMENTS; ++j)
-    x[O::x_index(inv_perm_of<O>(weights, head * HEAD_DIM + lane + 32 * j), row)] = from_float(result[j]);
+    x[O::x_index(inv_perm_of<O>(weights, head * HEAD_DIM + lane + 32 * j), row)] = from_float(gates[j] * result[j]);
 }
 
 extern "C" __global__ void GEMV_LAUNCH_BOUNDS o(const u16* weights, const u16* bias, const float* partial_out,
@@ -275,18 +349,23 @@ extern "C" __global__ void GEMV_LAUNCH_BOUNDS gate_up(const u16* weights, const 
 }
 
 __device__ inline float gated(float gate, float up, const u16* bias, int k) {
+  if (SQUARED_RELU) {
+    up = fmaxf(MLP_BIAS ? up + to_float(bias[k]) : up, 0.0f);
+    return up * up;
+  }
   if (MLP_BIAS) gate += to_float(bias[k]), up += to_float(bias[INNER + k]);
   return gate * up / (1.0f + exp2_fast(-LOG2E * gate));
 }
 __device__ inline float gated(const float* partials, const u16* bias, int row, int k) {
-  return gated(sum_partials<GATE_UP, GATE_UP_PARTIALS>(partials, row, k),
-               sum_partials<GATE_UP, GATE_UP_PARTIALS>(partials, row, INNER + k), bias, k);
+  const float first = sum_partials<GATE_UP, GATE_UP_PARTIALS>(partials, row, k);
+  if constexpr (SQUARED_RELU) return gated(0, first, bias, k);
+  return gated(first, sum_partials<GATE_UP, GATE_UP_PARTIALS>(partials, row, INNER + k), bias, k);
 }
 // 4 values from k on, k a multiple of 4.
 __device__ inline void gated(float (&values)[4], const float* partials, const u16* bias, int row, int k) {
   float gates[4], ups[4];
   sum_partials4<GATE_UP, GATE_UP_PARTIALS>(gates, partials, row, k);
-  sum_partials4<GATE_UP, GATE_UP_PARTIALS>(ups, partials, row, INNER + k);
+  sum_partials4<GATE_UP, GATE_UP_PARTIALS>(ups, partials, row, SQUARED_RELU ? k : INNER + k);
 #pragma unroll
   for (int i = 0; i < 4; ++i) values[i] = gated(gates[i], ups[i], bias, k + i);
 }

@@ -20,10 +20,14 @@ struct Choice<K, N, TILE, BLOCKS, ALL_OF_X, 16, 0, false, false, false, X_IN_GME
 #define PLAN(NAME, K, N, ALL_OF_X)                                                                               \
   using NAME = Choice<K, N, NAME##_TILE, NAME##_BLOCKS, ALL_OF_X, NAME##_BITS, NAME##_GROUP, NAME##_ZERO_POINTS, \
                       NAME##_FLOAT8, NAME##_ACT_ORDER, NAME##_X_IN_GMEM>::Type
-PLAN(QKV, (1 + JOINED) * HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD_DIM, !QKV_PREPARED);
+PLAN(QKV, (1 + JOINED) * HIDDEN, ((1 + ATTENTION_GATE) * HEADS + 2 * KV_HEADS) * HEAD_DIM, !QKV_PREPARED);
 PLAN(O, HEADS* HEAD_DIM, HIDDEN, false);
-PLAN(GATE_UP, HIDDEN, 2 * INNER, !GATE_UP_PREPARED);
+PLAN(GATE_UP, HIDDEN, (SQUARED_RELU ? 1 : 2) * INNER, !GATE_UP_PREPARED);
 PLAN(DOWN, INNER, HIDDEN, false);
+#if MIXER
+PLAN(IN_PROJ, HIDDEN, IN_PROJ_SIZE, !IN_PROJ_PREPARED);
+PLAN(OUT_PROJ, MIXER_HEADS* VALUE_DIM, HIDDEN, false);
+#endif
 
 #define CHECK_PLAN(NAME)                                                                                 \
   static_assert(NAME::TILE_K == NAME##_TILE_K, #NAME ": TILE_K here == tile_k of plan/product.py");      \
@@ -34,6 +38,10 @@ CHECK_PLAN(QKV);
 CHECK_PLAN(O);
 CHECK_PLAN(GATE_UP);
 CHECK_PLAN(DOWN);
+#if MIXER
+CHECK_PLAN(IN_PROJ);
+CHECK_PLAN(OUT_PROJ);
+#endif
 
 #if TIED
 static_assert(TiedHead::SMEM_BYTES == LM_HEAD_SMEM, "LM_HEAD: smem here == of plan/decoder.py");

@@ -74,11 +74,11 @@ __device__ inline void rope_append(const float* partials, const u16* bias, const
     fresh.prepare(is_query   ? q_norm
                   : is_value ? nullptr
                              : k_norm,
-                  bias + head * HEAD_DIM, cos_table + position, sin_table + position, !is_value);
+                  bias + column_of_head(head), cos_table + position, sin_table + position, !is_value);
   }
   pdl_wait();
   if (!valid) return;
-  fresh.read(partials, row, head * HEAD_DIM);
+  fresh.read(partials, row, column_of_head(head));
   fresh.finish(!is_value, places.values[warp]);
 #if FP8_CACHE
   if (is_query) {
@@ -217,7 +217,8 @@ __device__ inline void tree_attention_of(const u16* all_queries, const NewRows& 
   // one warp per query head, one for K, one for V
   const bool owner = first_new < end, is_query = warp < HEADS_PER_KV, is_key = warp == HEADS_PER_KV;
   const bool makes = MAKES && (is_query || owner && warp < HEADS_PER_KV + 2);
-  const int from = (is_query ? kv_head * HEADS_PER_KV + warp : HEADS + (is_key ? 0 : KV_HEADS) + kv_head) * HEAD_DIM;
+  const int from =
+      column_of_head(is_query ? kv_head * HEADS_PER_KV + warp : HEADS + (is_key ? 0 : KV_HEADS) + kv_head);
   RopeHead fresh;
   if (makes) {
     const i64 position = made.position_ids[sequence] * (ROTARY_DIM / 2);

@@ -14,7 +14,7 @@ from edgellm_ros.engine.tensor import Tensor, bfloat16, float8
 from edgellm_ros.engine_directory import binding_names as names
 
 if TYPE_CHECKING:
-    from edgellm_ros.fused.plan.shape import FusedShape
+    from edgellm_ros.fused.plan.shape import FusedShape, RecurrentShape
 
 
 class Decoder(Protocol):
@@ -34,6 +34,7 @@ class FusedBackend:
     - trees: whether several tokens of a sequence are a tree, which has a mask; False: a chain
     - fused_size: size of the fused states, an output for a draft head; 0 = there is none
     - adapted: whether the sequences have LoRA adapters, whose table is an input
+    - verifies: whether recurrent layers output the values of chains
     """
 
     supports_empty_tensors = True
@@ -47,9 +48,12 @@ class FusedBackend:
         trees: bool = False,
         fused_size: int = 0,
         adapted: bool = False,
+        verifies: bool = False,
     ) -> None:
         self._decoder, self._device = decoder, device
         self.bindings = tuple(_bindings(shape, head, trees, fused_size))
+        if shape.recurrent is not None:
+            self.bindings += tuple(_recurrent_bindings(shape.recurrent, shape.recurrent_layers, verifies))
         if adapted:
             table = Binding(names.LORA_TABLE, np.dtype(np.int64), (shape.layers, 4, "B", 3), True)
             self.bindings += (table,)
@@ -79,6 +83,21 @@ def _bindings(
         yield Binding(names.FUSED_HIDDEN_STATES, dtype, ("B", "S", fused_size), False)
 
 
+def _recurrent_bindings(recurrent: RecurrentShape, layers: int, verifies: bool) -> Iterator[Binding]:
+    float32, groups = np.dtype(np.float32), recurrent.values // recurrent.state_columns
+    conv = ("B", recurrent.channels, recurrent.conv_kernel - 1)
+    state = ("B", groups, recurrent.key_dim, recurrent.state_columns)
+    # The tokens of a step are all valid, so the kernels do not read their number.
+    yield Binding(names.VALID_TOKENS, np.dtype(np.int64), ("B",), True)
+    for i in range(layers):
+        yield Binding(names.conv_state(i), float32, conv, True)
+        yield Binding(names.recurrent_state(i), float32, state, True)
+        yield Binding(names.present_conv_state(i), float32, conv, False)
+        yield Binding(names.present_recurrent_state(i), float32, state, False)
+        for kind, width in recurrent.chain_widths.items() if verifies else ():
+            yield Binding(names.chain_value(kind, i), float32, ("B", "T", width), False)
+
+
 def token_bindings(shape: FusedShape, trees: bool) -> Iterator[Binding]:
     """Yield the inputs of a run over tokens: embeddings, positions and KV caches.
 
@@ -87,14 +106,15 @@ def token_bindings(shape: FusedShape, trees: bool) -> Iterator[Binding]:
     dtype, half = element_type(shape.dtype), shape.rotary_dim // 2
     int64, float32 = np.dtype(np.int64), np.dtype(np.float32)
     yield Binding(names.INPUTS_EMBEDS, dtype, ("B", "S", shape.hidden), True)
-    yield Binding(names.ROPE_COS, float32, ("P", half), True)
-    yield Binding(names.ROPE_SIN, float32, ("P", half), True)
-    yield Binding(names.POSITION_IDS, int64, ("B", "S"), True)
+    if half:
+        yield Binding(names.ROPE_COS, float32, ("P", half), True)
+        yield Binding(names.ROPE_SIN, float32, ("P", half), True)
+        yield Binding(names.POSITION_IDS, int64, ("B", "S"), True)
     yield Binding(names.KV_LENGTH, int64, ("B",), True)
     if trees:
         yield Binding(names.ATTENTION_MASK, np.dtype(np.bool_), ("B", 1, "S", shape.capacity), True)
     cached = float8() if shape.fp8_cache else dtype
-    for i in range(shape.layers):
+    for i in range(shape.caches):
         slots = ("B", shape.kv_heads, shape.capacity, shape.head_dim)
         yield Binding(names.key_cache(i), cached, slots, True)
         yield Binding(names.value_cache(i), cached, slots, True)

@@ -69,8 +69,6 @@ def _load(
     drafting: DraftSizes | None,
     adapts: bool,
 ) -> FusedDecoding:
-    if config.llm.recurrent is not None and config.precision != "fp32":
-        raise Unavailable("the model has recurrent layers")
     path = described(root, FUSED_FILE, config, "the engine")
     from edgellm_ros.fused.plan.shape import MOST_ROWS
 
@@ -94,7 +92,8 @@ def _load(
     fused_size = fusion.shape.fused_size if fusion is not None else 0
     sizes = shape, device, _head(model, config), trees, fused_size
     most_rows, verified = min(batch, decoder.max_rows), min(batch, decoder.max_rows // nodes) * nodes
-    executor, adapted = EngineExecutor(FusedBackend(decoder, *sizes), "llm/fused"), None
+    backend = FusedBackend(decoder, *sizes, verifies=drafting is not None)
+    executor, adapted = EngineExecutor(backend, "llm/fused"), None
     if decoder.max_adapted_rows:
         adapted = EngineExecutor(FusedBackend(decoder, *sizes, adapted=True), "llm/fused with adapters")
     verified = verified if drafting is not None else 0

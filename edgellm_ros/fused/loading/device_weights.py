@@ -15,6 +15,7 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.choices import FP8
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.draft_config import NUM_BASE_STATES
+from edgellm_ros.engine_directory.recurrent_config import GATED_DELTA_NET, RecurrentConfig, state_columns
 from edgellm_ros.fused.description.decoder import FusedModel, StoredWeight
 from edgellm_ros.fused.description.draft import FusedDraftModel, StoredFusion
 from edgellm_ros.fused.description.expert import FusedExpertModel
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from edgellm_ros.fused.fusion import StateFusion
     from edgellm_ros.fused.plan.fusion import FusionShape
     from edgellm_ros.fused.plan.quantized import Quantized
-    from edgellm_ros.fused.plan.shape import FusedShape
+    from edgellm_ros.fused.plan.shape import FusedShape, RecurrentShape
     from edgellm_ros.fused.weights import FusedWeights
 
 ALIGNMENT = 256  # bytes, of each weight's address
@@ -41,7 +42,15 @@ def load_weights(
     multiple of ALIGNMENT on: a kernel gets one address. ValueError if a file does not fit the model's
     description.
     """
-    stored = [_Piece(weight, model.file, dtype) for weight in model.weights()]
+    kept: set[str] = set()  # in fp32 on the device too
+    if isinstance(model, FusedModel):
+        mixers = (layer.mixer for layer in model.layers if layer.mixer is not None)
+        kept = {weight.name for mixer in mixers for weight in mixer.weights()}
+    float32 = np.dtype(np.float32)
+    stored = [
+        _Piece(weight, model.file, float32 if weight.fp32 else dtype, None if weight.name in kept else dtype)
+        for weight in model.weights()
+    ]
     if isinstance(model, FusedModel):
         stored += _quantized_pieces(model, dtype)
     places, total = [], 0
@@ -56,11 +65,14 @@ def load_weights(
     for piece, place in zip(stored, places, strict=True):
         weight, target = piece.weight, buffer.rows(place, place + piece.device_bytes)
         contents = files[piece.file][weight.offset : weight.offset + piece.nbytes]
-        device.upload(target, inputs_and_places(contents) if piece.is_order else contents)
         if piece.is_order:
+            device.upload(target, inputs_and_places(contents))
             continue
-        array = None if target.array is None else target.array.view(piece.dtype).reshape(weight.shape)
-        tensors[weight.name] = Tensor(target.pointer, weight.shape, piece.dtype, target.owner, array)
+        if piece.on_device != piece.dtype:
+            contents = contents.view(piece.dtype).astype(piece.on_device).view(np.uint8)
+        device.upload(target, contents)
+        array = None if target.array is None else target.array.view(piece.on_device).reshape(weight.shape)
+        tensors[weight.name] = Tensor(target.pointer, weight.shape, piece.on_device, target.owner, array)
     device.synchronize()  # ONNX Runtime may read the weights on another stream, or pack them on the host
     return tensors
 
@@ -91,7 +103,10 @@ def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int, adapts:
     """
     from edgellm_ros.fused.plan.shape import MOST_LORA_RANK, FusedShape
 
-    llm, first = config.llm, model.layers[0]
+    llm = config.llm
+    first = next(layer for layer in model.layers if layer.has_attention)
+    recurrent = None if llm.recurrent is None else _recurrent_shape(llm.recurrent, model)
+    adapts = adapts and recurrent is None
     return FusedShape(
         dtype=config.precision,
         layers=llm.num_hidden_layers,
@@ -101,13 +116,13 @@ def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int, adapts:
         head_dim=llm.head_dim,
         inner=model.intermediate_size,
         vocab=llm.output_vocab_size,
-        rotary_dim=llm.rope.rotary_dim,
+        rotary_dim=llm.rope.rotary_dim if model.rope else 0,
         capacity=config.max_kv_cache_capacity,
         **model.values(),
         qk_norm=first.q_norm is not None,
         qkv_bias=first.qkv_bias is not None,
         o_bias=first.o_bias is not None,
-        mlp_bias=first.down_bias is not None,
+        mlp_bias=any(layer.down_bias is not None for layer in model.layers),
         activation=model.activation,
         windows=tuple(layer.window for layer in model.layers),
         tied=model.tied,
@@ -116,6 +131,27 @@ def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int, adapts:
         quantized=tuple(_forms(model)),
         lora_rank=min(config.max_supported_lora_rank, MOST_LORA_RANK) if adapts else 0,
         fp8_cache=config.kv_cache_type == FP8,
+        recurrent=recurrent,
+        recurrent_layers=0 if llm.recurrent is None else llm.recurrent.num_layers,
+        attention_layers=llm.num_attention_layers,
+    )
+
+
+def _recurrent_shape(recurrent: RecurrentConfig, model: FusedModel) -> RecurrentShape:
+    from edgellm_ros.fused.plan.shape import RecurrentShape
+
+    key_dim, values = recurrent.key_dim, recurrent.num_heads * recurrent.value_dim
+    return RecurrentShape(
+        delta_net=recurrent.kind == GATED_DELTA_NET,
+        heads=recurrent.num_heads,
+        key_heads=(recurrent.conv_dim - values) // (2 * key_dim),
+        key_dim=key_dim,
+        value_dim=recurrent.value_dim,
+        conv_kernel=recurrent.conv_kernel,
+        state_columns=state_columns(recurrent.value_dim),
+        conv_bias=any(
+            layer.mixer is not None and layer.mixer.conv_bias is not None for layer in model.layers
+        ),
     )
 
 
@@ -126,7 +162,13 @@ def fused_weights(model: FusedModel, tensors: dict[str, Tensor]) -> FusedWeights
     address = partial(address_in, tensors)
     layers = []
     for i, layer in enumerate(model.layers):
-        weights = {name: address(value) for name, value in vars(layer).items() if name != "window"}
+        weights = {
+            name: address(value)
+            for part in (layer, layer.mixer)
+            if part is not None
+            for name, value in vars(part).items()
+            if name not in ("window", "mixer")
+        }
         for matrices in model.quantized[i : i + 1]:
             weights |= {name: address(matrix.values) for name, matrix in matrices.given()}
         layers.append(FusedLayerWeights(**weights))
@@ -174,12 +216,18 @@ def state_fusion(
 
 
 class _Piece(NamedTuple):
-    """A weight, its file and its type."""
+    """A weight, its file and its types in the file and on the device."""
 
     weight: StoredWeight
     file: str
     dtype: np.dtype
+    rounded: np.dtype | None = None  # to this type on the device; None = to none
     is_order: bool = False
+
+    @property
+    def on_device(self) -> np.dtype:
+        """Return the type on the device."""
+        return self.rounded or self.dtype
 
     @property
     def nbytes(self) -> int:
@@ -189,7 +237,7 @@ class _Piece(NamedTuple):
     @property
     def device_bytes(self) -> int:
         """Return the number of bytes on the device."""
-        return 4 * self.weight.size if self.is_order else self.nbytes
+        return self.weight.size * (4 if self.is_order else self.on_device.itemsize)
 
 
 def _quantized_pieces(model: FusedModel, dtype: np.dtype) -> Iterator[_Piece]:
@@ -206,12 +254,12 @@ def _quantized_pieces(model: FusedModel, dtype: np.dtype) -> Iterator[_Piece]:
 
 
 def _forms(model: FusedModel) -> Iterator[tuple[str, Quantized]]:
-    """Yield the forms of the first layer's quantised matrices, by kernel."""
+    """Yield the forms of the quantised matrices, by kernel: the same in all layers."""
     from edgellm_ros.fused.plan.quantized import Quantized
 
-    for matrices in model.quantized[:1]:
-        for name, matrix in matrices.given():
-            yield name, Quantized(*matrix.form)
+    forms = {name: matrix.form for matrices in model.quantized for name, matrix in matrices.given()}
+    for name, form in forms.items():
+        yield name, Quantized(*form)
 
 
 def _check_file(path: Path, piece: _Piece) -> None:

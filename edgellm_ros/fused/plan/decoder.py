@@ -15,7 +15,7 @@ from edgellm_ros.fused.plan.product import (
     ring_bytes,
     x_bytes,
 )
-from edgellm_ros.fused.plan.shape import FusedShape
+from edgellm_ros.fused.plan.shape import MIXER_COLUMNS, SQUARED_RELU, FusedShape
 from edgellm_ros.fused.plan.tuning import Tuning
 
 # prep kernels, and the GEMV whose x each computes
@@ -24,6 +24,8 @@ PREPARED = {
     "combine_splits": "o",
     "prep_gate_up": "gate_up",
     "prep_down": "down",
+    "prep_in_proj": "in_proj",
+    "prep_out_proj": "out_proj",
     "prep_lm_head": "lm_head",
 }
 OF_DRAFTS = {"joined_qkv": "qkv", "draft_head": "lm_head"}  # a draft head's kernels, and the GEMVs they run
@@ -67,7 +69,7 @@ class FusedPlan:
 
     def _fit(self, multiprocessors: int, most_shared: int, config: StepConfig) -> bool:
         """Choose slots, CTAs and stages; return whether the CTAs fit into smem."""
-        self.config = config
+        self.config, shape = config, self.shape
         least_stages = 3 if self.mma else 4
         for count in range(config.slots, -1, -1):
             # smem of a CTA with which `count` CTAs fit on an SM at once, but not one more
@@ -79,6 +81,8 @@ class FusedPlan:
                 for stages in range(config.stages, min(config.stages, least_stages if count else 2) - 1, -1):
                     self._cut(stages, multiprocessors, factor * config.ctas_per_sm)
                     static = {"o": 0 if self.prepared["o"] else self._shares_of_splits()}
+                    if shape.recurrent is not None and not self.prepared["out_proj"]:
+                        static["out_proj"] = 4 * self.rows * shape.recurrent.norm_groups
                     # The tied head has all of x in smem, and no kernel after it needs room on its SM.
                     most = {"lm_head": most_shared} if self.x_in_gmem and self.shape.tied else {}
                     if all(
@@ -120,7 +124,7 @@ class FusedPlan:
                 ready = self.prepared.get(name, False)
                 narrow_tile = config.x_in_gmem_tile if ready and self.x_in_gmem else config.narrow_tile
                 return product(k, n, narrow_tile if narrow else config.tile, all_of_x, ready=ready)
-            tile = config.quantized_tile if name == "qkv" else config.quantized_wide_tile
+            tile = config.quantized_tile if name in ("qkv", "in_proj") else config.quantized_wide_tile
             tile = min(config.quantized_narrow_tile if narrow else tile, config.threads // 2)
             sizes = config.threads, stages, rows, blocks, all_of_x
             rank = self.lora_rank
@@ -129,7 +133,7 @@ class FusedPlan:
         self.stages = stages
         inputs = (1 + shape.joined) * shape.hidden
         norms = 8 * rows * shape.hidden * blocks
-        self.prepared = {name: prepared(norms, name) for name in ("qkv", "gate_up", "lm_head")}
+        self.prepared = {name: prepared(norms, name) for name in ("qkv", "gate_up", "in_proj", "lm_head")}
         if shape.joined:
             self.prepared |= {"qkv": False, "lm_head": False}
         # CTAs that combine splits wait for several loads one after another, however few bytes they load.
@@ -138,13 +142,28 @@ class FusedPlan:
             self.prepared["o"] = config.prepares_o and self.mma
         else:
             self.prepared["o"] = config.prepares_o or form.ordered
+        self.prepared["o"] |= shape.attention_gate
         self.products = {
             "qkv": layer_product("qkv", inputs, shape.qkv_size, not self.prepared["qkv"]),
             "o": layer_product("o", shape.q_size, shape.hidden, False, narrow=True),
-            "gate_up": layer_product("gate_up", shape.hidden, 2 * shape.inner, not self.prepared["gate_up"]),
+            "gate_up": layer_product(
+                "gate_up", shape.hidden, shape.gate_up_size, not self.prepared["gate_up"]
+            ),
             "down": layer_product("down", shape.inner, shape.hidden, False, narrow=True),
         }
-        sums = 8 * rows * self.products["down"].width * self.products["gate_up"].partials  # of gate and up
+        mixer = shape.recurrent
+        if mixer is not None:
+            self.prepared["out_proj"] = False
+            ready = not self.prepared["in_proj"]
+            self.products["in_proj"] = layer_product("in_proj", shape.hidden, mixer.in_size, ready)
+            out = layer_product("out_proj", mixer.values, shape.hidden, False, narrow=True)
+            values = 4 * rows * (out.width + mixer.values // MIXER_COLUMNS)
+            self.prepared["out_proj"] = prepared(values * out.blocks, "out_proj")
+            if self.prepared["out_proj"]:  # the plan above was made without the prep kernel
+                out = layer_product("out_proj", mixer.values, shape.hidden, False, narrow=True)
+            self.products["out_proj"] = out
+        each = 4 * shape.gate_up_size // shape.inner
+        sums = each * rows * self.products["down"].width * self.products["gate_up"].partials
         self.prepared["down"] = prepared(sums * self.products["down"].blocks, "down")
         if self.prepared["down"]:  # the plan above was made without the prep kernel
             self.products["down"] = layer_product("down", shape.inner, shape.hidden, False, narrow=True)
@@ -203,6 +222,16 @@ class FusedPlan:
     def launch(self, name: str, rows: int, early: bool, tokens: int = 1) -> Launch:
         """Return the launch of a kernel for `rows` rows, `tokens` of each sequence."""
         config, shape = self.config, self.shape
+        if name == "mix":
+            assert shape.recurrent is not None
+            warps = shape.recurrent.warps
+            return Launch(
+                name,
+                (shape.recurrent.values // (MIXER_COLUMNS * warps), rows // tokens),
+                WARP * warps,
+                0,
+                early,
+            )
         if name in ("tree_attention", "batch_attention"):
             blocks = shape.kv_heads * self._query_tiles(tokens) * self.tree_splits(rows, tokens)
             return Launch(name, (blocks, rows // tokens), config.attention_threads, 0, early)
@@ -218,6 +247,9 @@ class FusedPlan:
                 "prep_down": 4 * config.threads,
                 "combine_splits": config.threads // WARP * shape.head_dim,
             }
+            if name == "prep_out_proj":
+                assert shape.recurrent is not None
+                return Launch(name, (shape.recurrent.norm_groups, rows), config.threads, 0, early)
             size = {"prep_down": shape.inner, "combine_splits": shape.q_size}
             grid = (-(-size[name] // of_a_block[name]), rows) if name in size else (rows, 1)
             return Launch(name, grid, config.threads, 0, early)
@@ -231,12 +263,21 @@ class FusedPlan:
 
     def scratch_bytes(self) -> dict[str, int]:
         """Return the sizes of the buffers between the kernels."""
-        shape, rows = self.shape, self.rows
+        shape, rows, mixer = self.shape, self.rows, self.shape.recurrent
+        values = 0 if mixer is None else mixer.values
+        recurrent = {}
+        if mixer is not None:
+            recurrent = {
+                "in_proj": 4 * self.products["in_proj"].partials * rows * mixer.in_size,
+                "mixed": 4 * rows * values,
+                "squares": 4 * rows * values // MIXER_COLUMNS,
+            }
         return {
+            **recurrent,
             "residual": 8 * rows * shape.hidden,
             "qkv": 4 * self.products["qkv"].partials * rows * shape.qkv_size,
-            "gate_up": 4 * self.products["gate_up"].partials * rows * 2 * shape.inner,
-            "x": x_bytes(max(shape.hidden, shape.inner, shape.q_size), rows, self.mma),
+            "gate_up": 4 * self.products["gate_up"].partials * rows * shape.gate_up_size,
+            "x": x_bytes(max(shape.hidden, shape.inner, shape.q_size, values), rows, self.mma),
             "queries": 2 * rows * shape.q_size,
             "split_sums": 4 * rows * self.splits * shape.q_size,
             "split_scales": 8 * rows * self.splits * shape.heads,
@@ -286,8 +327,12 @@ class FusedPlan:
             "TIED": int(shape.tied),
             "LM_HEAD_BLOCKS": self.blocks["lm_head"],
             "LM_HEAD_SMEM": self._head_bytes,
+            "SQUARED_RELU": int(shape.activation == SQUARED_RELU),
+            "MIXER": 0,
         }
         values |= shape.macros()
+        if shape.recurrent is not None:
+            values |= shape.recurrent.macros()
         values |= {f"{name.upper()}_PREPARED": int(prepared) for name, prepared in self.prepared.items()}
         for name, plan in self.products.items():
             prefix = name.upper()

@@ -13,16 +13,113 @@ HEAD_DIMS = (64, 96, 128, 256)
 MOST_ROWS = 16
 MOST_HEADS_PER_KV_HEAD = 16
 MOST_LORA_RANK = 64
-ACTIVATIONS = ("silu",)
+ACTIVATIONS = SILU, SQUARED_RELU = ("silu", "relu2")
+MOST_KEY_DIM = 128  # a lane has half as many values of a recurrent state in registers
+MIXER_COLUMNS = 16  # of a recurrent state, per warp
+MOST_MIXER_WARPS = 5
+MOST_CHAIN_TOKENS = 8  # of a sequence in a step, with recurrent layers
+
+
+@dataclass(frozen=True)
+class RecurrentShape:
+    """Sizes of the recurrent mixers of a hybrid model.
+
+    All layers with one are of the same kind.
+    """
+
+    delta_net: bool  # a gated delta net; otherwise Mamba2
+    heads: int
+    key_heads: int  # heads that share queries and keys are neighbours; Mamba2: groups
+    key_dim: int
+    value_dim: int
+    conv_kernel: int
+    state_columns: int  # columns of a head's state that are side by side in memory
+    conv_bias: bool = False
+
+    @property
+    def keys(self) -> int:
+        """Number of key values of a token."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Number of values of a token."""
+        return self.heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of the convolution."""
+        return 2 * self.keys + self.values
+
+    @property
+    def in_size(self) -> int:
+        """Number of columns of in_proj."""
+        return self.channels + self.values + self.heads * (2 if self.delta_net else 1)
+
+    @property
+    def chain_widths(self) -> dict[str, int]:
+        """Values of a token from which a commit computes the next states, by name; `RecurrentConfig`."""
+        widths = {
+            "conv_inputs": self.channels,
+            "keys": self.keys,
+            "values": self.values,
+            "decays": self.heads,
+        }
+        return {**widths, "strengths": self.heads} if self.delta_net else widths
+
+    @property
+    def norm_groups(self) -> int:
+        """Number of norms of a token's result."""
+        return self.heads if self.delta_net else self.key_heads
+
+    @property
+    def warps(self) -> int:
+        """Number of warps of a CTA, which has a head or an equal part of it."""
+        columns = self.value_dim // MIXER_COLUMNS
+        return next(warps for warps in range(MOST_MIXER_WARPS, 0, -1) if columns % warps == 0)
+
+    def unsupported(self) -> str | None:
+        """Return why the kernels do not take this mixer; None if they do."""
+        for problem, text in (
+            (
+                self.key_dim % 32 != 0 or self.key_dim > MOST_KEY_DIM,
+                f"key_dim is {self.key_dim}, not a multiple of 32 up to {MOST_KEY_DIM}",
+            ),
+            (
+                self.value_dim % MIXER_COLUMNS != 0,
+                f"value_dim is {self.value_dim}, not a multiple of {MIXER_COLUMNS}",
+            ),
+            (self.heads % self.key_heads != 0, f"{self.heads} heads share {self.key_heads} key heads"),
+            (self.in_size % 8 != 0, f"in_proj has {self.in_size} columns, not a multiple of 8"),
+            (self.values % 64 != 0, f"out_proj has {self.values} rows, not a multiple of 64"),
+        ):
+            if problem:
+                return f"recurrent layers: {text}"
+        return None
+
+    def macros(self) -> dict[str, int]:
+        """Return the macros' names and values."""
+        return {
+            "MIXER": 1 if self.delta_net else 2,
+            "MIXER_HEADS": self.heads,
+            "KEY_HEADS": self.key_heads,
+            "KEY_DIM": self.key_dim,
+            "VALUE_DIM": self.value_dim,
+            "CONV_KERNEL": self.conv_kernel,
+            "CONV_BIAS": int(self.conv_bias),
+            "STATE_COLUMNS": self.state_columns,
+            "MIX_WARPS": self.warps,
+            "IN_PROJ_SIZE": self.in_size,
+        }
 
 
 @dataclass(frozen=True)
 class FusedShape(ModelValues):
-    """Sizes and switches of a decoder of attention and gated feed-forward blocks.
+    """Sizes and switches of a decoder of attention, recurrent mixers and feed-forward blocks.
 
     - dtype: of weights, embeddings, caches and hidden states, "fp16" or "bf16"
     - fp8_cache: whether the caches have E4M3 instead, which GPUs have from compute capability 8.9 on
-    - rotary_dim: R, the first values of a head that are rotated
+    - rotary_dim: R, the first values of a head that are rotated; 0 = the model has no RoPE
     - qk_norm: an RMSNorm of each head's queries and keys before RoPE
     - windows: sliding window of each layer, None = all tokens; empty = all tokens in all layers
     - tied: the LM head is the embedding table [V,H]; otherwise it is [H,V]
@@ -30,7 +127,12 @@ class FusedShape(ModelValues):
     - max_rows: most tokens of a step, of all sequences
     - hidden_state_layers: layers, counted from 1, whose hidden states are outputs
     - lora_rank: largest rank of adapters, 0 = none
-    - quantized: forms of quantised weights, by kernel: "qkv", "o", "gate_up", "down"; the same in all layers
+    - quantized: forms of quantised weights, by kernel: "qkv", "o", "gate_up", "down", "in_proj", "out_proj";
+      the same in all layers
+    - activation: "silu": silu(gate) * up; "relu2": relu(up)^2, without a gate
+    - recurrent: of the layers that have a recurrent mixer; None = no layer has
+    - recurrent_layers: how many these are
+    - attention_layers: how many have attention, each with a KV cache; None = all
     """
 
     dtype: str
@@ -55,6 +157,14 @@ class FusedShape(ModelValues):
     quantized: tuple[tuple[str, Quantized], ...] = ()
     lora_rank: int = 0
     fp8_cache: bool = False
+    recurrent: RecurrentShape | None = None
+    recurrent_layers: int = 0
+    attention_layers: int | None = None
+
+    @property
+    def caches(self) -> int:
+        """Number of layers with a KV cache."""
+        return self.layers if self.attention_layers is None else self.attention_layers
 
     @property
     def q_size(self) -> int:
@@ -76,8 +186,13 @@ class FusedShape(ModelValues):
 
     @property
     def qkv_size(self) -> int:
-        """Number of query, key and value values of a token."""
-        return self.q_size + 2 * self.kv_size
+        """Number of query, gate, key and value values of a token."""
+        return (1 + self.attention_gate) * self.q_size + 2 * self.kv_size
+
+    @property
+    def gate_up_size(self) -> int:
+        """Number of gate and up values of a token."""
+        return (1 if self.activation == SQUARED_RELU else 2) * self.inner
 
     def window(self, layer: int) -> int | None:
         """Return the sliding window of a layer, counted from 0; None = the whole cache."""
@@ -100,7 +215,7 @@ class FusedShape(ModelValues):
                 f"{self.heads} heads share {self.kv_heads} KV heads",
             ),
             (
-                self.rotary_dim % 2 != 0 or not 0 < self.rotary_dim <= self.head_dim,
+                self.rotary_dim % 2 != 0 or not 0 <= self.rotary_dim <= self.head_dim,
                 f"rotary_dim is {self.rotary_dim} with head_dim {self.head_dim}",
             ),
             (self.hidden % 64 != 0, f"the hidden size {self.hidden} is not a multiple of 64"),
@@ -114,10 +229,15 @@ class FusedShape(ModelValues):
                 f"adapters have ranks of up to {self.lora_rank}, more than {MOST_LORA_RANK}",
             ),
             (not 1 <= self.max_rows <= MOST_ROWS, f"a step has {self.max_rows} rows, more than {MOST_ROWS}"),
+            (
+                self.lora_rank > 0 and self.recurrent is not None,
+                "layers are recurrent, and sequences have adapters",
+            ),
         ):
             if problem:
                 return text
-        return next(filter(None, (form.unsupported() for _, form in self.quantized)), None)
+        mixer = None if self.recurrent is None else self.recurrent.unsupported()
+        return mixer or next(filter(None, (form.unsupported() for _, form in self.quantized)), None)
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ class LLMEngineRunner:
             **self._tensors.hidden_states(output_hidden_states),
             **self._tensors.fused(batch, tokens),
         }
-        record = PREFILLS if self._can_record_prefills else ""
+        record = PREFILLS if self.records_prefills else ""
         self._runs.execute(self._prefill, PREFILL_PROFILE, tensors, adapters, record)
         cache.commit_rows(rows, new_tokens)
         if self.recurrent is not None:
@@ -188,14 +188,10 @@ class LLMEngineRunner:
 
     def record_prefill(self) -> None:
         """Record the last prefill of one prompt, and keep its graph."""
-        if self._can_record_prefills:
+        if self.records_prefills:
             executor = self._prefill.executor
             executor.record(self._device.stream, PREFILLS)
             executor.keep_graph()
-
-    @property
-    def _can_record_prefills(self) -> bool:
-        return self.records_prefills and self.recurrent is None
 
     def execute_vanilla_decoding_step(
         self,

@@ -21,8 +21,13 @@
 #else
 #define OWN_KERNELS KERNEL(prep_qkv) KERNEL(qkv) KERNEL(prep_lm_head) KERNEL(lm_head) KERNEL(last_state)
 #endif
+#if MIXER
+#define MIXER_KERNELS KERNEL(prep_in_proj) KERNEL(in_proj) KERNEL(mix) KERNEL(prep_out_proj) KERNEL(out_proj)
+#else
+#define MIXER_KERNELS
+#endif
 #define X_KERNELS KERNEL(combine_splits) KERNEL(prep_gate_up) KERNEL(prep_down)
-#define KERNELS OWN_KERNELS X_KERNELS ATTENTION_KERNELS KERNEL(o) KERNEL(gate_up) KERNEL(down)
+#define KERNELS OWN_KERNELS X_KERNELS ATTENTION_KERNELS MIXER_KERNELS KERNEL(o) KERNEL(gate_up) KERNEL(down)
 #endif
 static const NamedKernel kernels[] = {KERNELS};
 

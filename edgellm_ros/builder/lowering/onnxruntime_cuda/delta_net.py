@@ -14,6 +14,8 @@ from edgellm_ros.builder.lowering.onnxruntime_cuda.recurrent import (
     Scanned,
     conv_weights,
     cut,
+    scan_in_chunks,
+    scans_in_chunks,
 )
 from edgellm_ros.builder.lowering.standard.delta_net import NORM_EPSILON
 from edgellm_ros.builder.lowering.standard.recurrent import (
@@ -42,8 +44,10 @@ def delta_net_cuda_layer(
     channels, gate, b, a = cut(graph, projected, list(parts.values()))
     conv = conv_weights(graph, net.conv_dim, net.conv_kernel, bias=False)
 
+    in_chunks = scans_in_chunks(run, net.key_dim, net.value_dim)
+
     def scan(valid: ir.Value | None) -> Scan:
-        return lambda mixed, before: _delta_rule(graph, net, mixed, (b, a), before, valid)
+        return lambda mixed, before: _delta_rule(graph, net, mixed, (b, a), before, valid, in_chunks)
 
     with graph.scope("delta_rule"):
         y, after = run.mix(conv, channels, state, one=scan(None), several=scan(run.valid))
@@ -68,13 +72,14 @@ def _delta_rule(
     channels: ir.Value,
     gates: tuple[ir.Value, ir.Value],
     state: ir.Value,
-    valid: ir.Value | None = None,
+    valid: ir.Value | None,
+    in_chunks: bool,
 ) -> Scanned:
     """Add the delta rule.
 
     channels [B,S,q|k|v], gates b and a [B,S,heads] fp32, state in its binding's layout; valid [B,S,1], None
-    for one token: then each group of columns is a head of `LinearAttention`. Returns y [B,S,heads*dv] fp32,
-    the state, and the values of a chain.
+    for one token: then each group of columns is a head of `LinearAttention`; in_chunks: with `valid`. Returns
+    y [B,S,heads*dv] fp32, the state, and the values of a chain.
     """
     b, a = gates
     heads, groups = net.value_heads, 1
@@ -89,6 +94,19 @@ def _delta_rule(
     )
     if valid is not None:  # no decay and no update in padding
         logs, strengths = (graph.op("Mul", gate, valid) for gate in (logs, strengths))
+        if in_chunks:
+            y, last = scan_in_chunks(
+                graph,
+                (q, k, v),
+                logs=logs,
+                strengths=strengths,
+                state=state,
+                key_heads=net.key_heads,
+                heads=heads,
+                value_dim=net.value_dim,
+                scale=net.key_dim**-0.5,
+            )
+            return y, last, (k, v, logs, strengths)
         state = join_columns(graph, state, heads, net.key_dim, net.value_dim)
     else:
         groups = net.value_dim // state_columns(net.value_dim)

@@ -15,6 +15,8 @@ from edgellm_ros.builder.lowering.onnxruntime_cuda.recurrent import (
     Scanned,
     conv_weights,
     cut,
+    scan_in_chunks,
+    scans_in_chunks,
 )
 from edgellm_ros.builder.lowering.standard.recurrent import (
     Present,
@@ -49,7 +51,7 @@ def mamba2_cuda_layer(
             channels,
             state,
             one=lambda mixed, before: _scan_step(graph, mamba, mixed, steps, before),
-            several=lambda mixed, before: _scan_tokens(graph, mamba, mixed, steps, before, run.valid),
+            several=lambda mixed, before: _scan_tokens(graph, mamba, run, mixed, steps, before),
         )
     y = _gated_norm(graph, mamba, y, gate)
     return graph.linear("out_proj", y, mamba.inner, mamba.hidden_size, mamba.bias), after
@@ -85,25 +87,40 @@ def _scan_step(
 def _scan_tokens(
     graph: ModelBuilder,
     mamba: Mamba2,
+    run: CudaRun,
     channels: ir.Value,
     steps: ir.Value,
     state: ir.Value,
-    valid: ir.Value,
 ) -> Scanned:
     """Add `_scan_step` for several tokens.
 
-    valid [B,S,1] -> y [B*S,heads*P], state, values of a chain. P is padded to whole rows of the kernel for
-    many tokens.
+    Returns y [B*S,heads*P], state, values of a chain. P is padded to whole rows of the kernel for many
+    tokens.
     """
     op, heads, head_dim = graph.op, mamba.heads, mamba.head_dim
     dt = _softplus(graph, mamba, steps)
     if mamba.time_step_min > 0:
         dt = op("Max", dt, graph.constant(mamba.time_step_min, FLOAT))
-    dt = op("Mul", dt, valid)  # no decay and no update in padding
+    dt = op("Mul", dt, run.valid)  # no decay and no update in padding
     logs = op("Mul", dt, negative_exponential(graph, "A_log", heads))
     x, b, c = _parts(graph, mamba, channels)
     update = op("Mul", x, graph.reshape(dt, [0, 0, heads, 1]))
     chain = b, graph.reshape(update, [0, 0, mamba.inner]), logs
+    skip = op("Mul", x, graph.reshape(float_tensor(graph, "D", heads), [heads, 1]))
+    if scans_in_chunks(run, mamba.state_size, head_dim):
+        y, last = scan_in_chunks(
+            graph,
+            (c, b, update),
+            logs=logs,
+            strengths=None,
+            state=state,
+            key_heads=mamba.groups,
+            heads=heads,
+            value_dim=head_dim,
+            scale=1.0,
+        )
+        y = op("Add", graph.reshape(y, [0, 0, heads, head_dim]), skip)
+        return graph.reshape(y, [-1, mamba.inner]), last, chain
     state = join_columns(graph, state, heads, mamba.state_size, head_dim)
     columns = -(-head_dim // ROW) * ROW
     padded = graph.constant([0] * 7 + [columns - head_dim])
@@ -115,7 +132,6 @@ def _scan_tokens(
     if columns > head_dim:
         ends = graph.constant([0]), graph.constant([head_dim]), graph.constant([-1])
         y, last = op("Slice", y, *ends), op("Slice", last, *ends)
-    skip = op("Mul", x, graph.reshape(float_tensor(graph, "D", heads), [heads, 1]))
     y = graph.reshape(op("Add", y, skip), [-1, mamba.inner])
     return y, cut_columns(graph, last, heads, mamba.state_size, head_dim), chain
 
