@@ -295,6 +295,7 @@ def make_stores(opening: Opening, engines: Engines, embedder: InputEmbedder, dec
         vision=engines.vision,
         capacity_bytes=opening.options.prefix_cache_bytes,
         head_cache=decoding.drafter.kv_cache if decoding.drafter is not None else None,
+        joins_first_prompts=runner.joins_first_prompts,
     )
     hidden_states = HiddenStates(
         opening.device,

@@ -18,7 +18,7 @@ from edgellm_ros.multimodal.vision_runner import VisionRunner
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.batch.recurrent_state import RecurrentState
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
-from edgellm_ros.runtime.prefix.prefix_cache import PAGE, PrefixCache, RowShape
+from edgellm_ros.runtime.prefix.prefix_cache import PAGE, Prefix, PrefixCache, RowShape
 from edgellm_ros.runtime.prefix.prefix_key import FrameGroup, Key, prefix_keys
 from edgellm_ros.runtime.prefix.state_snapshots import StateSnapshots, save_points
 
@@ -28,6 +28,7 @@ class PrefixReuse:
 
     `capacity_bytes`: of both together; None = as much as the batch's KV rows and states take. It is divided
     between them as the batch's memory is. `head_cache`: of a draft head, whose rows the pages hold too.
+    `joins_first_prompts`: whether prompts of a batch run together if they reuse nothing.
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class PrefixReuse:
         vision: VisionRunner | None,
         capacity_bytes: int | None,
         head_cache: LinearKVCache | None = None,
+        joins_first_prompts: bool = False,
     ) -> None:
         self._config = config
+        self._joins_first_prompts = joins_first_prompts
         self._videos = vision.videos if vision is not None else None
         self._cache, self._head_cache = cache, head_cache
         state_bytes = recurrent.nbytes if recurrent is not None else 0
@@ -71,19 +74,25 @@ class PrefixReuse:
     def match(self, sequences: Sequence[GenerationSequence], reuse: bool = True) -> None:
         """Find the longest stored prefix of each prompt; the prefill skips its tokens.
 
-        Also chooses where the prefill saves states: at the prompt's end only, without `reuse`.
+        Also chooses where the prefill saves states: at the prompt's end only, without `reuse`. Several
+        prompts that would run together reuse no prefix shorter than a page: the chat template begins all
+        prompts with the same few tokens.
         """
         if not self.pages.capacity_bytes or not sequences:
             return
         if self.states is not None:
             self.states.begin_batch()
+        least = PAGE if self._joins_first_prompts and len(sequences) > 1 else 0
         shared = []  # tokens of each prompt that are stored, with or without a state after them
         for sequence in sequences:
             sequence.prefix_keys = self._keys(sequence)
             if reuse:
                 sequence.prefix = self.pages.match(sequence.adapter.key, sequence.prefix_keys)
-            shared.append(sequence.prefix.length)
-            self._end_at_a_state(sequence, sequence.prefix.length)
+            stored = sequence.prefix.length
+            shared.append(stored if stored >= least else 0)
+            self._end_at_a_state(sequence, stored)
+            if sequence.prefix.length < least:
+                sequence.prefix = Prefix()
         # Runs are padded to the longest of a row: each row must have slots for it after the reused ones.
         room = self._room(sequences)
         while self.states is not None and any(each.prefix.length > room for each in sequences):

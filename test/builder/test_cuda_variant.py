@@ -82,6 +82,28 @@ def test_the_cuda_variant_equals_the_graph_with_a_mask(device, engines, name, ba
         )
 
 
+@knows_lengths
+@pytest.mark.only_on("cpu", "cuda", reason="TensorRT uses the graph with a mask")
+@pytest.mark.parametrize("name", ["fp16", "fp16 tied", "fp16 windows tied"])
+@pytest.mark.parametrize("tokens", [2, 9, 48])
+def test_prompts_of_several_sequences_run_together_in_half_precision(device, engines, name, tokens):
+    on_cpu = device.memory == "cpu"
+    if name != "fp16 windows tied" and on_cpu:
+        pytest.skip("ONNX Runtime's GroupQueryAttention norms queries and keys on CUDA only: --device cuda")
+    config = EngineConfig.load(engines[name])
+    inputs = llm_inputs(3, tokens, 0, layers=config.num_decoder_layers, head_dim=config.head_dim)
+    if on_cpu:  # where every sequence is rotated as the first one is
+        for rows in ("rope_cos", "rope_sin"):
+            inputs[rows] = np.repeat(inputs[rows][:1], 3, axis=0)
+    folder = engines[name] / "llm"
+    expected = compute(folder / "model.onnx", CpuDevice(), inputs)
+    found = compute(folder / "model.cuda.onnx", device, variant_inputs(inputs, engines[name]))
+    for output, values in expected.items():
+        written = values[:, :, :tokens] if output.startswith("present") else values
+        same = found[output][:, :, :tokens] if output.startswith("present") else found[output]
+        np.testing.assert_allclose(same, written, atol=2e-2 * np.abs(written).max(), err_msg=output)
+
+
 def test_both_graphs_share_one_file_of_weights(tiny_engine):
     found = []
     for name in ("model.onnx", "model.cuda.onnx"):

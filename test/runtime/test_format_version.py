@@ -14,7 +14,7 @@ from edgellm_ros.fused.description.draft import FusedDraftModel
 from edgellm_ros.fused.description.expert import FusedExpertModel
 
 FILES = (EngineConfig, FusedModel, FusedDraftModel, FusedExpertModel)
-KEYS_OF_VERSION = (11, "dd05e687ed18cf6d")  # and a digest of all keys
+KEYS_OF_VERSION = (12, "dd05e687ed18cf6d")  # and a digest of all keys
 
 
 def classes_of(hint: object) -> Iterator[type]:

@@ -6,7 +6,8 @@ There are two kinds of engines:
 - without lengths: rope_cos, rope_sin [B,S,R/2], a row per token; attention_mask [B,1,S,C]; kv_write_index [B]
 - with lengths: rope_cos, rope_sin [P,R/2], a table; position_ids [B,S], each token's row of the table;
   kv_length [B], the number of KV rows including the new tokens. One run of such an engine reads several
-  tokens of one sequence, or one token of several sequences. Engines that run on trees have a mask too.
+  tokens of one sequence, or one token of several sequences, or prompts of several sequences with nothing
+  cached (`takes_first_prompts`). Engines that run on trees have a mask too.
 
 R is the number of rotated values of a head. The table holds the rows of the first kind, one after another, so
 both kinds get the same values.
@@ -81,8 +82,21 @@ class AttentionInputs:
         return (names.ROPE_COS, names.ROPE_SIN) if self._has_lengths else ()
 
     def needs_one_sequence_per_run(self, tokens: int) -> bool:
-        """Whether a run with this many query tokens is limited to batch size 1."""
+        """Whether a run with this many query tokens is limited to batch size 1.
+
+        `takes_first_prompts` tells of an exception.
+        """
         return self._has_lengths and tokens > 1
+
+    @property
+    def takes_first_prompts(self) -> bool:
+        """Whether a run takes several prompts if nothing is cached of any of them.
+
+        GroupQueryAttention does, which writes the KV rows itself. With an FP8 cache such a run would attend
+        to keys and values before they are rounded, and a prompt would get other numbers than alone.
+        """
+        others = self._has_write_index or self._has_mask or self._cache.dtype.itemsize == 1
+        return self._has_lengths and not others
 
     def part(self, tensors: dict[str, Tensor], start: int, stop: int) -> dict[str, Tensor]:
         """Return the tensors of a run over rows start..stop-1 of a run's tensors [B,...]."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.executor import BoundRun, EngineExecutor
@@ -16,6 +15,10 @@ from edgellm_ros.engine_directory.adapters.lora_inputs import rank_sizes
 from edgellm_ros.runtime.adapters.lora import LoraAdapter
 from edgellm_ros.runtime.adapters.lora_tables import LoraTables
 from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs, run_sizes
+
+# Tokens of several prompts in one run, padding included. Such a run keeps a GPU busy, and its intermediate
+# results take memory for each token.
+MOST_PROMPT_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,15 @@ class EngineRuns:
         tensors: dict[str, Tensor],
         adapters: Sequence[LoraAdapter],
         record: str = "",
+        first: Sequence[bool] = (),
     ) -> None:
         """Run the engine over the batch.
 
-        record: what the log calls these runs, which are recorded as graphs when they repeat; empty = they are
-        not recorded here.
+        - record: what the log calls these runs, which are recorded as graphs when they repeat; empty = they
+          are not recorded here
+        - first [B]: rows of which nothing is cached; empty = none
         """
-        for _ in self._groups(engine, profile, tensors, adapters):
+        for _ in self._groups(engine, profile, tensors, adapters, first):
             engine.executor.execute(self._device.stream)
             if record:
                 engine.executor.record_repeated(self._device.stream, record)
@@ -78,12 +83,15 @@ class EngineRuns:
         profile: int,
         tensors: dict[str, Tensor],
         adapters: Sequence[LoraAdapter],
+        first: Sequence[bool] = (),
     ) -> Iterator[None]:
         """Bind one group of rows with one adapter after another.
 
-        A group consists of adjacent rows, or of one row if the engine needs one sequence per run. The fused
-        kernels run the whole batch, in which each sequence has its own adapter. On a CPU, neither other
-        groups nor other rows of a group change the bits of a row (OnnxRuntimeBackend).
+        A group consists of adjacent rows, or of one row if the engine needs one sequence per run. Several
+        prompts may be exceptions (`AttentionInputs.takes_first_prompts`): those that are `first`, of at most
+        MOST_PROMPT_TOKENS in all. The fused kernels run the whole batch, in which each sequence has its own
+        adapter. On a CPU, neither other groups nor other rows of a group change the bits of a row
+        (OnnxRuntimeBackend).
         """
         if engine.lora_tables is not None:
             bound = {**tensors, names.LORA_TABLE: engine.lora_tables.table(adapters)}
@@ -92,12 +100,14 @@ class EngineRuns:
             yield
             return
         batch, tokens, _ = tensors[names.INPUTS_EMBEDS].shape
-        sequences = enumerate(adapters or [self._base] * batch)
-        alone = not engine.fused and engine.inputs.needs_one_sequence_per_run(tokens)
-        for (adapter, _), group in groupby(sequences, lambda pair: (pair[1], alone and pair[0])):
-            rows = [row for row, _ in group]
-            part = engine.inputs.part(tensors, rows[0], rows[-1] + 1)
-            self._bind(engine, profile, part, adapter)
+        adapters = adapters or [self._base] * batch
+        joins, most = [True] * batch, batch
+        if not engine.fused and engine.inputs.needs_one_sequence_per_run(tokens):
+            joins = list(first) if first and engine.inputs.takes_first_prompts else [False] * batch
+            most = MOST_PROMPT_TOKENS // tokens
+        for rows in cut_rows(adapters, joins, most):
+            part = engine.inputs.part(tensors, rows.start, rows.stop)
+            self._bind(engine, profile, part, adapters[rows.start])
             yield
 
     def _bind(
@@ -110,3 +120,16 @@ class EngineRuns:
             shared[names.LM_HEAD] = adapter.head
         bound = {**tensors, **shared, **lora_inputs}
         executor.prepare(profile, dims, bound, self._device.stream)
+
+
+def cut_rows(adapters: Sequence[LoraAdapter], joins: Sequence[bool], most: int) -> Iterator[range]:
+    """Cut a batch into groups of adjacent rows with one adapter.
+
+    joins [B]: whether a row may share its group with others, of at most `most` rows.
+    """
+    start = 0
+    for row in range(1, len(adapters) + 1):
+        ends = row == len(adapters) or adapters[row] != adapters[start] or row - start >= most
+        if ends or not (joins[start] and joins[row]):
+            yield range(start, row)
+            start = row

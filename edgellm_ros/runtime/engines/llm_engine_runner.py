@@ -100,6 +100,7 @@ class LLMEngineRunner:
 
         self._engines = StepEngines(executor, decode_executor, fused, inputs)
         self._prefill, self._decode = self._engines.prefill, self._engines.decode
+        self.joins_first_prompts = self._prefill.inputs.takes_first_prompts  # in one run
         if max_tree_size and not (only_chains or self._decode.inputs.has_mask):
             raise EngineError(
                 f"{decode_executor.name}: drafting trees needs an engine with an attention mask"
@@ -159,9 +160,9 @@ class LLMEngineRunner:
         New KV rows follow the committed ones. EngineError if the KV cache has no room for S more.
         """
         batch, tokens, _ = inputs_embeds.shape
-        rows = rows or range(batch)
-        cache = self.kv_cache
-        longest = max(cache.host_length(row) for row in rows)
+        rows, cache = rows or range(batch), self.kv_cache
+        cached = [cache.host_length(row) for row in rows]
+        longest = max(cached)
         if longest + tokens > cache.capacity:
             name = self._prefill.executor.name
             raise EngineError(f"{name}: {tokens} tokens after {longest} exceed the capacity {cache.capacity}")
@@ -181,7 +182,8 @@ class LLMEngineRunner:
             **self._tensors.fused(batch, tokens),
         }
         record = PREFILLS if self.records_prefills else ""
-        self._runs.execute(self._prefill, PREFILL_PROFILE, tensors, adapters, record)
+        first = [not length for length in cached]
+        self._runs.execute(self._prefill, PREFILL_PROFILE, tensors, adapters, record, first)
         cache.commit_rows(rows, new_tokens)
         if self.recurrent is not None:
             self.recurrent.commit_rows(rows, new_tokens)

@@ -30,7 +30,8 @@ def build_cuda_llm(decoder: Decoder, weights: Weights, options: LLMOptions) -> M
       i64; the tokens of a sequence take rows that follow each other
     - kv_length [B] i64 in place of attention_mask and kv_write_index: number of filled cache rows, of which
       the last are those of the new tokens; each token attends up to its own
-    - B = 1 if S > 1: several tokens of one sequence, or one token of several
+    - B = 1 if S > 1: several tokens of one sequence, or one token of several. In half precision and without
+      a mask, also several tokens of several sequences, if all have kv_length S: nothing is cached
     - embedding [V,H] if the LM head is the embedding table, which the runtime holds on the device
 
     With `options.fusion` the graph is `llm/verify.cuda.onnx`, whose tokens may be a tree: there is also

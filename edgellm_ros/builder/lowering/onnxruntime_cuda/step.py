@@ -54,12 +54,25 @@ class CudaStep:
             with graph.scope("lengths"):
                 last = graph.op("Sub", self.kv_length, graph.constant(1))
                 self.last_row = graph.op("Cast", last, to=int(INT32))
-            # ONNX Runtime reads this bound on the host, where the lengths are not known: the largest length.
-            self.longest = graph.constant(capacity, INT32)
+            self.longest = graph.constant(capacity, INT32) if tree else self._longest(capacity)
         self.tree = graph.input(names.ATTENTION_MASK, BOOL, ["B", 1, "S", capacity]) if tree else None
         self.capacity = capacity
         self._masks: dict[int, ir.Value] = {}
         self._biases: dict[int | None, ir.Value] = {}
+
+    def _longest(self, capacity: int) -> ir.Value:
+        """Return the bound of all lengths, [1] i32, for GroupQueryAttention.
+
+        It is read on the host, where the lengths are not known, so it is the capacity. But then ONNX Runtime
+        takes several tokens of one sequence only. It takes those of several sequences if the bound is their
+        number of tokens, which says that nothing is cached. No other run has several of both, so the shape
+        tells, which the host knows.
+        """
+        graph, op = self.graph, self.graph.op
+        with graph.scope("lengths"):
+            sequences, tokens = (op("Shape", self.embeds, start=i, end=i + 1) for i in (0, 1))
+            are_prompts = op("Greater", op("Min", sequences, tokens), graph.constant([1]))
+            return op("Cast", op("Where", are_prompts, tokens, graph.constant([capacity])), to=int(INT32))
 
     def bias(self, window: int | None) -> ir.Value:
         """Return the mask of a tree as a bias of scores [B,1,S,C].
