@@ -16,7 +16,7 @@ from edgellm_ros.engine_directory.choices import FP8
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.draft_config import NUM_BASE_STATES
 from edgellm_ros.engine_directory.recurrent_config import GATED_DELTA_NET, RecurrentConfig, state_columns
-from edgellm_ros.fused.description.decoder import FusedModel, StoredWeight
+from edgellm_ros.fused.description.decoder import FusedLayer, FusedModel, StoredWeight
 from edgellm_ros.fused.description.draft import FusedDraftModel, StoredFusion
 from edgellm_ros.fused.description.expert import FusedExpertModel
 
@@ -162,17 +162,19 @@ def fused_weights(model: FusedModel, tensors: dict[str, Tensor]) -> FusedWeights
     address = partial(address_in, tensors)
     layers = []
     for i, layer in enumerate(model.layers):
-        weights = {
-            name: address(value)
-            for part in (layer, layer.mixer)
-            if part is not None
-            for name, value in vars(part).items()
-            if name not in ("window", "mixer")
-        }
+        weights = layer_addresses(layer, tensors)
         for matrices in model.quantized[i : i + 1]:
             weights |= {name: address(matrix.values) for name, matrix in matrices.given()}
         layers.append(FusedLayerWeights(**weights))
     return FusedWeights(tuple(layers), address(model.norm), address(model.lm_head), owners_of(tensors))
+
+
+def layer_addresses(layer: FusedLayer, tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the addresses of a layer's weights, fields of `FusedLayerWeights`; 0 of those it lacks."""
+    parts = (layer,) if layer.mixer is None else (layer, layer.mixer)
+    weights = {name: value for part in parts for name, value in vars(part).items()}
+    others = ("window", "mixer")
+    return {name: address_in(tensors, value) for name, value in weights.items() if name not in others}
 
 
 def fusion_shape(config: EngineConfig, fusion: StoredFusion, most_rows: int) -> FusionShape:

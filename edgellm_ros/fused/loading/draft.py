@@ -29,7 +29,7 @@ from edgellm_ros.fused.loading.availability import (
     made_or_unavailable,
 )
 from edgellm_ros.fused.loading.backend import Decoder, FusedBackend, element_type, token_bindings
-from edgellm_ros.fused.loading.device_weights import address_in, load_weights, owners_of
+from edgellm_ros.fused.loading.device_weights import address_in, layer_addresses, load_weights, owners_of
 from edgellm_ros.fused.loading.drafting import DraftSizes
 from edgellm_ros.fused.loading.fused_decoding import FusedDecoding
 
@@ -164,7 +164,7 @@ def _weights(model: FusedDraftModel, tensors: dict[str, Tensor]) -> FusedWeights
     address = partial(address_in, tensors)
     layers = []
     for i, layer in enumerate(model.layers):
-        weights = {name: address(value) for name, value in vars(layer).items() if name != "window"}
+        weights = layer_addresses(layer, tensors)
         state_norm = 0 if i else address(model.hidden_norm)
         layers.append(FusedLayerWeights(**weights, state_norm=state_norm))
     return FusedWeights(tuple(layers), address(model.norm), address(model.lm_head), owners_of(tensors))
