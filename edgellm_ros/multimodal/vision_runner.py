@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from edgellm_ros.engine.device import Device, on_device
 from edgellm_ros.engine.executor import EngineExecutor
@@ -19,6 +21,7 @@ from edgellm_ros.multimodal.video_processor import VideoGrid, VideoProcessor
 from edgellm_ros.multimodal.vision_config import QwenVisionTower, VisionConfig
 
 MAX_CACHED_GRIDS = 8
+CAMERA = 480, 640  # height and width of the image that is run in advance
 
 
 class VisionRunner:
@@ -84,6 +87,20 @@ class VisionRunner:
     def stop_recording(self) -> None:
         """Run the encoder without graphs from now on."""
         self._executor.stop_recording()
+
+    def warm_up(self, rows_of: Callable[[int], tuple[Tensor, list[Tensor]]]) -> None:
+        """Run and record an image of a camera's usual size, so that a user's first is not slow.
+
+        rows_of: from a number of tokens to the rows that `encode` writes. Without effect if the image has too
+        many tokens, and with a plan of TensorRT, of which each recorded run takes memory.
+        """
+        if self._executor.is_plan:
+            return
+        image = np.zeros((*CAMERA, 3), np.uint8)
+        height, width = self._processor.token_grid(*CAMERA)
+        if height * width <= self._max_tokens:
+            for _ in range(2):  # the second run is recorded
+                self.encode(image, *rows_of(height * width))
 
     def encode(self, image: Image, image_rows: Tensor, deepstack_rows: Sequence[Tensor]) -> None:
         """Encode an image into image_rows [tokens, H] and the deepstack rows."""

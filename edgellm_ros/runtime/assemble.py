@@ -133,7 +133,8 @@ def open_engines(opening: Opening) -> Engines:
     if config.vision is not None and not opening.parts.missing(VISUAL):
         vision = VisionRunner(opening.engine(VISUAL), config.vision, device, kernels, most_tokens)
     if config.audio is not None and not opening.parts.missing(AUDIO):
-        audio = AudioRunner(opening.engine(AUDIO), config.audio, device, most_tokens)
+        pads = pads_prompts(device)
+        audio = AudioRunner(opening.engine(AUDIO), config.audio, device, most_tokens, pads)
     if not opening.parts.missing(ACTION):
         action = _open_action_head(opening, kernels, runner)
     if not options.cuda_graphs:

@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
+import logging
+import time
+
+from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.multimodal.audio.runner import AudioRunner
 from edgellm_ros.multimodal.vision_runner import VisionRunner
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.metrics import MultimodalMetrics
+
+logger = logging.getLogger(__name__)
 
 
 class Encoders:
@@ -30,6 +37,31 @@ class Encoders:
         self._audio = audio
         self._embedder = embedder
         self._metrics = metrics
+        self._is_warm = False
+
+    def warm_up(self, device: Device) -> None:
+        """Run what a camera and a microphone usually send, so that a user's first is not slow.
+
+        On devices with graphs, which record these runs. The log has the time, or why it could not run. A
+        second call does nothing. No batch may run: rows of embeddings are overwritten.
+        """
+        if self._is_warm or not device.has_graphs:
+            return
+        self._is_warm = True
+        start = time.perf_counter()
+        try:
+            if self._vision is not None:
+                self._vision.warm_up(lambda tokens: self._embedder.image_rows(0, tokens))
+            if self._audio is not None:
+                self._audio.warm_up()
+            device.synchronize()
+        except DeviceLostError:
+            raise
+        except EngineError as error:
+            logger.warning("images and sounds are not run in advance: %s", error)
+            return
+        if self._vision is not None or self._audio is not None:
+            logger.info("ran an image and sounds in advance in %.1f s", time.perf_counter() - start)
 
     def encode_images(self, sequences: list[GenerationSequence]) -> None:
         """Encode images, one at a time, then videos; cancelled sequences are skipped."""

@@ -315,6 +315,7 @@ class Pipeline:
         """Record decode steps, and from now on prefills; see `LLMInferenceRuntime`."""
         try:
             self.runner.records_prefills = self.method.capture(self.loras.loaded())
+            self._encoders.warm_up(self.device)
             self._prefill.warm_up(self.device)
         except DeviceLostError:
             raise

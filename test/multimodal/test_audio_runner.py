@@ -68,6 +68,35 @@ def test_the_same_sound_gives_the_same_rows_whatever_came_before(encode):
         np.testing.assert_array_equal(encode(sound(2.3)), first)
 
 
+@pytest.mark.parametrize("seconds", [0.4, 1.2, 2.0, 2.3, 4.4])
+def test_a_sound_computed_as_whole_chunks_has_the_same_rows(device, tiny_engine, config, encode, seconds):
+    executor = EngineExecutor.open(tiny_engine / "audio" / "model.onnx", device)
+    whole = AudioRunner(executor, config, device, 60, pads=True)
+    rows = device.zeros((whole.num_tokens(sound(seconds)), 48), np.float32)
+    whole.encode(sound(seconds), rows)
+    np.testing.assert_allclose(device.download(rows), encode(sound(seconds)), atol=2e-5, rtol=0)
+
+
+def test_sounds_run_in_advance_have_the_shapes_of_later_ones(device, tiny_engine, config, monkeypatch):
+    executor = EngineExecutor.open(tiny_engine / "audio" / "model.onnx", device)
+    whole, bound = AudioRunner(executor, config, device, 60, pads=True), []
+    prepare = executor.prepare
+    monkeypatch.setattr(
+        executor, "prepare", lambda *given: bound.append((given[1]["N"], given[2])) or prepare(*given)
+    )
+    whole.warm_up()
+    advance = {count: tensors for count, tensors in bound}
+    assert sorted(advance) == [2, 3, 4]
+    assert len(bound) == 6  # each twice: the second is recorded
+    for seconds in (1.2, 2.3, 3.9):
+        bound.clear()
+        whole.encode(sound(seconds), device.zeros((whole.num_tokens(sound(seconds)), 48), np.float32))
+        ((count, tensors),) = bound
+        for name, tensor in tensors.items():
+            assert tensor.pointer == advance[count][name].pointer
+            assert tensor.shape == advance[count][name].shape
+
+
 def test_a_sound_of_too_many_tokens_is_an_error_that_names_both_and_the_seconds(runner):
     assert runner.num_tokens(sound(4.6)) == 60
     with pytest.raises(
@@ -91,6 +120,13 @@ def test_tokens_attend_to_their_window(config):
     for window in (slice(0, 26), slice(26, 52), slice(52, 60)):
         assert mask[window, window].all()
     assert mask.sum() == 26**2 + 26**2 + 8**2
+
+
+def test_no_token_of_a_sound_attends_to_padding(config):
+    mask = window_mask(39, config, tokens=30)
+    np.testing.assert_array_equal(mask[:30, :30], window_mask(30, config))
+    assert not mask[:30, 30:].any()
+    assert mask[30:].any(axis=1).all()  # a row that sees nothing would be NaN
 
 
 def test_the_graph_lowered_to_opset_23_computes_the_same(tiny_engine):

@@ -125,11 +125,12 @@ def test_the_graph_also_takes_several_sounds_as_the_reference_packs_them(thinker
     np.testing.assert_allclose(found, thinker.audio(prompt), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize("pads", [False, True])
 @pytest.mark.parametrize("seconds", LENGTHS)
-def test_the_runner_makes_the_reference_s_rows_of_a_sound(thinker, engine, seconds):
+def test_the_runner_makes_the_reference_s_rows_of_a_sound(thinker, engine, seconds, pads):
     device, config = CpuDevice(), EngineConfig.load(engine)
     executor = EngineExecutor.open(engine / "audio" / "model.onnx", device)
-    runner = AudioRunner(executor, config.audio, device, config.builder.max_input_len)
+    runner = AudioRunner(executor, config.audio, device, config.builder.max_input_len, pads)
     expected = thinker.audio(thinker.prompt("", sounds=[sound(seconds)])).numpy()
     one = Sound(sound(seconds), 16000)
     rows = device.empty((runner.num_tokens(one), config.llm.hidden_size), np.float32)

@@ -19,15 +19,25 @@ from edgellm_ros.multimodal.audio.config import AudioConfig
 from edgellm_ros.multimodal.audio.processor import AudioProcessor
 from edgellm_ros.multimodal.sound import Sound
 
+AUDIO_EMBEDS = "audio_embeds"
+WARM_CHUNKS = 10  # of the longest sound that is run in advance: ten seconds for Qwen3-Omni
+
 
 class AudioRunner:
     """Runs the audio encoder, one sound per run, and owns its inputs.
 
-    `max_tokens`: largest number of rows of one sound (the limit of a run).
+    - max_tokens: largest number of rows of one sound (the limit of a run)
+    - pads: whether a sound of several chunks is computed as whole chunks, so that runs have few shapes; no
+      row attends to those of padding
     """
 
     def __init__(
-        self, executor: EngineExecutor, config: AudioConfig, device: Device, max_tokens: int
+        self,
+        executor: EngineExecutor,
+        config: AudioConfig,
+        device: Device,
+        max_tokens: int,
+        pads: bool = False,
     ) -> None:
         self._executor = executor
         self._config = config
@@ -42,6 +52,11 @@ class AudioRunner:
         self._position_index = device.empty((max_tokens,), np.int64)
         device.upload(self._token_index, np.arange(max_tokens))
         device.upload(self._position_index, np.arange(max_tokens) % config.chunk_tokens)
+        self._whole = None  # [max_tokens,H]: rows of whole chunks
+        if pads:
+            width = executor.bindings[AUDIO_EMBEDS].shape[1]
+            assert isinstance(width, int)
+            self._whole = device.empty((max_tokens, width), executor.dtype(AUDIO_EMBEDS))
 
     def num_tokens(self, sound: Sound) -> int:
         """Compute the number of rows of a sound from its length.
@@ -68,18 +83,45 @@ class AudioRunner:
         """
         chunks = split_chunks(self._processor.process(sound), self._config.chunk_frames)
         tokens = audio_rows.shape[0]
+        whole = chunks.shape[0] * self._config.chunk_tokens
+        if self._whole is None or chunks.shape[0] == 1 or whole > self._max_tokens:
+            self._run(chunks, tokens, audio_rows)
+            return
+        self._run(chunks, tokens, self._whole.rows(0, whole))
+        self._device.copy(audio_rows, self._whole.rows(0, tokens))
+
+    def warm_up(self) -> None:
+        """Run and record sounds of up to WARM_CHUNKS chunks, so that a user's first is not slow.
+
+        Without effect if sounds are not padded, as then each length has a run of its own, and with a plan of
+        TensorRT, of which each recorded run takes memory.
+        """
+        if self._whole is None or self._executor.is_plan:
+            return
+        config = self._config
+        most = min(WARM_CHUNKS, self._max_tokens // config.chunk_tokens)
+        for count in range(2, most + 1):
+            silence = np.zeros((count, config.num_mel_bins, config.chunk_frames), np.float32)
+            tokens = count * config.chunk_tokens
+            for _ in range(2):  # the second run is recorded
+                self._run(silence, tokens, self._whole.rows(0, tokens))
+            self._executor.keep_graph()
+
+    def _run(self, chunks: np.ndarray, tokens: int, rows: Tensor) -> None:
+        """Run the encoder over chunks [N, M, frames], of which the first `tokens` rows are a sound's."""
+        computed = rows.shape[0]
         features = self._features.view(*chunks.shape)
         self._device.upload(features, chunks)
-        mask = self._mask.view(1, 1, tokens, tokens)
-        self._device.upload(mask, window_mask(tokens, self._config)[None, None])
+        mask = self._mask.view(1, 1, computed, computed)
+        self._device.upload(mask, window_mask(computed, self._config, tokens)[None, None])
         tensors = {
             "input_features": features,
-            "token_index": self._token_index.rows(0, tokens),
-            "position_index": self._position_index.rows(0, tokens),
+            "token_index": self._token_index.rows(0, computed),
+            "position_index": self._position_index.rows(0, computed),
             "attention_mask": mask,
-            "audio_embeds": audio_rows,
+            AUDIO_EMBEDS: rows,
         }
-        dims = {"N": chunks.shape[0], "T": chunks.shape[2], "A": tokens}
+        dims = {"N": chunks.shape[0], "T": chunks.shape[2], "A": computed}
         self._executor.prepare(0, dims, tensors, self._device.stream)
         self._executor.execute(self._device.stream)
         self._executor.record_repeated(self._device.stream)
@@ -99,11 +141,14 @@ def split_chunks(features: np.ndarray, chunk_frames: int) -> np.ndarray:
     return np.ascontiguousarray(padded.reshape(bins, count, chunk_frames).transpose(1, 0, 2))
 
 
-def window_mask(tokens: int, config: AudioConfig) -> np.ndarray:
-    """Make the attention mask [tokens, tokens] bool.
+def window_mask(computed: int, config: AudioConfig, tokens: int | None = None) -> np.ndarray:
+    """Make the attention mask [computed, computed] bool.
 
-    The mask is true inside a window of n_window_infer frames.
+    The mask is true inside a window of n_window_infer frames. tokens: of the sound; only padding attends to
+    what is after them. None = all.
     """
     window = config.chunk_tokens * (config.n_window_infer // config.chunk_frames)
-    windows = np.arange(tokens) // window
+    numbers = np.arange(computed)
+    padding = numbers >= (computed if tokens is None else tokens)
+    windows = numbers // window + computed * padding  # the padding is in windows of its own
     return windows[:, None] == windows
