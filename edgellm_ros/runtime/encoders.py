@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 class Encoders:
     """The opened encoders of an engine directory.
 
-    Encoder rows of a reused prefix are not computed, nor rows that have been computed before.
+    Encoder rows of a reused prefix are not computed, nor rows that have been computed before; those of a
+    sound that was heard before are copied (`AudioRunner.encode`).
     """
 
     def __init__(
@@ -115,6 +116,6 @@ class Encoders:
                 start, row = row, row + tokens
                 if row > first_new and start not in sequence.encoded_rows:
                     sequence.encoded_rows.add(start)
-                    self._audio.encode(sounds[index], self._embedder.audio_rows(start, tokens))
-                    self._metrics.total_sounds += 1
-                    self._metrics.total_audio_tokens += tokens
+                    if self._audio.encode(sounds[index], self._embedder.audio_rows(start, tokens)):
+                        self._metrics.total_sounds += 1
+                        self._metrics.total_audio_tokens += tokens

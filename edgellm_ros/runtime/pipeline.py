@@ -209,7 +209,8 @@ class Pipeline:
         """Reset all state of the batch after a failure.
 
         Values that are not finite may come from KV rows of an earlier prompt, so an EngineError also clears
-        the prefix cache. Queued work must be complete before its memory is used again.
+        the prefix cache and the kept rows of sounds. Queued work must be complete before its memory is used
+        again.
         """
         with suppress(EngineError):  # `error` itself, or a consequence
             self.device.synchronize()
@@ -223,6 +224,8 @@ class Pipeline:
             self.device.synchronize()
         if isinstance(error, EngineError):
             self.reuse.clear()
+            if self.audio is not None:
+                self.audio.forget()
 
     def encode_images(self, sequences: list[GenerationSequence]) -> None:
         """Encode images and videos: camera frames -> rows of embeddings."""

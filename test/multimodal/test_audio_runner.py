@@ -11,7 +11,7 @@ from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.onnxruntime.opset23 import lower_to_opset23
 from edgellm_ros.engine.onnxruntime.session import open_session
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.multimodal.audio.runner import AudioRunner, split_chunks, window_mask
+from edgellm_ros.multimodal.audio.runner import KEPT_SOUNDS, AudioRunner, split_chunks, window_mask
 from edgellm_ros.multimodal.sound import Sound
 from fixtures.reference_inputs import make_sound
 
@@ -39,7 +39,8 @@ def encode(device, runner):
 
     def run(one) -> np.ndarray:
         rows = device.zeros((runner.num_tokens(one), 48), np.float32)
-        runner.encode(one, rows)
+        runner.forget()
+        assert runner.encode(one, rows)
         return device.download(rows)
 
     return run
@@ -95,6 +96,40 @@ def test_sounds_run_in_advance_have_the_shapes_of_later_ones(device, tiny_engine
         for name, tensor in tensors.items():
             assert tensor.pointer == advance[count][name].pointer
             assert tensor.shape == advance[count][name].shape
+
+
+def test_a_sound_that_was_encoded_before_is_not_computed_again(device, tiny_engine, config):
+    executor = EngineExecutor.open(tiny_engine / "audio" / "model.onnx", device)
+    runner = AudioRunner(executor, config, device, 60)
+
+    def encode(one) -> tuple[bool, np.ndarray]:
+        rows = device.zeros((runner.num_tokens(one), 48), np.float32)
+        return runner.encode(one, rows), device.download(rows)
+
+    sounds = [sound(0.3 + 0.7 * number) for number in range(KEPT_SOUNDS)]
+    first = [encode(one) for one in sounds]
+    assert all(computed for computed, _ in first)
+    for one, (_, expected) in zip(sounds, first, strict=True):
+        computed, rows = encode(Sound(one.samples.copy(), one.sample_rate))
+        assert not computed
+        np.testing.assert_array_equal(rows, expected)
+    slower = Sound(sounds[0].samples, 8000)
+    assert encode(slower)[0]  # the same samples at another rate; takes the place of the oldest
+    assert encode(sounds[0])[0]
+    assert not encode(sounds[3])[0]
+    changed = Sound(sounds[3].samples.copy(), 16000)
+    changed.samples[5] += 0.01
+    assert encode(changed)[0]
+    runner.forget()
+    assert encode(sounds[3])[0]
+
+
+def test_a_kept_sound_does_not_change_with_the_caller_s_samples(device, runner):
+    one = Sound(make_sound(1.7, 16000).copy(), 16000)
+    rows = device.zeros((runner.num_tokens(one), 48), np.float32)
+    runner.encode(one, rows)
+    one.samples[:] = 0
+    assert runner.encode(one, rows)
 
 
 def test_a_sound_of_too_many_tokens_is_an_error_that_names_both_and_the_seconds(runner):

@@ -10,6 +10,7 @@ from doubles.deferred_runtime import WatchedDevice, queueing, used
 from edgellm_ros.diffusion.action_runner import KEPT_GRAPHS, STEPS_PER_GRAPH
 from edgellm_ros.diffusion.chunking import ChunkCondition
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, OTHER_SOUND, SOUND, assert_same_answer, request
 
@@ -119,9 +120,17 @@ def test_a_frame_size_is_recorded_when_it_is_encoded_again(deferred):
 
 
 def test_a_length_of_sounds_is_recorded_when_it_is_encoded_again(acting_runtime, deferred):
-    hearing = [request(audio=(sound,), max_tokens=4) for sound in (SOUND, OTHER_SOUND)]
-    assert [used(deferred, hearing[i]) for i in (0, 1, 0, 0, 1)] == [(0, 0), (0, 0), (0, 1), (1, 0), (0, 1)]
-    for one in hearing:
+    def hearing(sound, volume):  # a new sound: the rows of one that was heard before are copied
+        quieter = Sound((volume * sound.samples).astype(np.float32), sound.sample_rate)
+        return request(audio=(quieter,), max_tokens=4)
+
+    new = [
+        hearing(*each)
+        for each in ((SOUND, 0.9), (OTHER_SOUND, 0.9), (SOUND, 0.8), (SOUND, 0.7), (OTHER_SOUND, 0.8))
+    ]
+    assert [used(deferred, one) for one in new] == [(0, 0), (0, 0), (0, 1), (1, 0), (0, 1)]
+    assert used(deferred, new[-1]) == (0, 0)
+    for one in new:
         assert_same_answer(deferred.handle_request(one), acting_runtime.handle_request(one))
 
 

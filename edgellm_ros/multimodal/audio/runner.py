@@ -20,6 +20,8 @@ from edgellm_ros.multimodal.audio.processor import AudioProcessor
 from edgellm_ros.multimodal.sound import Sound
 
 AUDIO_EMBEDS = "audio_embeds"
+KEPT_SOUNDS = 4  # whose rows are kept: a robot that drives plans again and again from one command
+KEPT_TOKENS = 512  # of a sound that is kept
 WARM_CHUNKS = 10  # of the longest sound that is run in advance: ten seconds for Qwen3-Omni
 
 
@@ -52,11 +54,12 @@ class AudioRunner:
         self._position_index = device.empty((max_tokens,), np.int64)
         device.upload(self._token_index, np.arange(max_tokens))
         device.upload(self._position_index, np.arange(max_tokens) % config.chunk_tokens)
-        self._whole = None  # [max_tokens,H]: rows of whole chunks
-        if pads:
-            width = executor.bindings[AUDIO_EMBEDS].shape[1]
-            assert isinstance(width, int)
-            self._whole = device.empty((max_tokens, width), executor.dtype(AUDIO_EMBEDS))
+        width, dtype = executor.bindings[AUDIO_EMBEDS].shape[1], executor.dtype(AUDIO_EMBEDS)
+        assert isinstance(width, int)
+        self._whole = device.empty((max_tokens, width), dtype) if pads else None  # rows of whole chunks
+        places = KEPT_SOUNDS, min(KEPT_TOKENS, max_tokens), width
+        self._kept_rows = device.empty(places, dtype)
+        self._kept: list[tuple[Sound, int]] = []  # sounds and their places, the newest last
 
     def num_tokens(self, sound: Sound) -> int:
         """Compute the number of rows of a sound from its length.
@@ -76,19 +79,42 @@ class AudioRunner:
         """Run the encoder without graphs from now on."""
         self._executor.stop_recording()
 
-    def encode(self, sound: Sound, audio_rows: Tensor) -> None:
+    def encode(self, sound: Sound, audio_rows: Tensor) -> bool:
         """Encode a sound into audio_rows [tokens, H].
 
-        Sound -> log-mel features -> audio encoder.
+        Sound -> log-mel features -> audio encoder. The rows of the last KEPT_SOUNDS sounds are copied; then
+        the result is False, as nothing was computed.
         """
-        chunks = split_chunks(self._processor.process(sound), self._config.chunk_frames)
         tokens = audio_rows.shape[0]
+        for index, (kept, place) in enumerate(self._kept):
+            if kept.sample_rate == sound.sample_rate and np.array_equal(kept.samples, sound.samples):
+                self._kept.append(self._kept.pop(index))
+                self._device.copy(audio_rows, self._place(place, tokens))
+                return False
+        chunks = split_chunks(self._processor.process(sound), self._config.chunk_frames)
         whole = chunks.shape[0] * self._config.chunk_tokens
         if self._whole is None or chunks.shape[0] == 1 or whole > self._max_tokens:
             self._run(chunks, tokens, audio_rows)
+        else:
+            self._run(chunks, tokens, self._whole.rows(0, whole))
+            self._device.copy(audio_rows, self._whole.rows(0, tokens))
+        self._keep(sound, audio_rows)
+        return True
+
+    def forget(self) -> None:
+        """Drop the kept rows: after a failure they may be wrong."""
+        self._kept = []
+
+    def _keep(self, sound: Sound, audio_rows: Tensor) -> None:
+        tokens = audio_rows.shape[0]
+        if tokens > self._kept_rows.shape[1]:
             return
-        self._run(chunks, tokens, self._whole.rows(0, whole))
-        self._device.copy(audio_rows, self._whole.rows(0, tokens))
+        place = len(self._kept) if len(self._kept) < KEPT_SOUNDS else self._kept.pop(0)[1]
+        self._device.copy(self._place(place, tokens), audio_rows)
+        self._kept.append((Sound(sound.samples.copy(), sound.sample_rate), place))
+
+    def _place(self, place: int, tokens: int) -> Tensor:
+        return self._kept_rows.rows(place, place + 1).view(*self._kept_rows.shape[1:]).rows(0, tokens)
 
     def warm_up(self) -> None:
         """Run and record sounds of up to WARM_CHUNKS chunks, so that a user's first is not slow.
