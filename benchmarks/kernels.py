@@ -44,6 +44,7 @@ from edgellm_ros.kernels import (
     Kernels,
     PatchLayout,
     RopeTable,
+    RowLimits,
     SamplingState,
     StopState,
     TreeKernels,
@@ -147,6 +148,7 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
     counts, offered = put(np.zeros(batch, np.int64)), put(np.ones(batch, np.int64))
     stops = StopState(put(np.full(batch, 2**60)), integers(9, batch), integers(VOCABULARY, 4))
     committing = sampling_state(put, batch, {})
+    rules_of_row = {**RULE_SETS["all rules"], "seed": 1}
     logits = put((rng.standard_normal((batch, 1, VOCABULARY)) * 3).astype(np.float32))
     top_ids, top_values = device.zeros((batch, 1, 6), np.int64), device.zeros((batch, 1, 6), np.float32)
     noise, velocity = (device.zeros((batch, 16, 8), np.float32) for _ in range(2))
@@ -177,6 +179,7 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
         "map_tokens": bind(kernels.map_tokens, tokens, vocab_map, mapped),
         "count_tokens": bind(kernels.count_tokens, tokens, offered, stops, counts),
         "commit_tokens": bind(kernels.commit_tokens, tokens, tokens, counts, committing, last_tokens),
+        "open_row": bind(kernels.open_row, 0, rules_of_row, RowLimits(1, 2**60, -1), committing, stops),
         "commit_rows": bind(kernels.commit_rows, lengths, put(np.zeros(batch, np.int64))),
         "euler_step": bind(kernels.euler_step, noise, velocity, 0.1, flow_time, 0.2),
         "copy_cache_rows, 256 tokens": bind(kernels.copy_cache_rows, page, (0, 0), cache, (0, 0), PREFIX),

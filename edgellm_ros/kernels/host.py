@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import cv2
@@ -11,7 +11,14 @@ import numpy as np
 from PIL import Image
 
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels.protocol import EXCLUDED, PatchLayout, RopeTable, SamplingState, StopState
+from edgellm_ros.kernels.protocol import (
+    EXCLUDED,
+    PatchLayout,
+    RopeTable,
+    RowLimits,
+    SamplingState,
+    StopState,
+)
 from edgellm_ros.kernels.random import token_uniform
 
 ALL = slice(None)
@@ -161,6 +168,20 @@ class HostKernels:
                     taken, left = taken[: place + 1], int(token == trigger_token[row])
                     break
             counts.array[row], tokens_left[row] = len(taken), left
+
+    def open_row(
+        self,
+        row: int,
+        rules: Mapping[str, float],
+        limits: RowLimits,
+        state: SamplingState,
+        stop: StopState,
+    ) -> None:
+        for name, value in rules.items():
+            state.rules[name].array[row] = value
+        state.position.array[row] = 0
+        state.path_limit.array[row] = limits.path_limit
+        stop.tokens_left.array[row], stop.trigger_token.array[row] = limits.tokens_left, limits.trigger_token
 
     def commit_tokens(
         self, sampled: Tensor, tokens: Tensor, counts: Tensor, state: SamplingState, last_tokens: Tensor

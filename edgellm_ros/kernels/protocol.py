@@ -10,7 +10,7 @@ device. The result of a row never depends on the other rows of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Protocol
 
@@ -83,6 +83,15 @@ class StopState:
         return StopState(
             self.tokens_left.rows(start, stop), self.trigger_token.rows(start, stop), self.stop_ids
         )
+
+
+@dataclass(frozen=True)
+class RowLimits:
+    """Limits of a sequence: values of the tensors of the same names."""
+
+    path_limit: int  # of `SamplingState`
+    tokens_left: int  # this one and the next are of `StopState`
+    trigger_token: int
 
 
 @dataclass(frozen=True)
@@ -258,6 +267,17 @@ class Kernels(Protocol):
 
     def map_tokens(self, tokens: Tensor, vocab_map: Tensor, out: Tensor) -> None:
         """Write out [B,N]: vocab_map[tokens[b,n]], or -1 where tokens [B,N] has -1."""
+        ...
+
+    def open_row(
+        self,
+        row: int,
+        rules: Mapping[str, float],
+        limits: RowLimits,
+        state: SamplingState,
+        stop: StopState,
+    ) -> None:
+        """Begin a sequence in a row: its rules, by name, and limits; position 0. `seen` stays as it is."""
         ...
 
     def count_tokens(self, tokens: Tensor, offered: Tensor, state: StopState, counts: Tensor) -> None:

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from edgellm_ros.kernels import PatchLayout, RopeTable, StopState
+from edgellm_ros.kernels import PatchLayout, RopeTable, RowLimits, StopState
 from edgellm_ros.kernels.random import MAX_SEED
 from fixtures.device_under_test import Side, host_side
 
@@ -202,6 +202,27 @@ def test_counts_and_commits(agree, rng, width):
         place.kernels.commit_rows(device_lengths, counts)
         place.kernels.map_tokens(device_tokens, place.tensor(np.arange(9) * 11 % 9), mapped)
         return device_lengths, counts, stops.tokens_left, state.position, state.seen, last, mapped
+
+    agree(run)
+
+
+@pytest.mark.parametrize("row", [0, 2])
+def test_an_opened_row(agree, row):
+    rules = {
+        "temperature": 0.7,
+        "top_k": 40,
+        "top_p": 0.9,
+        "min_p": 1e-3,
+        "repetition_penalty": 1.1,
+        "seed": 2**64 - 3,
+    }
+    limits = RowLimits(path_limit=2**31, tokens_left=77, trigger_token=-1)
+
+    def run(place: Side):
+        state = place.sampling_state(3, 9, position=[4, 5, 6])
+        stops = StopState(*(place.tensor([7, 8, 9]) for _ in range(3)))
+        place.kernels.open_row(row, rules, limits, state, stops)
+        return *vars(state).values(), *vars(stops).values()
 
     agree(run)
 

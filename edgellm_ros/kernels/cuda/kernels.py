@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,15 @@ from edgellm_ros.kernels.cuda.launches import (
     widest_unit,
 )
 from edgellm_ros.kernels.cuda.layout import MOST_LOGPROBS, SAMPLE_THREADS
-from edgellm_ros.kernels.protocol import EXCLUDED, PatchLayout, RopeTable, SamplingState, StopState
+from edgellm_ros.kernels.protocol import (
+    EXCLUDED,
+    RULES,
+    PatchLayout,
+    RopeTable,
+    RowLimits,
+    SamplingState,
+    StopState,
+)
 from edgellm_ros.kernels.resampling import bicubic_weights, height_first
 
 MAX_CACHED_WEIGHTS = 32
@@ -219,6 +227,23 @@ class CudaKernels(CudaLaunches):
             tokens=tokens, offered=offered, tokens_left=state.tokens_left,
             trigger_token=state.trigger_token, stop_ids=state.stop_ids, stop_count=state.stop_ids.size,
             counts=counts, batch=tokens.shape[0], width=tokens.shape[1],
+        )  # fmt: skip
+
+    def open_row(
+        self,
+        row: int,
+        rules: Mapping[str, float],
+        limits: RowLimits,
+        state: SamplingState,
+        stop: StopState,
+    ) -> None:
+        given = {name: RULES[name].type(value).item() for name, value in rules.items()}
+        given["seed"] = int(np.uint64(given["seed"]).astype(np.int64))  # the same bits
+        self._by_element(
+            "open_row", 1,
+            **state.rules, positions=state.position, path_limit=state.path_limit,
+            tokens_left=stop.tokens_left, trigger_token=stop.trigger_token, row=row,
+            **{f"new_{name}": value for name, value in (given | vars(limits)).items()},
         )  # fmt: skip
 
     def commit_tokens(

@@ -60,6 +60,21 @@ extern "C" __global__ void visible_rows(i64* out, const i64* lengths, i64 batch,
   for (i64 i = first_index(); i < batch; i += index_stride()) out[i] = lengths[i] + steps;
 }
 
+// Begins a sequence in a row: `Kernels.open_row`.
+extern "C" __global__ void open_row(float* temperature, i64* top_k, float* top_p, float* min_p,
+                                    float* repetition_penalty, u64* seed, i64* positions, i64* path_limit,
+                                    i64* tokens_left, i64* trigger_token, i64 row, double new_temperature,
+                                    i64 new_top_k, double new_top_p, double new_min_p, double new_repetition_penalty,
+                                    i64 new_seed, i64 new_path_limit, i64 new_tokens_left, i64 new_trigger_token) {
+  pdl_wait();
+  if (first_index() > 0) return;
+  temperature[row] = (float)new_temperature, top_k[row] = new_top_k;
+  top_p[row] = (float)new_top_p, min_p[row] = (float)new_min_p;
+  repetition_penalty[row] = (float)new_repetition_penalty, seed[row] = (u64)new_seed;
+  positions[row] = 0, path_limit[row] = new_path_limit;
+  tokens_left[row] = new_tokens_left, trigger_token[row] = new_trigger_token;
+}
+
 // Counts how many of the first offered[i] of tokens [batch, width] each sequence accepts: `Kernels.count_tokens`.
 extern "C" __global__ void count_tokens(const i64* tokens, const i64* offered, i64* tokens_left,
                                         const i64* trigger_token, const i64* stop_ids, i64 stop_count, i64* counts,

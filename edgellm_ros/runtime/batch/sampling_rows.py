@@ -10,7 +10,15 @@ import numpy as np
 from edgellm_ros.engine.device import Device, on_device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import GenerationDefaults
-from edgellm_ros.kernels import RULES, DraftTree, Kernels, SamplingState, StopState, TreeKernels
+from edgellm_ros.kernels import (
+    RULES,
+    DraftTree,
+    Kernels,
+    RowLimits,
+    SamplingState,
+    StopState,
+    TreeKernels,
+)
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.batch.step_result import StepResult
 from edgellm_ros.runtime.grammar.grammar import (
@@ -102,16 +110,14 @@ class SamplingRows:
         seen = np.zeros((1, self._state.seen.shape[1]), np.bool_)
         logits = self._logit_of_token[sequence.token_ids]
         seen[0, logits[logits != NO_LOGIT]] = True
-        for tensor, value in (
-            *((rule, getattr(sequence.sampling, name)) for name, rule in self._state.rules.items()),
-            (self._state.position, 0),
-            (self._state.path_limit, 1 if sequence.request.disable_spec_decode else NO_LIMIT),
-            (self._state.seen, seen),
-            (self._stop.tokens_left, sequence.tokens_left),
-            (self._stop.trigger_token, NO_TOKEN if trigger is None else trigger),
-        ):
-            target = tensor.rows(row, row + 1)
-            self._device.upload(target, np.array(value, tensor.dtype).reshape(target.shape))
+        self._device.upload(self._state.seen.rows(row, row + 1), seen)
+        rules = {name: getattr(sequence.sampling, name) for name in RULES}
+        limits = RowLimits(
+            path_limit=1 if sequence.request.disable_spec_decode else NO_LIMIT,
+            tokens_left=sequence.tokens_left,
+            trigger_token=NO_TOKEN if trigger is None else trigger,
+        )
+        self._kernels.open_row(row, rules, limits, self._state, self._stop)
 
     def move(self, source: int, target: int) -> None:
         """Copy a row's sampling parameters and last token to another row."""

@@ -11,7 +11,7 @@ static const NamedKernel kernels[] = {
         BY_WIDTH(begin_accepted) BY_WIDTH(begin_level) BY_WIDTH(tree_mask) BY_WIDTH(move_cache_rows) BY_WIDTH(take_rows)
             BY_WIDTH(take_accepted) BY_WIDTH(put_rows) KERNEL(resize_width) KERNEL(resize_height) KERNEL(cut_patches)
                 KERNEL(rope_rows) KERNEL(mrope_rows) KERNEL(visible_rows) KERNEL(count_tokens) KERNEL(commit_tokens)
-                    KERNEL(commit_rows) KERNEL(map_tokens) KERNEL(euler_step) KERNEL(conditioned_step)
+                    KERNEL(open_row) KERNEL(commit_rows) KERNEL(map_tokens) KERNEL(euler_step) KERNEL(conditioned_step)
                         KERNEL(mask_logits) KERNEL(sample) KERNEL(log_probabilities) KERNEL(fill) KERNEL(add_candidates)
                             KERNEL(add_candidates_half) KERNEL(select_tree) KERNEL(tree_rope_rows) KERNEL(sample_path)
                                 KERNEL(find_continuation) KERNEL(append_history) KERNEL(advance_states)
