@@ -10,25 +10,17 @@ import numpy as np
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.fused.blocks import feed_forward, numbers_of_states, recurrent_block
 from edgellm_ros.fused.fusion import FusedFusion, StateFusion
 from edgellm_ros.fused.params import (
     AttentionParams,
     BatchAttentionParams,
     CombineSplitsParams,
-    DownParams,
-    GateUpParams,
-    InProjParams,
     KernelParams,
     LastStateParams,
     LmHeadParams,
-    MixParams,
     OParams,
-    OutProjParams,
-    PrepDownParams,
-    PrepGateUpParams,
-    PrepInProjParams,
     PrepLmHeadParams,
-    PrepOutProjParams,
     PrepQkvParams,
     QkvParams,
     RopeAppendKvParams,
@@ -48,7 +40,6 @@ ROPE = {
     "sin_table": "rope_sin",
     "position_ids": "position_ids",
 }  # of models with RoPE
-CHAIN_VALUES = ("conv_inputs", "keys", "values", "decays", "strengths")  # outputs of recurrent layers
 
 
 class FusedDecoder:
@@ -84,7 +75,7 @@ class FusedDecoder:
         if capability < OLDEST:
             raise EngineError(f"the fused kernels need compute capability 8.0, the GPU is {device.arch}")
         self._shape, self._weights = shape, weights
-        self._numbers = _numbers(weights)
+        self._numbers = numbers_of_states(weights)
         self._tuning = tuning or load_tuning(device.arch)
         self._early = self._tuning.early_start and capability >= EARLY_START
         self._device, self._compile = device, compile or compiler_for(device)
@@ -227,12 +218,17 @@ class FusedDecoder:
         Prep kernels are launched only if the plan has them.
         """
         weights, launches = self._weights.layers[layer], dict[str, KernelParams]()
+        scratch = {name: tensor.pointer for name, tensor in self._scratch.items()}
         if weights.qkv:
             launches |= self._attention_block(tensors, layer, weights, rows, tokens)
         if weights.in_proj:
-            launches |= self._recurrent_block(tensors, layer, weights, rows, tokens)
+            norm, number = self._input_norm(tensors, layer), self._numbers[layer]
+            launches |= recurrent_block(
+                tensors, scratch, weights, norm, number=number, tokens=tokens, rows=rows
+            )
         if weights.gate_up:
-            launches |= self._feed_forward(tensors, layer, weights, rows, tokens)
+            _, _, *lora = _adapters(tensors, layer)
+            launches |= feed_forward(scratch, weights, lora, rows, tokens)
         return launches
 
     def _input_norm(self, tensors: Mapping[str, Tensor], layer: int) -> dict[str, int]:
@@ -243,42 +239,6 @@ class FusedDecoder:
             "embeds": 0 if layer else tensors["inputs_embeds"].pointer,
             "residual": self._scratch["residual"].pointer,
             "hidden": hidden,
-        }
-
-    def _recurrent_block(
-        self, tensors: Mapping[str, Tensor], layer: int, weights: FusedLayerWeights, rows: int, tokens: int
-    ) -> dict[str, KernelParams]:
-        """Return the parameters of the kernels of a recurrent mixer."""
-        scratch, norm = self._scratch, self._input_norm(tensors, layer)
-        partials, x = scratch["in_proj"].pointer, scratch["x"].pointer
-        mixed = {"mixed": scratch["mixed"].pointer, "squares": scratch["squares"].pointer}
-        number, chain = self._numbers[layer], dict.fromkeys(CHAIN_VALUES, 0)
-        if tokens > 1:
-            outputs = {name: tensors.get(f"chain_{name}_{number}") for name in CHAIN_VALUES}
-            chain = {name: 0 if each is None else each.pointer for name, each in outputs.items()}
-        return {
-            "prep_in_proj": PrepInProjParams(**norm, x=x, rows=rows, weights=weights.in_proj),
-            "in_proj": InProjParams(**norm, weights=weights.in_proj, partials=partials, x=x, rows=rows),
-            "mix": MixParams(
-                partials=partials,
-                taps=weights.taps,
-                conv_bias=weights.conv_bias,
-                decay=weights.decay,
-                dt_bias=weights.dt_bias,
-                skip=weights.skip,
-                norm=weights.mixer_norm,
-                conv_states=tensors[f"conv_state_{number}"].pointer,
-                states=tensors[f"recurrent_state_{number}"].pointer,
-                next_conv_states=tensors[f"present_conv_state_{number}"].pointer,
-                next_states=tensors[f"present_recurrent_state_{number}"].pointer,
-                **mixed,
-                **chain,
-                tokens=tokens,
-            ),
-            "prep_out_proj": PrepOutProjParams(**mixed, x=x, weights=weights.out_proj),
-            "out_proj": OutProjParams(
-                **mixed, weights=weights.out_proj, residual=norm["residual"], ready=x, rows=rows
-            ),
         }
 
     def _attention_block(
@@ -320,41 +280,6 @@ class FusedDecoder:
                 ready=x,
                 rows=rows,
                 adapters=o_lora,
-            ),
-        }
-
-    def _feed_forward(
-        self, tensors: Mapping[str, Tensor], layer: int, weights: FusedLayerWeights, rows: int, tokens: int
-    ) -> dict[str, KernelParams]:
-        """Return the parameters of the kernels of a feed-forward block."""
-        scratch = {name: tensor.pointer for name, tensor in self._scratch.items()}
-        residual, gate_up, x = scratch["residual"], scratch["gate_up"], scratch["x"]
-        _, _, gate_up_lora, down_lora = _adapters(tensors, layer)
-        post_norm = {"norm": weights.post_norm, "residual": residual}
-        return {
-            "prep_gate_up": PrepGateUpParams(**post_norm, x=x, rows=rows, weights=weights.gate_up),
-            "gate_up": GateUpParams(
-                **post_norm,
-                weights=weights.gate_up,
-                partials=gate_up,
-                x=x,
-                rows=rows,
-                adapters=gate_up_lora,
-                tokens=tokens,
-            ),
-            "prep_down": PrepDownParams(
-                bias=weights.gate_up_bias, partials=gate_up, x=x, weights=weights.down
-            ),
-            "down": DownParams(
-                weights=weights.down,
-                bias=weights.down_bias,
-                gate_up_bias=weights.gate_up_bias,
-                partials=gate_up,
-                residual=residual,
-                ready=x,
-                rows=rows,
-                adapters=down_lora,
-                tokens=tokens,
             ),
         }
 
@@ -404,15 +329,6 @@ class FusedDecoder:
         if layer not in self._shape.hidden_state_layers:
             return 0
         return tensors[f"hidden_states_{layer}"].pointer
-
-
-def _numbers(weights: FusedWeights) -> tuple[int, ...]:
-    """Return the number of each layer's KV cache or recurrent state, 0 of a layer without."""
-    numbers, count = [], {True: 0, False: 0}
-    for layer in weights.layers:
-        numbers.append(count[bool(layer.in_proj)])
-        count[bool(layer.in_proj)] += bool(layer.qkv or layer.in_proj)
-    return tuple(numbers)
 
 
 def _adapters(tensors: Mapping[str, Tensor], layer: int) -> Iterator[int]:

@@ -124,7 +124,10 @@ def write_internvl(text: dict, directory: Path) -> None:
 
 
 def write_hybrid(write: Callable[..., Path], sizes: dict, directory: Path) -> None:
-    """Write a hybrid whose weights are all of fp16, as those that stay in fp32 are rounded here too."""
+    """Write a hybrid whose weights are all of fp16.
+
+    Those that stay in fp32 in an engine are rounded here too.
+    """
     write(directory, **sizes)
     silence(directory)
     for path in directory.glob("*.safetensors"):

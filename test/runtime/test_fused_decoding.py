@@ -363,10 +363,19 @@ class TestWhenTheEngineDecodes:
         reason = r"the kernels do not take this model: head_dim is 16, not one of \(64, 96, 128, 256\)"
         self.assert_reason(caplog, reason, engine)
 
-    @pytest.mark.parametrize("write", [write_nemotron_h_checkpoint, write_qwen3_5_checkpoint])
-    def test_with_recurrent_layers(self, decoders, caplog, tmp_path, write):
-        export(write(tmp_path / "checkpoint"), tmp_path / "engine", precision="fp16")
-        self.assert_reason(caplog, "the model has recurrent layers", tmp_path / "engine")
+    def test_with_a_hybrid_whose_blocks_the_kernels_lack(self, decoders, caplog, tmp_path):
+        checkpoint = write_nemotron_h_checkpoint(tmp_path / "checkpoint", use_bias=True)
+        export(checkpoint, tmp_path / "engine", precision="fp16")
+        reason = "the engine has no llm/fused.json: export it again"
+        self.assert_reason(caplog, reason, tmp_path / "engine")
+
+    def test_with_recurrent_layers_of_sizes_that_the_kernels_do_not_take(self, decoders, caplog, tmp_path):
+        sizes = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 64, "linear_key_head_dim": 24}
+        sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
+        export(write_qwen3_5_checkpoint(tmp_path / "c", **sizes), tmp_path / "engine", precision="fp16")
+        reason = "recurrent layers: key_dim is 24, not a multiple of 32 up to 128"
+        reason = f"the kernels do not take this model: {reason}"
+        self.assert_reason(caplog, reason, tmp_path / "engine")
 
     def test_with_weights_in_a_form_without_kernels(self, decoders, caplog, tmp_path):
         order = {"model.layers.0.self_attn.q_proj.g_idx": np.arange(64, dtype=np.int32) % 2}

@@ -94,7 +94,10 @@ class QuantizedMatrices:
 
 @dataclass(frozen=True)
 class FusedMixer:
-    """Weights of a recurrent mixer; null = it has none, or has it quantised. All but matrices are fp32."""
+    """Weights of a recurrent mixer; null = it has none, or has it quantised.
+
+    All but matrices are fp32.
+    """
 
     in_proj: StoredWeight | None
     out_proj: StoredWeight | None
@@ -155,7 +158,10 @@ class FusedModel(ModelValues, JsonFile):
     lm_head: StoredWeight | None  # [H,V]; null = an input of the graph
 
     def unshared(self) -> Iterator[StoredWeight]:
-        """Yield weights that ONNX Runtime does not share: those in fp32, quantised ones in FP8, orders."""
+        """Yield weights that ONNX Runtime does not share.
+
+        These are the weights in fp32, quantised ones in FP8, and orders.
+        """
         yield from (weight for weight in self.weights() if weight.fp32)
         for matrices in self.quantized:
             for _, matrix in matrices.given():

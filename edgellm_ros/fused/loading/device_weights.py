@@ -170,7 +170,10 @@ def fused_weights(model: FusedModel, tensors: dict[str, Tensor]) -> FusedWeights
 
 
 def layer_addresses(layer: FusedLayer, tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the addresses of a layer's weights, fields of `FusedLayerWeights`; 0 of those it lacks."""
+    """Return the addresses of a layer's weights by field of `FusedLayerWeights`.
+
+    0 of those it lacks.
+    """
     parts = (layer,) if layer.mixer is None else (layer, layer.mixer)
     weights = {name: value for part in parts for name, value in vars(part).items()}
     others = ("window", "mixer")

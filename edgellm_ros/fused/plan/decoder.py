@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from edgellm_ros.engine.errors import EngineError
@@ -12,10 +13,11 @@ from edgellm_ros.fused.plan.product import (
     RESERVED,
     ProductPlan,
     QuantizedProductPlan,
+    product_macros,
     ring_bytes,
     x_bytes,
 )
-from edgellm_ros.fused.plan.shape import MIXER_COLUMNS, SQUARED_RELU, FusedShape
+from edgellm_ros.fused.plan.shape import MIXER_COLUMNS, SQUARED_RELU, FusedShape, RecurrentShape
 from edgellm_ros.fused.plan.tuning import Tuning
 
 # prep kernels, and the GEMV whose x each computes
@@ -136,13 +138,7 @@ class FusedPlan:
         self.prepared = {name: prepared(norms, name) for name in ("qkv", "gate_up", "in_proj", "lm_head")}
         if shape.joined:
             self.prepared |= {"qkv": False, "lm_head": False}
-        # CTAs that combine splits wait for several loads one after another, however few bytes they load.
-        form = shape.form("o")
-        if form is None:
-            self.prepared["o"] = config.prepares_o and self.mma
-        else:
-            self.prepared["o"] = config.prepares_o or form.ordered
-        self.prepared["o"] |= shape.attention_gate
+        self.prepared["o"] = self._prepares_o()
         self.products = {
             "qkv": layer_product("qkv", inputs, shape.qkv_size, not self.prepared["qkv"]),
             "o": layer_product("o", shape.q_size, shape.hidden, False, narrow=True),
@@ -151,17 +147,8 @@ class FusedPlan:
             ),
             "down": layer_product("down", shape.inner, shape.hidden, False, narrow=True),
         }
-        mixer = shape.recurrent
-        if mixer is not None:
-            self.prepared["out_proj"] = False
-            ready = not self.prepared["in_proj"]
-            self.products["in_proj"] = layer_product("in_proj", shape.hidden, mixer.in_size, ready)
-            out = layer_product("out_proj", mixer.values, shape.hidden, False, narrow=True)
-            values = 4 * rows * (out.width + mixer.values // MIXER_COLUMNS)
-            self.prepared["out_proj"] = prepared(values * out.blocks, "out_proj")
-            if self.prepared["out_proj"]:  # the plan above was made without the prep kernel
-                out = layer_product("out_proj", mixer.values, shape.hidden, False, narrow=True)
-            self.products["out_proj"] = out
+        if shape.recurrent is not None:
+            self._cut_mixer(shape.recurrent, layer_product, prepared)
         each = 4 * shape.gate_up_size // shape.inner
         sums = each * rows * self.products["down"].width * self.products["gate_up"].partials
         self.prepared["down"] = prepared(sums * self.products["down"].blocks, "down")
@@ -185,6 +172,31 @@ class FusedPlan:
         self.groups = -(-per_kv_head // 4)
         wanted = multiprocessors * config.attention_ctas_per_sm // (shape.kv_heads * self.groups)
         self.splits = max(1, min(MOST_SPLITS, wanted, -(-shape.capacity // config.split_rows)))
+
+    def _cut_mixer(
+        self,
+        mixer: RecurrentShape,
+        layer_product: Callable[..., ProductPlan],
+        prepared: Callable[[int, str], bool],
+    ) -> None:
+        """Cut the GEMVs of a recurrent mixer; the functions are those of `_cut`."""
+        hidden, ready = self.shape.hidden, not self.prepared["in_proj"]
+        self.prepared["out_proj"] = False
+        self.products["in_proj"] = layer_product("in_proj", hidden, mixer.in_size, ready)
+        out = layer_product("out_proj", mixer.values, hidden, False, narrow=True)
+        values = 4 * self.rows * (out.width + mixer.values // MIXER_COLUMNS)
+        self.prepared["out_proj"] = prepared(values * out.blocks, "out_proj")
+        if self.prepared["out_proj"]:  # the plan above was made without the prep kernel
+            out = layer_product("out_proj", mixer.values, hidden, False, narrow=True)
+        self.products["out_proj"] = out
+
+    def _prepares_o(self) -> bool:
+        """Return whether combine_splits computes x of `o`.
+
+        CTAs that combine splits wait for several loads one after another, however few bytes they load.
+        """
+        form, wanted = self.shape.form("o"), self.config.prepares_o
+        return self.shape.attention_gate or (wanted and self.mma if form is None else wanted or form.ordered)
 
     def _shares_of_splits(self) -> int:
         """Return the bytes of static smem of the kernel `o`: weights of the splits."""
@@ -225,13 +237,8 @@ class FusedPlan:
         if name == "mix":
             assert shape.recurrent is not None
             warps = shape.recurrent.warps
-            return Launch(
-                name,
-                (shape.recurrent.values // (MIXER_COLUMNS * warps), rows // tokens),
-                WARP * warps,
-                0,
-                early,
-            )
+            grid = shape.recurrent.values // (MIXER_COLUMNS * warps), rows // tokens
+            return Launch(name, grid, WARP * warps, 0, early)
         if name in ("tree_attention", "batch_attention"):
             blocks = shape.kv_heads * self._query_tiles(tokens) * self.tree_splits(rows, tokens)
             return Launch(name, (blocks, rows // tokens), config.attention_threads, 0, early)
@@ -335,15 +342,5 @@ class FusedPlan:
             values |= shape.recurrent.macros()
         values |= {f"{name.upper()}_PREPARED": int(prepared) for name, prepared in self.prepared.items()}
         for name, plan in self.products.items():
-            prefix = name.upper()
-            values |= {f"{prefix}_TILE": plan.tile, f"{prefix}_BLOCKS": plan.blocks}
-            values[f"{prefix}_X_IN_GMEM"] = int(plan.x_in_gmem)
-            values |= {f"{prefix}_SMEM": plan.shared_bytes, f"{prefix}_PARTIALS": plan.partials}
-            values[f"{prefix}_TILE_K"] = plan.tile_k
-            form = shape.form(name)
-            values[f"{prefix}_BITS"] = 16 if form is None else form.bits
-            values[f"{prefix}_GROUP"] = 0 if form is None else form.group
-            values[f"{prefix}_ZERO_POINTS"] = str(form is not None and form.zero_points).lower()
-            values[f"{prefix}_FLOAT8"] = str(form is not None and form.float8).lower()
-            values[f"{prefix}_ACT_ORDER"] = str(form is not None and form.ordered).lower()
+            values |= product_macros(name.upper(), plan)
         return [(name, str(value)) for name, value in values.items()]

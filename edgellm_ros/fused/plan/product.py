@@ -160,3 +160,22 @@ class QuantizedProductPlan(ProductPlan):
         if self._digits:
             return COPY * halves * (24 if self.form.bits == 4 else 12) + 8 * halves * intervals
         return 4 * halves * intervals * -(-self.rows // 8) * 8
+
+
+def product_macros(prefix: str, plan: ProductPlan) -> dict[str, object]:
+    """Return the macros' names and values of a product."""
+    form = plan.form if isinstance(plan, QuantizedProductPlan) else None
+    values = {
+        "TILE": plan.tile,
+        "BLOCKS": plan.blocks,
+        "X_IN_GMEM": int(plan.x_in_gmem),
+        "SMEM": plan.shared_bytes,
+        "PARTIALS": plan.partials,
+        "TILE_K": plan.tile_k,
+        "BITS": 16 if form is None else form.bits,
+        "GROUP": 0 if form is None else form.group,
+        "ZERO_POINTS": str(form is not None and form.zero_points).lower(),
+        "FLOAT8": str(form is not None and form.float8).lower(),
+        "ACT_ORDER": str(form is not None and form.ordered).lower(),
+    }
+    return {f"{prefix}_{name}": value for name, value in values.items()}

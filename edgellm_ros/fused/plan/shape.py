@@ -58,7 +58,10 @@ class RecurrentShape:
 
     @property
     def chain_widths(self) -> dict[str, int]:
-        """Values of a token from which a commit computes the next states, by name; `RecurrentConfig`."""
+        """Widths of the values from which a commit computes the next states.
+
+        By name, of a token: those of `RecurrentConfig`.
+        """
         widths = {
             "conv_inputs": self.channels,
             "keys": self.keys,
@@ -115,7 +118,9 @@ class RecurrentShape:
 
 @dataclass(frozen=True)
 class FusedShape(ModelValues):
-    """Sizes and switches of a decoder of attention, recurrent mixers and feed-forward blocks.
+    """Sizes and switches of a decoder.
+
+    It has layers of attention, recurrent mixers and feed-forward blocks.
 
     - dtype: of weights, embeddings, caches and hidden states, "fp16" or "bf16"
     - fp8_cache: whether the caches have E4M3 instead, which GPUs have from compute capability 8.9 on

@@ -47,7 +47,9 @@ def delta_net_cuda_layer(
     in_chunks = scans_in_chunks(run, net.key_dim, net.value_dim)
 
     def scan(valid: ir.Value | None) -> Scan:
-        return lambda mixed, before: _delta_rule(graph, net, mixed, (b, a), before, valid, in_chunks)
+        return lambda mixed, before: _delta_rule(
+            graph, net, mixed, (b, a), before, valid=valid, in_chunks=in_chunks
+        )
 
     with graph.scope("delta_rule"):
         y, after = run.mix(conv, channels, state, one=scan(None), several=scan(run.valid))
@@ -72,6 +74,7 @@ def _delta_rule(
     channels: ir.Value,
     gates: tuple[ir.Value, ir.Value],
     state: ir.Value,
+    *,
     valid: ir.Value | None,
     in_chunks: bool,
 ) -> Scanned:

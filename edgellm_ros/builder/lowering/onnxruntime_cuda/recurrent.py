@@ -94,8 +94,9 @@ def scan_in_chunks(
     value_dim: int,
     scale: float,
 ) -> tuple[ir.Value, ir.Value]:
-    """Add a scan of a prompt's tokens in chunks: products of fp16, sums and states of fp32.
+    """Add a scan of a prompt's tokens in chunks.
 
+    Products are of fp16, sums and states of fp32.
     parts: queries and keys [B,S,key_heads*D] with D = CHUNKED_DIM, values [B,S,heads*value_dim], fp32; logs,
     strengths [B,S,heads] fp32, strengths None for Mamba2; state in its binding's layout. Returns y
     [B,S,heads*value_dim] fp32 and the state. Values are padded to D.
