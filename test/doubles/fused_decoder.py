@@ -16,15 +16,17 @@ import ml_dtypes
 import numpy as np
 
 from doubles.deferred_device import DeferredDevice
+from doubles.fused_recurrent import FLOAT_WEIGHTS, Mixed, mix, mixer_shapes
 from doubles.quantized_weights import QuantizedMatrix
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.fused.fusion import StateFusion
 from edgellm_ros.fused.plan.fusion import FusionShape
 from edgellm_ros.fused.plan.quantized import ALIGNMENT
-from edgellm_ros.fused.plan.shape import FusedShape
+from edgellm_ros.fused.plan.shape import SQUARED_RELU, FusedShape
 from edgellm_ros.fused.weights import FusedLayerWeights, FusedWeights
 
 JOINED = {"qkv": 3, "o": 1, "gate_up": 2, "down": 1}  # linear layers of a product
+ROPE = {"cos": "rope_cos", "sin": "rope_sin", "position_ids": "position_ids"}  # of models with RoPE
 TYPES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 
 
@@ -35,12 +37,12 @@ class LayerArrays:
     None = the model has none.
     """
 
-    input_norm: np.ndarray
-    qkv: np.ndarray
-    o: np.ndarray
-    post_norm: np.ndarray
-    gate_up: np.ndarray
-    down: np.ndarray
+    input_norm: np.ndarray | None = None
+    qkv: np.ndarray | None = None
+    o: np.ndarray | None = None
+    post_norm: np.ndarray | None = None
+    gate_up: np.ndarray | None = None
+    down: np.ndarray | None = None
     qkv_bias: np.ndarray | None = None
     q_norm: np.ndarray | None = None
     k_norm: np.ndarray | None = None
@@ -48,29 +50,41 @@ class LayerArrays:
     gate_up_bias: np.ndarray | None = None
     down_bias: np.ndarray | None = None
     state_norm: np.ndarray | None = None  # of a draft head's first layer
+    in_proj: np.ndarray | None = None  # of a recurrent mixer, as all that follows
+    out_proj: np.ndarray | None = None
+    taps: np.ndarray | None = None
+    conv_bias: np.ndarray | None = None
+    decay: np.ndarray | None = None
+    dt_bias: np.ndarray | None = None
+    skip: np.ndarray | None = None
+    mixer_norm: np.ndarray | None = None
     # by product ("qkv", "o", "gate_up", "down") and sequence: A [K,n r] and B [n r,N], None = no adapter
     lora: Mapping[str, Sequence[tuple[np.ndarray, np.ndarray] | None]] = field(default_factory=dict)
 
 
-def layer_shapes(shape: FusedShape) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the weights that a layer of this shape has."""
+ATTENTION, MIXER, FEED_FORWARD = "qkv", "in_proj", "gate_up"  # the first matrix of each kind of block
+DENSE = (ATTENTION, FEED_FORWARD)
+
+
+def layer_shapes(shape: FusedShape, blocks: Sequence[str] = DENSE) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights that a layer of these blocks has."""
     hidden, inner, qkv = shape.hidden, shape.inner, shape.qkv_size
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_norm": (hidden,),
-        "qkv": (hidden, qkv),
-        "o": (shape.q_size, hidden),
-        "post_norm": (hidden,),
-        "gate_up": (hidden, 2 * inner),
-        "down": (inner, hidden),
-    }
-    if shape.qkv_bias:
-        shapes["qkv_bias"] = (qkv,)
-    if shape.qk_norm:
-        shapes["q_norm"] = shapes["k_norm"] = (shape.head_dim,)
-    if shape.o_bias:
-        shapes["o_bias"] = (hidden,)
-    if shape.mlp_bias:
-        shapes["gate_up_bias"], shapes["down_bias"] = (2 * inner,), (hidden,)
+    shapes: dict[str, tuple[int, ...]] = {}
+    if FEED_FORWARD in blocks:
+        gate_up = shape.gate_up_size
+        shapes |= {"post_norm": (hidden,), "gate_up": (hidden, gate_up), "down": (inner, hidden)}
+        if shape.mlp_bias:
+            shapes |= {"gate_up_bias": (gate_up,), "down_bias": (hidden,)}
+    if MIXER in blocks:
+        shapes |= {"input_norm": (hidden,), **mixer_shapes(shape)}
+    if ATTENTION in blocks:
+        shapes |= {"input_norm": (hidden,), "qkv": (hidden, qkv), "o": (shape.q_size, hidden)}
+        if shape.qkv_bias:
+            shapes["qkv_bias"] = (qkv,)
+        if shape.qk_norm:
+            shapes["q_norm"] = shapes["k_norm"] = (shape.head_dim,)
+        if shape.o_bias:
+            shapes["o_bias"] = (hidden,)
     return shapes
 
 
@@ -79,12 +93,14 @@ class Step:
     """Inputs of a step as arrays; the caches are updated in place."""
 
     embeds: np.ndarray  # [B,S,H]
-    cos: np.ndarray  # [P,R/2]
-    sin: np.ndarray
-    position_ids: np.ndarray  # [B,S]
+    cos: np.ndarray | None  # [P,R/2], as sin and the position_ids [B,S]; None without RoPE
+    sin: np.ndarray | None
+    position_ids: np.ndarray | None
     kv_length: np.ndarray  # [B], with the new tokens
-    caches: list[tuple[np.ndarray, np.ndarray]]  # of each layer [B,Hkv,C,D]
+    caches: list[tuple[np.ndarray, np.ndarray]]  # of each layer with attention [B,Hkv,C,D]
     mask: np.ndarray | None = None  # [B,S,C] of trees; None: the tokens of a sequence are a chain
+    # Of each recurrent layer: the convolution's [B,C,K-1], and the heads' [B,groups,dk,columns].
+    recurrent_states: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
 
 
 @dataclass
@@ -94,6 +110,7 @@ class StepResult:
     logits: np.ndarray  # [B,S,V]
     hidden_states: dict[int, np.ndarray] = field(default_factory=dict)  # by layer from 1: [B,S,H]
     stream: list[np.ndarray] = field(default_factory=list)  # before each layer and after the last: [B,S,H]
+    mixed: list[Mixed] = field(default_factory=list)  # of each recurrent layer
 
 
 def decode_step(
@@ -104,13 +121,18 @@ def decode_step(
     lm_head: [V,H] if the shape is tied, else [H,V].
     """
     x, result = step.embeds.astype(np.float64), StepResult(np.empty(0))
-    for i, (layer, caches) in enumerate(zip(layers, step.caches, strict=True)):
+    caches, states = iter(step.caches), iter(step.recurrent_states)
+    for i, layer in enumerate(layers):
         result.stream.append(x)
-        qkv = _product(layer, "qkv", rms_norm(x, layer.input_norm, shape.epsilon))
-        x = x + _product(layer, "o", attention(shape, layer, shape.window(i), qkv, caches, step))
-        normed = rms_norm(x, layer.post_norm, shape.epsilon)
-        gate, up = np.split(_product(layer, "gate_up", normed), 2, axis=-1)
-        x = x + _product(layer, "down", gate / (1 + np.exp(-gate)) * up)
+        if layer.qkv is not None:
+            qkv = _product(layer, "qkv", rms_norm(x, layer.input_norm, shape.epsilon))
+            x = x + _product(layer, "o", attention(shape, layer, shape.window(i), qkv, next(caches), step))
+        if layer.in_proj is not None:
+            projected = _product(layer, "in_proj", rms_norm(x, layer.input_norm, shape.epsilon))
+            result.mixed.append(mix(shape, layer, projected, next(states)))
+            x = x + _product(layer, "out_proj", result.mixed[-1].values)
+        if layer.gate_up is not None:
+            x = x + _feed_forward(shape, layer, rms_norm(x, layer.post_norm, shape.epsilon))
         if i + 1 in shape.hidden_state_layers:
             result.hidden_states[i + 1] = x
     result.stream.append(x)
@@ -119,6 +141,14 @@ def decode_step(
         result.hidden_states[shape.layers] = x
     result.logits = _linear(x, lm_head.T if shape.tied else lm_head, None)
     return result
+
+
+def _feed_forward(shape: FusedShape, layer: LayerArrays, normed: np.ndarray) -> np.ndarray:
+    values = _product(layer, "gate_up", normed)
+    if shape.activation == SQUARED_RELU:
+        return _product(layer, "down", np.maximum(values, 0) ** 2)
+    gate, up = np.split(values, 2, axis=-1)
+    return _product(layer, "down", gate / (1 + np.exp(-gate)) * up)
 
 
 def attention(
@@ -131,13 +161,17 @@ def attention(
 ) -> np.ndarray:
     """Write the new keys and values to the caches and attend.
 
-    qkv is [B,S,(Hq+2Hkv)*D], the result [B,S,Hq*D].
+    qkv is [B,S,(Hq+2Hkv)*D], with a gate beside each query 2Hq of these; the result is [B,S,Hq*D].
     """
     batch, tokens, size = *qkv.shape[:2], shape.head_dim
+    queries = shape.qkv_size - 2 * shape.kv_size
     q, k, v = (
         part.reshape(batch, tokens, -1, size)
-        for part in np.split(qkv, [shape.q_size, shape.q_size + shape.kv_size], axis=-1)
+        for part in np.split(qkv, [queries, queries + shape.kv_size], axis=-1)
     )
+    gates = None
+    if shape.attention_gate:
+        q, gates = q[:, :, ::2], q[:, :, 1::2]
     if layer.q_norm is not None and layer.k_norm is not None:
         q, k = rms_norm(q, layer.q_norm, shape.epsilon), rms_norm(k, layer.k_norm, shape.epsilon)
     q, k = (rotate(shape, heads, step) for heads in (q, k))
@@ -154,6 +188,8 @@ def attention(
                 scores = keys[b, kv_head, rows].astype(np.float64) @ q[b, token, head] * size**-0.5
                 weights = np.exp(scores - scores.max())
                 out[b, token, head] = weights / weights.sum() @ values[b, kv_head, rows].astype(np.float64)
+    if gates is not None:
+        out = out / (1 + np.exp(-gates))
     return out.reshape(batch, tokens, -1)
 
 
@@ -177,6 +213,8 @@ def seen_rows(step: Step, sequence: int, token: int, window: int | None) -> np.n
 
 def rotate(shape: FusedShape, heads: np.ndarray, step: Step) -> np.ndarray:
     """Rotate the first values of heads [...,n,D] by each token's position."""
+    if not shape.rotary_dim:
+        return heads
     half = shape.rotary_dim // 2
     cos, sin = (table[step.position_ids].astype(np.float64)[..., None, :] for table in (step.cos, step.sin))
     places = np.arange(shape.rotary_dim).reshape(half, 2).T if shape.rope_interleaved else None
@@ -194,7 +232,7 @@ def rms_norm(x: np.ndarray, scale: np.ndarray, epsilon: float) -> np.ndarray:
 
 def _product(layer: LayerArrays, name: str, x: np.ndarray) -> np.ndarray:
     """Multiply x [B,S,K] with a matrix of a layer, and with each sequence's adapter."""
-    y = _linear(x, getattr(layer, name), getattr(layer, f"{name}_bias"))
+    y = _linear(x, getattr(layer, name), getattr(layer, f"{name}_bias", None))
     for sequence, adapter in enumerate(layer.lora.get(name, ())):
         if adapter is not None:
             a, b = (matrix.astype(np.float64) for matrix in adapter)
@@ -270,6 +308,13 @@ class HostFusedDecoder:
             ]
         result = decode_step(self._shape, layers, self._norm, head, step)
         arrays["logits"][...] = result.logits
+        for i, mixed in enumerate(result.mixed):
+            conv_state, state = mixed.states
+            arrays[f"present_conv_state_{i}"][...] = conv_state
+            arrays[f"present_recurrent_state_{i}"][...] = state
+            for kind, values in mixed.chain.items() if step.embeds.shape[1] > 1 else ():
+                if f"chain_{kind}_{i}" in arrays:
+                    arrays[f"chain_{kind}_{i}"][...] = values
         for layer, states in result.hidden_states.items():
             arrays[f"hidden_states_{layer}"][...] = states
         if self._fusion is not None:
@@ -292,14 +337,15 @@ def _adapters(layer: LayerArrays, table: np.ndarray) -> dict[str, list[tuple[np.
 
 
 def _layer(layer: FusedLayerWeights, shape: FusedShape) -> LayerArrays:
-    shapes, dtype = layer_shapes(shape), TYPES[shape.dtype]
     given = {name for name, address in vars(layer).items() if address}
+    shapes, dtype = layer_shapes(shape, sorted(given)), TYPES[shape.dtype]
     assert given == set(shapes), f"weights {sorted(given)}, expected {sorted(shapes)}"
     arrays = {}
     for name, size in shapes.items():
         form, pointer = shape.form(name), getattr(layer, name)
         if form is None:
-            arrays[name] = array_at(pointer, size, dtype)
+            float32 = name in FLOAT_WEIGHTS
+            arrays[name] = array_at(pointer, size, np.dtype(np.float32) if float32 else dtype)
         else:
             nbytes = sum(-(-part // ALIGNMENT) * ALIGNMENT for part in form.parts(*size))
             contents = array_at(pointer, (nbytes,), np.dtype(np.uint8))
@@ -334,11 +380,12 @@ def token_inputs(arrays: Mapping[str, np.ndarray], shape: FusedShape) -> dict[st
     mask = arrays.get("attention_mask") if tokens > 1 else None
     return {
         "embeds": arrays["inputs_embeds"],
-        "cos": arrays["rope_cos"],
-        "sin": arrays["rope_sin"],
-        "position_ids": arrays["position_ids"],
+        **{name: arrays.get(tensor) for name, tensor in ROPE.items()},
         "kv_length": arrays["kv_length"],
-        "caches": [(arrays[f"key_cache_{i}"], arrays[f"value_cache_{i}"]) for i in range(shape.layers)],
+        "caches": [(arrays[f"key_cache_{i}"], arrays[f"value_cache_{i}"]) for i in range(shape.caches)],
+        "recurrent_states": [
+            (arrays[f"conv_state_{i}"], arrays[f"recurrent_state_{i}"]) for i in range(shape.recurrent_layers)
+        ],
         "mask": None if mask is None else mask[:, 0],
     }
 
