@@ -81,8 +81,12 @@ class RecurrentShape:
         columns = self.value_dim // MIXER_COLUMNS
         return next(warps for warps in range(MOST_MIXER_WARPS, 0, -1) if columns % warps == 0)
 
-    def unsupported(self) -> str | None:
-        """Return why the kernels do not take this mixer; None if they do."""
+    def unsupported(self, quantized: bool = False) -> str | None:
+        """Return why the kernels do not take this mixer; None if they do.
+
+        quantized: whether in_proj is.
+        """
+        columns = 16 if quantized else 8
         for problem, text in (
             (
                 self.key_dim % 32 != 0 or self.key_dim > MOST_KEY_DIM,
@@ -93,7 +97,10 @@ class RecurrentShape:
                 f"value_dim is {self.value_dim}, not a multiple of {MIXER_COLUMNS}",
             ),
             (self.heads % self.key_heads != 0, f"{self.heads} heads share {self.key_heads} key heads"),
-            (self.in_size % 8 != 0, f"in_proj has {self.in_size} columns, not a multiple of 8"),
+            (
+                self.in_size % columns != 0,
+                f"in_proj has {self.in_size} columns, not a multiple of {columns}",
+            ),
             (self.values % 64 != 0, f"out_proj has {self.values} rows, not a multiple of 64"),
         ):
             if problem:
@@ -241,7 +248,9 @@ class FusedShape(ModelValues):
         ):
             if problem:
                 return text
-        mixer = None if self.recurrent is None else self.recurrent.unsupported()
+        mixer = None
+        if self.recurrent is not None:
+            mixer = self.recurrent.unsupported(self.form("in_proj") is not None)
         return mixer or next(filter(None, (form.unsupported() for _, form in self.quantized)), None)
 
 
