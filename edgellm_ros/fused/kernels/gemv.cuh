@@ -502,6 +502,7 @@ __device__ inline void fill_x(u16* x, int first, int rows, Value value) {
 template <class P>
 __device__ inline void copy_x(u16* x, const u16* source, int first) {
   constexpr int ALL = P::x_offset(P::STEPS * P::TILE_K) / 8, INSIDE = P::x_offset(P::K) / 8;
+  static_assert(P::X_STEPS == P::STEPS || P::x_offset(P::TILE_K) % 8 == 0, "x of a step begins at a whole chunk");
   const int begin = P::x_offset(first) / 8;
 #pragma unroll 8
   for (int place = threadIdx.x; place < P::X / 8; place += THREADS) {

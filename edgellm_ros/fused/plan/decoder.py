@@ -100,7 +100,7 @@ class FusedPlan:
     def _cut(self, stages: int, multiprocessors: int, blocks_each: int) -> None:
         shape, config, rows = self.shape, self.config, self.rows
         blocks = multiprocessors * blocks_each
-        self.x_in_gmem = config.x_in_gmem and not self.lora_rank
+        self.x_in_gmem = config.x_in_gmem and self.mma and not self.lora_rank
 
         def product(
             k: int, n: int, tile: int, all_of_x: bool, whole: bool = False, ready: bool = False
