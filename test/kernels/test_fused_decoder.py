@@ -7,10 +7,8 @@ Without a GPU they are compiled for the host.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -18,8 +16,7 @@ pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installe
 
 
 from doubles import fused_on_cpu
-from doubles.fused_decoder import JOINED, TYPES, LayerArrays, Step, decode_step, fuse, layer_shapes
-from doubles.quantized_weights import QuantizedMatrix
+from doubles.fused_decoder import fuse
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.fused.cuda import compiler
 from edgellm_ros.fused.decoder import FusedDecoder
@@ -30,224 +27,17 @@ from edgellm_ros.fused.plan.product import ProductPlan
 from edgellm_ros.fused.plan.quantized import Quantized
 from edgellm_ros.fused.plan.shape import FusedShape
 from edgellm_ros.fused.sources import expand
-from edgellm_ros.fused.weights import FusedLayerWeights, FusedWeights, FusionWeights
+from edgellm_ros.fused.weights import FusionWeights
+from fixtures.fused_steps import SMALL, Model, changed, check, close, decoders
 from fixtures.on_device import put
 from fixtures.ptxas_report import ptxas_report
-from fixtures.random_weights import RandomWeights
 from fixtures.small_tuning import H200, small_tuning
-
-SMALL = FusedShape(
-    "fp16", layers=2, hidden=128, heads=4, kv_heads=2, head_dim=64, inner=192, vocab=200, rotary_dim=64,
-    capacity=150, qk_norm=True, max_rows=1,
-)  # fmt: skip
-CPU_TUNING = small_tuning()
-FLOAT8, BITS = np.dtype(ml_dtypes.float8_e4m3fn), {1: np.uint8, 2: np.uint16}
-TOLERANCE = {"fp16": 4e-3, "bf16": 3e-2}  # of logits, relative to the largest
-FP8_TOLERANCE = 4e-2
-OTHER_NEIGHBOURS = {"fp16": 0.03, "bf16": 0.2}  # share of values
-
-
-def changed(**changes) -> FusedShape:
-    return dataclasses.replace(SMALL, **changes)
-
-
-class Model(RandomWeights):
-    """Random weights, caches and inputs of a shape, as arrays and on a device."""
-
-    def __init__(
-        self, shape: FusedShape, lengths: list[int], seed: int = 0, tokens: int = 1, tree: bool = False
-    ) -> None:
-        super().__init__(TYPES[shape.dtype], seed)
-        self.shape = shape
-        batch, pairs, positions = len(lengths), shape.rotary_dim // 2, 2 * shape.capacity
-        self.quantized: dict[int, np.ndarray] = {}  # bytes by id of the matrix
-        self.layers = [
-            LayerArrays(**{name: self.weight(name, size) for name, size in layer_shapes(shape).items()})
-            for _ in range(shape.layers)
-        ]
-        self.norm = self.weight("norm", (shape.hidden,))
-        size = (shape.vocab, shape.hidden) if shape.tied else (shape.hidden, shape.vocab)
-        self.lm_head = self.values(size, shape.hidden**-0.5)
-        angles = self.random.uniform(-3, 3, (positions, pairs))
-        cache = batch, shape.kv_heads, shape.capacity, shape.head_dim
-        self.step = Step(
-            embeds=self.values((batch, tokens, shape.hidden), 1.0),
-            cos=np.cos(angles).astype(np.float32),
-            sin=np.sin(angles).astype(np.float32),
-            position_ids=self.random.integers(0, positions, (batch, tokens)),
-            kv_length=np.array(lengths, np.int64),
-            caches=[(self._cache(cache), self._cache(cache)) for _ in range(shape.layers)],
-        )
-        for keys, values in self.step.caches:  # rows that nothing may read
-            for row, length in enumerate(lengths):
-                keys[row, :, length - tokens :], values[row, :, length - tokens :] = np.nan, np.nan
-        if tree:
-            self.step.mask = np.zeros((batch, tokens, shape.capacity), bool)
-            for row, length in enumerate(lengths):
-                self._grow(self.step.mask[row], length - tokens)
-
-    def _grow(self, mask: np.ndarray, first: int) -> None:
-        """Write the mask of a random tree; its nodes do not see some earlier rows either."""
-        for node in range(len(mask)):
-            mask[node, :first] = self.random.random(first) < 0.9
-            if node:
-                parent = self.random.integers(0, node) if node != 2 else 0  # not a chain
-                mask[node, first:] = mask[parent, first:]
-            mask[node, first + node] = True
-
-    def _cache(self, shape: tuple[int, ...]) -> np.ndarray:
-        values = self.values(shape, 1.0)
-        return values.astype(FLOAT8) if self.shape.fp8_cache else values
-
-    def weight(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        form = self.shape.form(name)
-        if form is None:
-            return super().weight(name, shape)
-        matrix = QuantizedMatrix.random(self.random, form, shape, self.dtype)
-        weight = matrix.dequantized()
-        self.quantized[id(weight)] = matrix.contents()
-        return weight
-
-    def on_device(self, device) -> tuple[FusedWeights, dict]:
-        """Return the weights and the tensors of a run."""
-        kept = []
-
-        def place(array: np.ndarray):
-            stored = self.quantized.get(id(array))
-            kept.append(put(device, array.view(np.uint16) if stored is None else stored))
-            return kept[-1].pointer
-
-        layers = tuple(
-            FusedLayerWeights(
-                **{name: place(array) for name, array in vars(layer).items() if isinstance(array, np.ndarray)}
-            )
-            for layer in self.layers
-        )
-        weights = FusedWeights(layers, place(self.norm), place(self.lm_head), owners=tuple(kept))
-        batch, tokens, hidden = self.step.embeds.shape
-        tensors = {
-            "inputs_embeds": put(device, self.step.embeds.view(np.uint16)),
-            "rope_cos": put(device, self.step.cos),
-            "rope_sin": put(device, self.step.sin),
-            "position_ids": put(device, self.step.position_ids),
-            "kv_length": put(device, self.step.kv_length),
-            "logits": device.empty((batch, tokens, self.shape.vocab), np.float32),
-        }
-        if self.layers[0].lora:
-            table = np.array([
-                [
-                    [(place(each[0]), place(each[1]), each[0].shape[1] // joined) if each else (0, 0, 0)
-                     for each in layer.lora[name]]
-                    for name, joined in JOINED.items()
-                ]
-                for layer in self.layers
-            ], np.int64)  # fmt: skip
-            tensors["lora_table"] = put(device, table)
-            weights = dataclasses.replace(weights, owners=tuple(kept))
-        if self.step.mask is not None:
-            tensors["attention_mask"] = put(device, self.step.mask[:, None])
-        for i, (keys, values) in enumerate(self.step.caches):
-            tensors[f"key_cache_{i}"] = put(device, keys.view(BITS[keys.itemsize]))
-            tensors[f"value_cache_{i}"] = put(device, values.view(BITS[values.itemsize]))
-        for i in self.shape.hidden_state_layers:
-            tensors[f"hidden_states_{i}"] = device.empty((batch, tokens, hidden), np.uint16)
-        return weights, tensors
-
-    def adapt(self, *ranks: int) -> None:
-        """Give each sequence an adapter of its own of this rank; 0 = none."""
-        for number, layer in enumerate(self.layers):
-            lora = {}
-            for name, joined in JOINED.items():
-                k, n = getattr(layer, name).shape
-                q_size, kv_size = self.shape.q_size, self.shape.kv_size
-                ends = {"qkv": [q_size, q_size + kv_size], "gate_up": [n // 2]}
-                lora[name] = []
-                for rank in ranks:
-                    a, b = self.values((k, joined * rank), k**-0.5), np.zeros((joined * rank, n), self.dtype)
-                    columns = np.split(np.arange(n), ends.get(name, []))
-                    for part, own in enumerate(columns):
-                        b[part * rank : (part + 1) * rank, own] = self.values((rank, len(own)), 0.5)
-                    lora[name].append((a, b) if rank else None)
-            self.layers[number] = dataclasses.replace(layer, lora=lora)
-
-    def expected(self):
-        """Compute the step in float64; it writes the new rows to the caches."""
-        return decode_step(self.shape, self.layers, self.norm, self.lm_head, self.step)
 
 
 @pytest.fixture(scope="session")
-def fused(request, device):
-    """The device, and a function that makes a decoder on it.
-
-    Without a GPU the device is the host with 20 multiprocessors.
-    """
-    if device.memory == "cuda":
-        return device, functools.partial(FusedDecoder, device)
-    host, compile = fused_on_cpu.FusedDoubleDevice(20), fused_on_cpu.FusedDoubleProgram
-
-    def make(shape, weights, tuning=CPU_TUNING, fusion=None):
-        return FusedDecoder(host, shape, weights, compile, tuning, fusion)
-
-    return host, make
-
-
-def check(
-    fused,
-    shape: FusedShape,
-    lengths: list[int],
-    tokens: int = 1,
-    tree: bool = False,
-    ranks: tuple[int, ...] = (),
-    **options,
-) -> dict[str, np.ndarray]:
-    """Compare a step with float64; return the outputs.
-
-    `ranks`: those of the sequences' adapters.
-    """
-    device, make = fused
-    model = Model(shape, lengths, tokens=tokens, tree=tree)
-    if ranks:
-        model.adapt(*ranks)
-    weights, tensors = model.on_device(device)
-    make(shape, weights, **options).run(tensors)
-    expected = model.expected()
-    outputs = {name: device.download(tensor) for name, tensor in tensors.items()}
-    close(outputs["logits"], expected.logits, shape)
-    for i, caches in enumerate(model.step.caches):
-        for name, cache in zip(("key", "value"), caches, strict=True):
-            found = outputs[f"{name}_cache_{i}"].view(cache.dtype)
-            for row, length in enumerate(lengths):
-                new = slice(length - tokens, length)
-                close_rows(found[row, :, new], cache[row, :, new], shape)
-                before, after = found[row].copy(), cache[row].copy()
-                before[:, new], after[:, new] = 0, 0
-                bits = BITS[cache.itemsize]
-                np.testing.assert_array_equal(before.view(bits), after.view(bits))
-    for layer, states in expected.hidden_states.items():
-        close(outputs[f"hidden_states_{layer}"].view(model.dtype), states, shape)
-    return outputs
-
-
-def close(found: np.ndarray, expected: np.ndarray, shape: FusedShape) -> None:
-    found, expected = found.astype(np.float64), expected.astype(np.float64)
-    error = np.abs(found - expected).max() / np.abs(expected).max()
-    tolerance = FP8_TOLERANCE if shape.fp8_cache else TOLERANCE[shape.dtype]
-    assert error < tolerance, f"relative error {error:.2g}"
-
-
-def close_rows(found: np.ndarray, expected: np.ndarray, shape: FusedShape) -> None:
-    """Compare new rows of a cache.
-
-    A few values of E4M3 may be rounded to the other neighbour.
-    """
-    if not shape.fp8_cache:
-        close(found, expected, shape)
-        return
-    found, expected = found.astype(np.float64), expected.astype(np.float64)
-    difference, sizes = np.abs(found - expected), np.abs(expected)
-    step = np.maximum(sizes, 2**-6) / 8
-    assert (difference <= step + TOLERANCE[shape.dtype] * sizes.max()).all()
-    assert np.mean(difference > 0) < OTHER_NEIGHBOURS[shape.dtype]
+def fused(device):
+    """The device, and a function that makes a decoder on it."""
+    return decoders(device)
 
 
 @pytest.mark.slow
