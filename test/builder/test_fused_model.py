@@ -12,7 +12,6 @@ from safetensors.numpy import load_file, save_file
 from edgellm_ros.builder import export
 from edgellm_ros.fused.description.decoder import FUSED_FILE, FusedModel
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
-from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint
 
 LAYER = "model.layers.1"
 JOINED = {  # field: (the checkpoint's tensors, side by side, transposed)
@@ -113,10 +112,8 @@ def test_an_lm_head_for_a_part_of_the_vocabulary_has_a_place_though_it_is_tied(e
     np.testing.assert_array_equal(read(engine, model.lm_head), table)
 
 
-def test_an_engine_in_fp32_and_one_with_recurrent_layers_have_no_description(exported, tmp_path):
+def test_an_engine_in_fp32_has_no_description(exported):
     assert not (exported("llama", (("precision", "fp32"),))[1] / FUSED_FILE).exists()
-    export(write_nemotron_h_checkpoint(tmp_path / "checkpoint"), tmp_path / "engine", precision="fp16")
-    assert not (tmp_path / "engine" / FUSED_FILE).exists()
 
 
 def test_an_export_removes_the_description_of_an_earlier_one(tmp_path):
