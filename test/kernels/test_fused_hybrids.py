@@ -240,6 +240,44 @@ def test_a_chain_of_more_tokens_than_mixers_take_is_refused(fused):
         make(shape, weights).run(tensors)
 
 
+def mixer_of(**changes) -> dict[str, RecurrentShape]:
+    """Return a change of a shape: another mixer than `DELTA`."""
+    return {"recurrent": dataclasses.replace(DELTA, **changes)}
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"dtype": "fp32"}, "weights are fp32, not fp16 or bf16"),
+        ({"activation": "gelu"}, "the activation is gelu"),
+        ({"head_dim": 80}, "head_dim is 80, not one of (64, 96, 128, 256)"),
+        ({"heads": 5}, "5 heads share 2 KV heads"),
+        ({"heads": 34}, "34 heads share 2 KV heads"),
+        ({"rotary_dim": 15}, "rotary_dim is 15 with head_dim 64"),
+        ({"rotary_dim": 128}, "rotary_dim is 128 with head_dim 64"),
+        ({"hidden": 160}, "the hidden size 160 is not a multiple of 64"),
+        ({"inner": 160}, "the feed-forward size 160 is not a multiple of 64"),
+        ({"vocab": 203}, "the LM head has 203 columns, not a multiple of 8"),
+        ({"lora_rank": 65, "recurrent": None}, "adapters have ranks of up to 65, more than 64"),
+        ({"max_rows": 17}, "a step has 17 rows, more than 16"),
+        ({"lora_rank": 8}, "layers are recurrent, and sequences have adapters"),
+        (mixer_of(key_dim=48), "recurrent layers: key_dim is 48, not a multiple of 32 up to 128"),
+        (mixer_of(key_dim=160), "recurrent layers: key_dim is 160, not a multiple of 32 up to 128"),
+        (mixer_of(value_dim=24), "recurrent layers: value_dim is 24, not a multiple of 16"),
+        (mixer_of(key_heads=3), "recurrent layers: 4 heads share 3 key heads"),
+        (mixer_of(heads=6), "recurrent layers: in_proj has 652 columns, not a multiple of 8"),
+        ({}, None),
+        (
+            {**mixer_of(), "quantized": (("in_proj", Quantized(4, 128)),)},
+            "recurrent layers: in_proj has 520 columns, not a multiple of 16",
+        ),
+        ({"quantized": (("out_proj", Quantized(3, 128)),)}, "weights have 3 bits"),
+    ],
+)
+def test_a_shape_without_kernels_has_a_reason(changes, reason):
+    assert hybrid(DELTA, **changes).unsupported() == reason
+
+
 QWEN3_5 = FusedShape(
     "fp16", layers=24, hidden=1024, heads=8, kv_heads=2, head_dim=256, inner=3584, vocab=248320,
     rotary_dim=64, capacity=8192, qk_norm=True, tied=True, max_rows=16, attention_gate=True,
