@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`llm/fused.json` of hybrid models: recurrent mixers, gated attention, layers of one block."""
+"""`llm/fused.json` of hybrid models."""
 
 from __future__ import annotations
 

@@ -98,7 +98,10 @@ def mix(shape: FusedShape, layer: Any, projected: np.ndarray, states: tuple[np.n
 
 
 def _convolve(layer: Any, channels: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the causal convolution of channels [B,S,C] and SiLU; return the next inputs too."""
+    """Compute the causal convolution of channels [B,S,C] and SiLU.
+
+    Returns the next inputs too.
+    """
     taps, tokens = layer.taps.astype(np.float64), channels.shape[1]
     inputs = np.concatenate([state.astype(np.float64).swapaxes(1, 2), channels], axis=1)
     y = sum(tap * inputs[:, j : j + tokens] for j, tap in enumerate(taps))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recurrent mixers and what else hybrids have in the fused kernels, against NumPy in float64.
+"""What hybrids have in the fused kernels, against NumPy in float64.
 
 Without a GPU the kernels are compiled for the host.
 """
@@ -40,7 +40,10 @@ LAYERS = {True: QWEN, False: NEMOTRON}  # of a hybrid with gated delta nets, or 
 
 
 def hybrid(mixer: RecurrentShape, **changes) -> FusedShape:
-    """Return the shape of a small hybrid with one attention layer and two recurrent ones."""
+    """Return the shape of a small hybrid.
+
+    It has one attention layer and two recurrent ones.
+    """
     sizes = {"layers": len(LAYERS[mixer.delta_net]), "recurrent_layers": 2, "attention_layers": 1}
     if mixer.delta_net:
         family = {"attention_gate": True, "rotary_dim": 16}
