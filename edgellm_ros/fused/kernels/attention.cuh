@@ -41,7 +41,8 @@ __device__ constexpr int column_of_head(int head) {
 // Factor of a head's result: sigmoid of the gate, the column `at` after the query.
 __device__ inline float gate_of(const float* partials, const u16* bias, int row, int head, int at) {
   const int column = column_of_head(head) + HEAD_DIM + at;
-  const float gate = sum_partials<QKV, QKV_PARTIALS>(partials, row, column) + (QKV_BIAS ? to_float(bias[column]) : 0.0f);
+  const float gate =
+      sum_partials<QKV, QKV_PARTIALS>(partials, row, column) + (QKV_BIAS ? to_float(bias[column]) : 0.0f);
   return 1.0f / (1.0f + exp2_fast(-LOG2E * gate));
 }
 

@@ -156,7 +156,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const float factor = norm_factor(squares, row, group);
   for (int at = threadIdx.x; at < SIZE; at += THREADS) {
     const int k = group * SIZE + at;
-    x[OUT_PROJ::x_index(inv_perm_of<OUT_PROJ>(weights, k), row)] = from_float(factor * load_cg(mixed + row * VALUES + k));
+    x[OUT_PROJ::x_index(inv_perm_of<OUT_PROJ>(weights, k), row)] =
+        from_float(factor * load_cg(mixed + row * VALUES + k));
   }
 }
 
@@ -251,7 +252,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   fetch(0);
   float gates[ELEMENTS];
 #pragma unroll
-  for (int j = 0; j < ELEMENTS; ++j) gates[j] = ATTENTION_GATE ? gate_of(partials, bias, row, head, lane + 32 * j) : 1.0f;
+  for (int j = 0; j < ELEMENTS; ++j)
+    gates[j] = ATTENTION_GATE ? gate_of(partials, bias, row, head, lane + 32 * j) : 1.0f;
   const float weight = split_scale(scale, lane < used);
   for (int base = 0; base < used; base += AT_ONCE) {
     if (base > 0) fetch(base);

@@ -22,17 +22,18 @@ constexpr int KEYS = KEY_HEADS * KEY_DIM, VALUES = MIXER_HEADS * VALUE_DIM, CHAN
 constexpr int FIRST_CHANNEL = DELTA ? 0 : VALUES, FIRST_GATE = DELTA ? CHANNELS : 0;
 constexpr int FIRST_STRENGTH = CHANNELS + VALUES, FIRST_STEP = FIRST_STRENGTH + (DELTA ? MIXER_HEADS : 0);
 // Channels of the convolution.
-constexpr int FIRST_QUERY = DELTA ? 0 : VALUES + KEYS, FIRST_KEY = DELTA ? KEYS : VALUES, FIRST_VALUE = DELTA ? 2 * KEYS : 0;
+constexpr int FIRST_QUERY = DELTA ? 0 : VALUES + KEYS, FIRST_KEY = DELTA ? KEYS : VALUES,
+              FIRST_VALUE = DELTA ? 2 * KEYS : 0;
 constexpr int PAST = CONV_KERNEL - 1;  // inputs of the convolution before the new one
 constexpr int MIX_THREADS = 32 * MIX_WARPS, WARP_VALUES = 16, CTA_VALUES = WARP_VALUES * MIX_WARPS;
 constexpr int SLICES = VALUE_DIM / CTA_VALUES;  // CTAs of a head
 constexpr int LANE_QUADS = STATE_COLUMNS >= WARP_VALUES ? 4 : STATE_COLUMNS / 4, QUADS = 4 / LANE_QUADS;
 constexpr int K_LANES = 32 / LANE_QUADS, LANE_KEYS = KEY_DIM / K_LANES;
 constexpr int OWN_CHANNELS = 2 * KEY_DIM + CTA_VALUES, SHARE = (OWN_CHANNELS + MIX_THREADS - 1) / MIX_THREADS;
-constexpr int MOST_TOKENS = ROWS < 8 ? ROWS : 8;                   // of a sequence in a step
-constexpr int NORM_GROUPS = DELTA ? MIXER_HEADS : KEY_HEADS;       // of a row, each with a norm of its own
-constexpr int PARTS = VALUES / NORM_GROUPS / WARP_VALUES;          // sums of squares of a group
-constexpr float UNIT_EPSILON = 1e-6f;                              // of the norms of a delta net's queries and keys
+constexpr int MOST_TOKENS = ROWS < 8 ? ROWS : 8;              // of a sequence in a step
+constexpr int NORM_GROUPS = DELTA ? MIXER_HEADS : KEY_HEADS;  // of a row, each with a norm of its own
+constexpr int PARTS = VALUES / NORM_GROUPS / WARP_VALUES;     // sums of squares of a group
+constexpr float UNIT_EPSILON = 1e-6f;                         // of the norms of a delta net's queries and keys
 static_assert(VALUE_DIM % CTA_VALUES == 0 && KEY_DIM % K_LANES == 0 && LANE_QUADS * QUADS == 4);
 
 __device__ inline float silu(float value) { return value / (1.0f + exp2_fast(-LOG2E * value)); }
@@ -105,8 +106,7 @@ struct StateShare {
 #pragma unroll
       for (int quad = 0; quad < QUADS; ++quad)
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-          values[quad][i][j] = decay * values[quad][i][j] + factor * update[4 * quad + j];
+        for (int j = 0; j < 4; ++j) values[quad][i][j] = decay * values[quad][i][j] + factor * update[4 * quad + j];
     }
   }
 };
@@ -123,17 +123,16 @@ struct ChainOutputs {
 };
 
 __device__ inline void mix_tokens(const float* partials, const float* taps, const float* conv_bias, const float* decay,
-                                  const float* dt_bias, const float* skip, const float* norm,
-                                  const float* conv_states, const float* states, float* next_conv_states,
-                                  float* next_states, float* mixed, float* squares, const ChainOutputs& chain,
-                                  int tokens) {
+                                  const float* dt_bias, const float* skip, const float* norm, const float* conv_states,
+                                  const float* states, float* next_conv_states, float* next_states, float* mixed,
+                                  float* squares, const ChainOutputs& chain, int tokens) {
   STATIC_SMEM(MixShared, own);
   constexpr int PER_KEY_HEAD = MIXER_HEADS / KEY_HEADS;
   const int slice = blockIdx.x % SLICES, head = blockIdx.x / SLICES, key_head = head / PER_KEY_HEAD;
   const int sequence = blockIdx.y, first_row = sequence * tokens;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int first_value = slice * CTA_VALUES;                // of the head
-  const int first = first_value + warp * WARP_VALUES;        // column of the head's state
+  const int first_value = slice * CTA_VALUES;                     // of the head
+  const int first = first_value + warp * WARP_VALUES;             // column of the head's state
   const bool owns_keys = slice == 0 && head % PER_KEY_HEAD == 0;  // stores what several CTAs compute
 
   StateShare state;
@@ -209,8 +208,7 @@ __device__ inline void mix_tokens(const float* partials, const float* taps, cons
   for (int token = 0; token < tokens; ++token) {
     const int row = first_row + token;
     const float *const query = own.queries[token], *const key = own.keys[token];
-    const float gate =
-        sum_partials<IN_PROJ, IN_PROJ_PARTIALS>(partials, row, FIRST_GATE + head * VALUE_DIM + value);
+    const float gate = sum_partials<IN_PROJ, IN_PROJ_PARTIALS>(partials, row, FIRST_GATE + head * VALUE_DIM + value);
     float products[3] = {0, 0, 0};  // k q, k k, q q
 #pragma unroll
     for (int i = 0; i < KEY_DIM / 32; ++i) {
@@ -232,8 +230,7 @@ __device__ inline void mix_tokens(const float* partials, const float* taps, cons
         const float given = own.values[token][warp * WARP_VALUES + at];
         update[i] = key_factor * step * (DELTA ? given - fade * key_factor * update[i] : given);
         if (lane / LANE_QUADS == 0)
-          own.results[warp][at] =
-              query_factor * (fade * of_query[i] + products[0] * update[i]) + skipped * given;
+          own.results[warp][at] = query_factor * (fade * of_query[i] + products[0] * update[i]) + skipped * given;
       }
     state.advance(fade, key, update);
     warp_sync();

@@ -217,8 +217,7 @@ __device__ inline void tree_attention_of(const u16* all_queries, const NewRows& 
   // one warp per query head, one for K, one for V
   const bool owner = first_new < end, is_query = warp < HEADS_PER_KV, is_key = warp == HEADS_PER_KV;
   const bool makes = MAKES && (is_query || owner && warp < HEADS_PER_KV + 2);
-  const int from =
-      column_of_head(is_query ? kv_head * HEADS_PER_KV + warp : HEADS + (is_key ? 0 : KV_HEADS) + kv_head);
+  const int from = column_of_head(is_query ? kv_head * HEADS_PER_KV + warp : HEADS + (is_key ? 0 : KV_HEADS) + kv_head);
   RopeHead fresh;
   if (makes) {
     const i64 position = made.position_ids[sequence] * (ROTARY_DIM / 2);
