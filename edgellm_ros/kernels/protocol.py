@@ -277,7 +277,10 @@ class Kernels(Protocol):
         state: SamplingState,
         stop: StopState,
     ) -> None:
-        """Begin a sequence in a row: its rules, by name, and limits; position 0. `seen` stays as it is."""
+        """Begin a sequence in a row of the states.
+
+        Writes its rules, by name, its limits, and position 0. `seen` stays as it is.
+        """
         ...
 
     def count_tokens(self, tokens: Tensor, offered: Tensor, state: StopState, counts: Tensor) -> None:

@@ -41,10 +41,11 @@ class Encoders:
         self._is_warm = False
 
     def warm_up(self, device: Device) -> None:
-        """Run what a camera and a microphone usually send, so that a user's first is not slow.
+        """Run what a camera and a microphone usually send.
 
-        On devices with graphs, which record these runs. The log has the time, or why it could not run. A
-        second call does nothing. No batch may run: rows of embeddings are overwritten.
+        So a user's first image or sound is not slow. On devices with graphs, which record these runs. The log
+        has the time, or why it could not run. A second call does nothing. No batch may run: rows of
+        embeddings are overwritten.
         """
         if self._is_warm or not device.has_graphs:
             return

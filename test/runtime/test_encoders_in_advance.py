@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images and sounds that run when the runtime is made: a user's first finds a graph."""
+"""Images and sounds that run when the runtime is made: the first finds a graph."""
 
 import logging
 

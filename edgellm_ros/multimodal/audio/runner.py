@@ -117,10 +117,10 @@ class AudioRunner:
         return self._kept_rows.rows(place, place + 1).view(*self._kept_rows.shape[1:]).rows(0, tokens)
 
     def warm_up(self) -> None:
-        """Run and record sounds of up to WARM_CHUNKS chunks, so that a user's first is not slow.
+        """Run and record sounds of up to WARM_CHUNKS chunks.
 
-        Without effect if sounds are not padded, as then each length has a run of its own, and with a plan of
-        TensorRT, of which each recorded run takes memory.
+        So a user's first sound is not slow. Without effect if sounds are not padded, as then each length has a
+        run of its own, and with a plan of TensorRT, of which each recorded run takes memory.
         """
         if self._whole is None or self._executor.is_plan:
             return
@@ -134,7 +134,10 @@ class AudioRunner:
             self._executor.keep_graph()
 
     def _run(self, chunks: np.ndarray, tokens: int, rows: Tensor) -> None:
-        """Run the encoder over chunks [N, M, frames], of which the first `tokens` rows are a sound's."""
+        """Run the encoder over chunks [N, M, frames].
+
+        The first `tokens` of the rows are the sound's, the others are padding.
+        """
         computed = rows.shape[0]
         features = self._features.view(*chunks.shape)
         self._device.upload(features, chunks)
