@@ -91,9 +91,9 @@ class VisionRunner:
     def warm_up(self, rows_of: Callable[[int], tuple[Tensor, list[Tensor]]]) -> None:
         """Run and record an image of a camera's usual size.
 
-        So a user's first image is not slow. rows_of: from a number of tokens to the rows that `encode` writes.
-        Without effect if the image has too many tokens, and with a plan of TensorRT, of which each recorded
-        run takes memory.
+        So a user's first image is not slow. rows_of: from a number of tokens to the rows that `encode`
+        writes. Without effect if the image has too many tokens, and with a plan of TensorRT, of which each
+        recorded run takes memory.
         """
         if self._executor.is_plan:
             return

@@ -119,8 +119,8 @@ class AudioRunner:
     def warm_up(self) -> None:
         """Run and record sounds of up to WARM_CHUNKS chunks.
 
-        So a user's first sound is not slow. Without effect if sounds are not padded, as then each length has a
-        run of its own, and with a plan of TensorRT, of which each recorded run takes memory.
+        So a user's first sound is not slow. Without effect if sounds are not padded, as then each length has
+        a run of its own, and with a plan of TensorRT, of which each recorded run takes memory.
         """
         if self._whole is None or self._executor.is_plan:
             return
