@@ -10,6 +10,7 @@ import numpy as np
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
 from edgellm_ros.fused.blocks import feed_forward, numbers_of_states, recurrent_block
 from edgellm_ros.fused.fusion import FusedFusion, StateFusion
 from edgellm_ros.fused.params import (
@@ -28,7 +29,7 @@ from edgellm_ros.fused.params import (
 )
 from edgellm_ros.fused.plan.decoder import FusedPlan
 from edgellm_ros.fused.plan.launch import OLDEST
-from edgellm_ros.fused.plan.shape import MOST_CHAIN_TOKENS, FusedShape
+from edgellm_ros.fused.plan.shape import FusedShape
 from edgellm_ros.fused.plan.tuning import Tuning, load_tuning
 from edgellm_ros.fused.variants import Compile, Step, Variant, compiler_for, variant_for
 from edgellm_ros.fused.weights import FusedLayerWeights, FusedWeights
@@ -152,8 +153,8 @@ class FusedDecoder:
         rows, most = batch * tokens, self.max_adapted_rows if LORA_TABLE in tensors else self.max_rows
         if not 1 <= rows <= most:
             raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {most} rows")
-        if shape.recurrent is not None and tokens > MOST_CHAIN_TOKENS:
-            raise EngineError(f"recurrent layers: a chain of {tokens} tokens, more than {MOST_CHAIN_TOKENS}")
+        if shape.recurrent is not None and tokens > CHAIN_TOKENS:
+            raise EngineError(f"recurrent layers: a chain of {tokens} tokens, more than {CHAIN_TOKENS}")
         variant = self._variant(tensors, rows)
         early = False
         for layer in range(len(self._weights.layers)):

@@ -318,7 +318,7 @@ class GateUpParams(KernelParams):
 
 @dataclass(kw_only=True)
 class PrepDownParams(KernelParams):
-    """SiLU(gate) * up, to x of `down`."""
+    """SiLU(gate) * up, or the square of a ReLU, to x of `down`."""
 
     source: ClassVar[str] = "decoder.cu"
     kernel: ClassVar[str] = "prep_down"

@@ -21,16 +21,16 @@ class FusedLayerWeights:
     """
 
     input_norm: int = 0  # [H]
-    qkv: int = 0  # [H,(Hq+2Hkv)*D], queries, keys, values; each query has its gate beside it, if there is one
+    qkv: int = 0  # [H,(Hq+2Hkv)*D], queries, keys, values; with gates (2Hq+2Hkv)*D, each beside its query
     o: int = 0  # [Hq*D,H]
     post_norm: int = 0  # [H]
     gate_up: int = 0  # [H,2I], gate columns first; [H,I] with squared ReLU
     down: int = 0  # [I,H]
-    qkv_bias: int = 0  # [(Hq+2Hkv)*D]
+    qkv_bias: int = 0  # as many as qkv has columns
     q_norm: int = 0  # [D]
     k_norm: int = 0  # [D]
     o_bias: int = 0  # [H]
-    gate_up_bias: int = 0  # [2I]
+    gate_up_bias: int = 0  # as many as gate_up has columns
     down_bias: int = 0  # [H]
     state_norm: int = 0  # [H], of a draft head's first layer, whose qkv is [2H,(Hq+2Hkv)*D]
     in_proj: int = (

@@ -88,20 +88,22 @@ class VisionRunner:
         """Run the encoder without graphs from now on."""
         self._executor.stop_recording()
 
-    def warm_up(self, rows_of: Callable[[int], tuple[Tensor, list[Tensor]]]) -> None:
+    def warm_up(self, rows_of: Callable[[int], tuple[Tensor, list[Tensor]]]) -> bool:
         """Run and record an image of a camera's usual size.
 
         So a user's first image is not slow. rows_of: from a number of tokens to the rows that `encode`
         writes. Without effect if the image has too many tokens, and with a plan of TensorRT, of which each
-        recorded run takes memory.
+        recorded run takes memory. Returns whether it ran.
         """
         if self._executor.is_plan:
-            return
+            return False
         image = np.zeros((*CAMERA, 3), np.uint8)
         height, width = self._processor.token_grid(*CAMERA)
-        if height * width <= self._max_tokens:
-            for _ in range(2):  # the second run is recorded
-                self.encode(image, *rows_of(height * width))
+        if height * width > self._max_tokens:
+            return False
+        for _ in range(2):  # the second run is recorded
+            self.encode(image, *rows_of(height * width))
+        return True
 
     def encode(self, image: Image, image_rows: Tensor, deepstack_rows: Sequence[Tensor]) -> None:
         """Encode an image into image_rows [tokens, H] and the deepstack rows."""

@@ -8,6 +8,7 @@ import time
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
+from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.multimodal.audio.runner import AudioRunner
 from edgellm_ros.multimodal.vision_runner import VisionRunner
@@ -50,20 +51,23 @@ class Encoders:
         if self._is_warm or not device.has_graphs:
             return
         self._is_warm = True
-        start = time.perf_counter()
+        start, ran = time.perf_counter(), []
         try:
-            if self._vision is not None:
-                self._vision.warm_up(lambda tokens: self._embedder.image_rows(0, tokens))
-            if self._audio is not None:
-                self._audio.warm_up()
+            if self._vision is not None and self._vision.warm_up(self._rows_of_first):
+                ran.append("an image")
+            if self._audio is not None and self._audio.warm_up():
+                ran.append("sounds")
             device.synchronize()
         except DeviceLostError:
             raise
         except EngineError as error:
             logger.warning("images and sounds are not run in advance: %s", error)
             return
-        if self._vision is not None or self._audio is not None:
-            logger.info("ran an image and sounds in advance in %.1f s", time.perf_counter() - start)
+        if ran:
+            logger.info("ran %s in advance in %.1f s", " and ".join(ran), time.perf_counter() - start)
+
+    def _rows_of_first(self, tokens: int) -> tuple[Tensor, list[Tensor]]:
+        return self._embedder.image_rows(0, tokens)
 
     def encode_images(self, sequences: list[GenerationSequence]) -> None:
         """Encode images, one at a time, then videos; cancelled sequences are skipped."""

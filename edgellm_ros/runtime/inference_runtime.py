@@ -143,9 +143,10 @@ class LLMInferenceRuntime(OpenedEngine):
         The constructor calls this, unless `cuda_graphs` is false. The decode steps are those of all batch
         sizes with all adapters. The device launches a graph with one call. Recording takes a part of a second
         and some memory. Steps of an adapter that is added later are recorded when the adapter is first used.
-        From then on prefills are recorded too, when they repeat, and prompts of the base model are run in
-        advance, so that later ones repeat them. Returns False if the device does not support graphs, or if a
-        step cannot be recorded: the log says which and why, and they run without a graph.
+        From then on prefills are recorded too, when they repeat. Prompts of the base model, an image and
+        sounds are run in advance, so that later ones repeat them. Returns False if the device does not
+        support graphs, or if a step cannot be recorded: the log says which and why, and they run without a
+        graph.
         """
         with self._lock:
             return self._answerer.capture_decoding_cuda_graph()

@@ -209,8 +209,8 @@ class Pipeline:
         """Reset all state of the batch after a failure.
 
         Values that are not finite may come from KV rows of an earlier prompt, so an EngineError also clears
-        the prefix cache and the kept rows of sounds. Queued work must be complete before its memory is used
-        again.
+        the prefix cache. Queued work must be complete before its memory is used again. The rows of sounds
+        that were kept may be those of an encoder that was interrupted.
         """
         with suppress(EngineError):  # `error` itself, or a consequence
             self.device.synchronize()
@@ -222,10 +222,10 @@ class Pipeline:
             if self.drafter is not None:
                 self.drafter.clear()
             self.device.synchronize()
+        if self.audio is not None:
+            self.audio.forget()
         if isinstance(error, EngineError):
             self.reuse.clear()
-            if self.audio is not None:
-                self.audio.forget()
 
     def encode_images(self, sequences: list[GenerationSequence]) -> None:
         """Encode images and videos: camera frames -> rows of embeddings."""

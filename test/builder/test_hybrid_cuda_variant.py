@@ -207,6 +207,42 @@ def test_prompts_of_several_sequences_run_together_in_half_precision(device, exp
     assert_equal(engine, device, inputs, 2e-2)
 
 
+WIDE = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "head_dim": 64}  # as Qwen3.5 has it
+
+
+@pytest.mark.only_on("cuda", reason="GatedDeltaNet has CUDA kernels only")
+@pytest.mark.parametrize("tokens, valid", [(2, 2), (64, 64), (130, 120)])
+def test_prompts_of_published_sizes_equal_the_standard_graph(device, exports, tokens, valid):
+    engine = exports("qwen3_5", 0, WIDE, precision="fp16")
+    assert_equal(engine, device, make_inputs(engine, 1, tokens, [valid], 5), 0.02)
+
+
+@pytest.mark.parametrize(
+    "changes, options, count",
+    [
+        pytest.param(WIDE, {"precision": "fp16"}, 1, id="half precision"),
+        pytest.param(WIDE, {"precision": "bf16"}, 1, id="bfloat16"),
+        pytest.param(WIDE, {"precision": "fp32"}, 0, id="fp32"),
+        pytest.param({"linear_key_head_dim": 64}, {"precision": "fp16"}, 0, id="another size"),
+    ],
+)
+def test_prompts_are_scanned_in_chunks_where_there_are_kernels(exports, changes, options, count):
+    engine = exports("qwen3_5", 0, changes, **options)
+    layers = json.loads((engine / "config.json").read_text())["llm"]["recurrent"]["num_layers"]
+    for graph, each in (("model.cuda.onnx", count), ("verify.cuda.onnx", 0)):
+        found = Counter[str]()
+
+        def visit(nodes, found=found) -> None:
+            for node in nodes:
+                found[node.op_type] += 1
+                for attribute in node.attribute:
+                    visit(attribute.g.node)
+
+        visit(onnx.load(engine / "llm" / graph, load_external_data=False).graph.node)
+        assert found["GatedDeltaNet"] == each * layers
+        assert found["LinearAttention"] == (2 - each) * layers
+
+
 @knows_lengths
 @pytest.mark.only_on("cpu", "cuda", reason="TensorRT uses the standard graph")
 @pytest.mark.parametrize(("tokens", "valid"), [(2, 2), (5, 5), (8, 8), (30, 30), (6, 3)])

@@ -263,7 +263,7 @@ def mixer_of(**changes) -> dict[str, RecurrentShape]:
         ({"vocab": 203}, "the LM head has 203 columns, not a multiple of 8"),
         ({"lora_rank": 65, "recurrent": None}, "adapters have ranks of up to 65, more than 64"),
         ({"max_rows": 17}, "a step has 17 rows, more than 16"),
-        ({"lora_rank": 8}, "layers are recurrent, and sequences have adapters"),
+        ({"lora_rank": 8}, "layers are recurrent or gated, and sequences have adapters"),
         (mixer_of(key_dim=48), "recurrent layers: key_dim is 48, not a multiple of 32 up to 128"),
         (mixer_of(key_dim=160), "recurrent layers: key_dim is 160, not a multiple of 32 up to 128"),
         (mixer_of(value_dim=24), "recurrent layers: value_dim is 24, not a multiple of 16"),

@@ -78,6 +78,7 @@ def test_a_sound_computed_as_whole_chunks_has_the_same_rows(device, tiny_engine,
     np.testing.assert_allclose(device.download(rows), encode(sound(seconds)), atol=2e-5, rtol=0)
 
 
+@pytest.mark.only_on("cpu", "cuda", reason="each recorded run of a plan takes memory of its own")
 def test_sounds_run_in_advance_have_the_shapes_of_later_ones(device, tiny_engine, config, monkeypatch):
     executor = EngineExecutor.open(tiny_engine / "audio" / "model.onnx", device)
     whole, bound = AudioRunner(executor, config, device, 60, pads=True), []
@@ -85,7 +86,7 @@ def test_sounds_run_in_advance_have_the_shapes_of_later_ones(device, tiny_engine
     monkeypatch.setattr(
         executor, "prepare", lambda *given: bound.append((given[1]["N"], given[2])) or prepare(*given)
     )
-    whole.warm_up()
+    assert whole.warm_up()
     advance = {count: tensors for count, tensors in bound}
     assert sorted(advance) == [2, 3, 4]
     assert len(bound) == 6  # each twice: the second is recorded
@@ -122,6 +123,27 @@ def test_a_sound_that_was_encoded_before_is_not_computed_again(device, tiny_engi
     assert encode(changed)[0]
     runner.forget()
     assert encode(sounds[3])[0]
+
+
+def test_a_sound_whose_encoding_was_interrupted_takes_no_other_sound_s_place(
+    device, tiny_engine, config, monkeypatch
+):
+    executor = EngineExecutor.open(tiny_engine / "audio" / "model.onnx", device)
+    runner = AudioRunner(executor, config, device, 60)
+
+    def encode(one) -> tuple[bool, np.ndarray]:
+        rows = device.zeros((runner.num_tokens(one), 48), np.float32)
+        return runner.encode(one, rows), device.download(rows)
+
+    sounds = [sound(0.3 + 0.5 * number) for number in range(KEPT_SOUNDS + 2)]
+    first = [encode(one)[1] for one in sounds[:KEPT_SOUNDS]]
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "copy", lambda target, source: (_ for _ in ()).throw(MemoryError))
+        with pytest.raises(MemoryError):
+            encode(sounds[KEPT_SOUNDS])
+    encode(sounds[KEPT_SOUNDS + 1])
+    for one, expected in zip(sounds[1:KEPT_SOUNDS], first[1:], strict=True):
+        np.testing.assert_array_equal(encode(one)[1], expected)
 
 
 def test_a_kept_sound_does_not_change_with_the_caller_s_samples(device, runner):

@@ -407,6 +407,17 @@ class TestWhenTheEngineDecodes:
         reason = f"the kernels do not take this model: {reason}"
         self.assert_reason(caplog, reason, tmp_path / "engine")
 
+    def test_with_states_that_no_mixer_begins_with(self, decoders, caplog, tmp_path):
+        sizes = {**HYBRID, "hybrid_override_pattern": "M-M*-M", "mamba_num_heads": 8, "mamba_head_dim": 16}
+        sizes |= {"n_groups": 2, "ssm_state_size": 32, "use_bias": False, "vocab_size": 304}
+        checkpoint = write_nemotron_h_checkpoint(tmp_path / "c", **sizes)
+        export(checkpoint, tmp_path / "2", precision="fp16", hidden_state_layers=[2, 6])
+        with LLMInferenceRuntime(tmp_path / "2", decode="fused"):
+            pass
+        export(checkpoint, tmp_path / "1", precision="fp16", hidden_state_layers=[1])
+        reason = "layer 1 is a feed-forward block alone, and the states before it are asked for"
+        self.assert_reason(caplog, reason, tmp_path / "1")
+
     def test_with_weights_in_a_form_without_kernels(self, decoders, caplog, tmp_path):
         order = {"model.layers.0.self_attn.q_proj.g_idx": np.arange(64, dtype=np.int32) % 2}
         export(write_quantized_checkpoint(tmp_path / "c", "gptq", replaced=order), tmp_path, precision="fp16")

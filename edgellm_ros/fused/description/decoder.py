@@ -120,14 +120,14 @@ class FusedLayer:
     window: int | None  # sliding window; null = the layer attends to all tokens
     mixer: FusedMixer | None  # what is recurrent in place of attention
     input_norm: StoredWeight | None
-    qkv: StoredWeight | None  # columns of queries, keys, values
+    qkv: StoredWeight | None  # columns of queries (each with its gate, if there is one), keys, values
     qkv_bias: StoredWeight | None
     q_norm: StoredWeight | None
     k_norm: StoredWeight | None
     o: StoredWeight | None
     o_bias: StoredWeight | None
     post_norm: StoredWeight | None
-    gate_up: StoredWeight | None  # columns of the gate, then of the up-projection
+    gate_up: StoredWeight | None  # columns of the gate, if there is one, then of the up-projection
     gate_up_bias: StoredWeight | None
     down: StoredWeight | None
     down_bias: StoredWeight | None

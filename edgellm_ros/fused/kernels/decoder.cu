@@ -8,8 +8,9 @@
 //
 // Each kernel computes its own input x: RMSNorm of the residual stream, or the sum of the previous GEMV's partials.
 // Every CTA repeats that, which is cheaper than another kernel, unless there are many rows: then prep_qkv,
-// prep_gate_up, prep_down and prep_lm_head compute x [rows,K] once. combine_splits combines the splits of the
-// attention; `o` does so itself without tensor cores, with quantised weights, and for one row of a small model.
+// prep_in_proj, prep_out_proj, prep_gate_up, prep_down and prep_lm_head compute x [rows,K] once. combine_splits
+// combines the splits of the attention and multiplies by the gates; without gates `o` does so itself without tensor
+// cores, with quantised weights, and for one row of a small model.
 //
 // A row is a token. Several tokens per sequence (a chain or a tree) and many rows run rope_append_kv and
 // tree_attention in place of `attention`; batches of single tokens run batch_attention, if a CTA of it fits on an SM

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from pathlib import Path
 
 from edgellm_ros.engine.device import Device
@@ -79,6 +80,10 @@ def _load(
     shape = fused_shape(config, model, rows, adapts)
     check_shape(shape.unsupported(), "this model")
     _check_memory(device, model)
+    states = {*config.hidden_state_layers}
+    if drafting is not None and drafting.has_head and config.draft is not None:
+        states |= {*config.draft.base_state_layers}
+    _check_states(model, states)
     head = _load_fusion(root, config) if drafting is not None and drafting.has_head else None
     dtype = element_type(config.precision)
     tensors = load_weights(path.parent, model, dtype, device)
@@ -101,6 +106,18 @@ def _load(
     own = {weight.name for weight in model.unshared()}
     shared = {name: tensor for name, tensor in tensors.items() if name not in own}
     return FusedDecoding(executor, most_rows, shared, verified, *adapters)
+
+
+def _check_states(model: FusedModel, layers: Collection[int]) -> None:
+    """Raise Unavailable if the kernels do not store the states before a layer.
+
+    The kernels that begin a mixer store it. layers: counted from 0; the number of layers = after the last.
+    """
+    for layer in sorted(layers):
+        if layer < len(model.layers) and model.layers[layer].input_norm is None:
+            raise Unavailable(
+                f"layer {layer} is a feed-forward block alone, and the states before it are asked for"
+            )
 
 
 def _check_memory(device: Device, model: FusedModel) -> None:

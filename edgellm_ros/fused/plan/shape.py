@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
 from edgellm_ros.fused.description.values import ModelValues
 from edgellm_ros.fused.plan.quantized import Quantized
 
@@ -17,7 +18,6 @@ ACTIVATIONS = SILU, SQUARED_RELU = ("silu", "relu2")
 MOST_KEY_DIM = 128  # a lane has half as many values of a recurrent state in registers
 MIXER_COLUMNS = 16  # of a recurrent state, per warp
 MOST_MIXER_WARPS = 5
-MOST_CHAIN_TOKENS = 8  # of a sequence in a step, with recurrent layers
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,7 @@ class RecurrentShape:
             "STATE_COLUMNS": self.state_columns,
             "MIX_WARPS": self.warps,
             "IN_PROJ_SIZE": self.in_size,
+            "CHAIN_TOKENS": CHAIN_TOKENS,
         }
 
 
@@ -241,8 +242,8 @@ class FusedShape(ModelValues):
             ),
             (not 1 <= self.max_rows <= MOST_ROWS, f"a step has {self.max_rows} rows, more than {MOST_ROWS}"),
             (
-                self.lora_rank > 0 and self.recurrent is not None,
-                "layers are recurrent, and sequences have adapters",
+                self.lora_rank > 0 and (self.recurrent is not None or self.attention_gate),
+                "layers are recurrent or gated, and sequences have adapters",
             ),
         ):
             if problem:

@@ -109,21 +109,24 @@ class AudioRunner:
         tokens = audio_rows.shape[0]
         if tokens > self._kept_rows.shape[1]:
             return
-        place = len(self._kept) if len(self._kept) < KEPT_SOUNDS else self._kept.pop(0)[1]
+        del self._kept[: max(0, len(self._kept) - KEPT_SOUNDS + 1)]
+        used = {place for _, place in self._kept}
+        place = next(place for place in range(KEPT_SOUNDS) if place not in used)
         self._device.copy(self._place(place, tokens), audio_rows)
         self._kept.append((Sound(sound.samples.copy(), sound.sample_rate), place))
 
     def _place(self, place: int, tokens: int) -> Tensor:
         return self._kept_rows.rows(place, place + 1).view(*self._kept_rows.shape[1:]).rows(0, tokens)
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> bool:
         """Run and record sounds of up to WARM_CHUNKS chunks.
 
         So a user's first sound is not slow. Without effect if sounds are not padded, as then each length has
-        a run of its own, and with a plan of TensorRT, of which each recorded run takes memory.
+        a run of its own, and with a plan of TensorRT, of which each recorded run takes memory. Returns
+        whether any ran.
         """
         if self._whole is None or self._executor.is_plan:
-            return
+            return False
         config = self._config
         most = min(WARM_CHUNKS, self._max_tokens // config.chunk_tokens)
         for count in range(2, most + 1):
@@ -132,6 +135,7 @@ class AudioRunner:
             for _ in range(2):  # the second run is recorded
                 self._run(silence, tokens, self._whole.rows(0, tokens))
             self._executor.keep_graph()
+        return most > 1
 
     def _run(self, chunks: np.ndarray, tokens: int, rows: Tensor) -> None:
         """Run the encoder over chunks [N, M, frames].

@@ -14,8 +14,6 @@ from edgellm_ros.builder.lowering.onnxruntime_cuda.recurrent import (
     Scanned,
     conv_weights,
     cut,
-    scan_in_chunks,
-    scans_in_chunks,
 )
 from edgellm_ros.builder.lowering.standard.delta_net import NORM_EPSILON
 from edgellm_ros.builder.lowering.standard.recurrent import (
@@ -28,6 +26,9 @@ from edgellm_ros.builder.lowering.standard.recurrent import (
 )
 from edgellm_ros.builder.model.recurrent import DeltaNet
 from edgellm_ros.engine_directory.recurrent_config import state_columns
+
+FLOAT16 = ir.DataType.FLOAT16
+CHUNKED_DIM = 128  # of keys and values: the size that GatedDeltaNet scans in chunks, on tensor cores
 
 
 # x -- in_proj --+-- z ------------------------------------------+
@@ -44,7 +45,9 @@ def delta_net_cuda_layer(
     channels, gate, b, a = cut(graph, projected, list(parts.values()))
     conv = conv_weights(graph, net.conv_dim, net.conv_kernel, bias=False)
 
-    in_chunks = scans_in_chunks(run, net.key_dim, net.value_dim)
+    # A verification has fewer tokens than a chunk. An engine in fp32 keeps fp32 keys and values.
+    sizes = net.key_dim == net.value_dim == CHUNKED_DIM
+    in_chunks = sizes and not run.verifies and graph.dtype != FLOAT
 
     def scan(valid: ir.Value | None) -> Scan:
         return lambda mixed, before: _delta_rule(
@@ -98,17 +101,7 @@ def _delta_rule(
     if valid is not None:  # no decay and no update in padding
         logs, strengths = (graph.op("Mul", gate, valid) for gate in (logs, strengths))
         if in_chunks:
-            y, last = scan_in_chunks(
-                graph,
-                (q, k, v),
-                logs=logs,
-                strengths=strengths,
-                state=state,
-                key_heads=net.key_heads,
-                heads=heads,
-                value_dim=net.value_dim,
-                scale=net.key_dim**-0.5,
-            )
+            y, last = _scan_in_chunks(graph, net, (q, k, v), (logs, strengths), state)
             return y, last, (k, v, logs, strengths)
         state = join_columns(graph, state, heads, net.key_dim, net.value_dim)
     else:
@@ -129,6 +122,34 @@ def _delta_rule(
     if valid is not None:
         last = cut_columns(graph, last, heads, net.key_dim, net.value_dim)
     return y, last, chain
+
+
+def _scan_in_chunks(
+    graph: ModelBuilder,
+    net: DeltaNet,
+    parts: tuple[ir.Value, ir.Value, ir.Value],
+    gates: tuple[ir.Value, ir.Value],
+    state: ir.Value,
+) -> tuple[ir.Value, ir.Value]:
+    """Add a scan of a prompt's tokens in chunks.
+
+    Products are of fp16, also those with the state, which is kept in fp32. parts: unit queries and keys
+    [B,S,key heads*dk], values [B,S,heads*dv]; gates: logarithms of decays, strengths [B,S,heads]; all fp32,
+    as y [B,S,heads*dv] and the state [B,heads,dk,dv] are.
+    """
+    counts = net.key_heads, net.key_heads, net.value_heads
+    heads = [graph.reshape(part, [0, 0, count, -1]) for part, count in zip(parts, counts, strict=True)]
+    q, k, v = (graph.op("Cast", part, to=int(FLOAT16)) for part in heads)
+    y, last = graph.ops(
+        "GatedDeltaNet",
+        *(q, k, v, None, *gates, graph.transpose(state, (0, 1, 3, 2))),  # the operator's is [B,heads,dv,dk]
+        outputs=2,
+        domain=ORT_DOMAIN,
+        update_rule="gated_delta",
+        scale=net.key_dim**-0.5,
+    )
+    y = graph.reshape(graph.op("Cast", y, to=int(FLOAT)), [0, 0, net.values])
+    return y, graph.transpose(last, (0, 1, 3, 2))
 
 
 def _repeat(graph: ModelBuilder, x: ir.Value, heads: int, groups: int) -> ir.Value:

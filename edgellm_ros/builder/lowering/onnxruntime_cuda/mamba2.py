@@ -15,8 +15,6 @@ from edgellm_ros.builder.lowering.onnxruntime_cuda.recurrent import (
     Scanned,
     conv_weights,
     cut,
-    scan_in_chunks,
-    scans_in_chunks,
 )
 from edgellm_ros.builder.lowering.standard.recurrent import (
     Present,
@@ -106,21 +104,6 @@ def _scan_tokens(
     x, b, c = _parts(graph, mamba, channels)
     update = op("Mul", x, graph.reshape(dt, [0, 0, heads, 1]))
     chain = b, graph.reshape(update, [0, 0, mamba.inner]), logs
-    skip = op("Mul", x, graph.reshape(float_tensor(graph, "D", heads), [heads, 1]))
-    if scans_in_chunks(run, mamba.state_size, head_dim):
-        y, last = scan_in_chunks(
-            graph,
-            (c, b, update),
-            logs=logs,
-            strengths=None,
-            state=state,
-            key_heads=mamba.groups,
-            heads=heads,
-            value_dim=head_dim,
-            scale=1.0,
-        )
-        y = op("Add", graph.reshape(y, [0, 0, heads, head_dim]), skip)
-        return graph.reshape(y, [-1, mamba.inner]), last, chain
     state = join_columns(graph, state, heads, mamba.state_size, head_dim)
     columns = -(-head_dim // ROW) * ROW
     padded = graph.constant([0] * 7 + [columns - head_dim])
@@ -132,6 +115,7 @@ def _scan_tokens(
     if columns > head_dim:
         ends = graph.constant([0]), graph.constant([head_dim]), graph.constant([-1])
         y, last = op("Slice", y, *ends), op("Slice", last, *ends)
+    skip = op("Mul", x, graph.reshape(float_tensor(graph, "D", heads), [heads, 1]))
     y = graph.reshape(op("Add", y, skip), [-1, mamba.inner])
     return y, cut_columns(graph, last, heads, mamba.state_size, head_dim), chain
 

@@ -12,8 +12,10 @@ between two branches of an If, by the number of tokens per sequence, which is kn
                    padding neither decays nor changes the state; +--+
                    the last valid inputs are gathered
 
-For prompts, GatedDeltaNet takes the place of LinearAttention where it has tensor cores (`scans_in_chunks`):
-a scan of 366 tokens of Qwen3.5-0.8B takes 0.73 ms in LinearAttention, which goes from token to token (H200).
+For prompts of gated delta nets, GatedDeltaNet takes the place of LinearAttention where it has tensor cores
+(delta_net.py): a scan of 366 tokens of Qwen3.5-0.8B takes 0.73 ms in LinearAttention, which goes from token
+to token, and 0.15 ms in chunks (H200). GatedDeltaNet multiplies fp16: unit keys and strengths below 1 keep a
+delta net in its range, but nothing bounds B, C and the state of Mamba2.
 
 No branch has such a Split, a Concat of tensors, or a value that the host computes from shapes and copies to
 the GPU, so decode steps and verifications of drafted tokens can be recorded.
@@ -41,15 +43,12 @@ from edgellm_ros.engine_directory.language_model_config import LanguageModelConf
 from edgellm_ros.engine_directory.recurrent_config import (
     CHAIN_TOKENS,
     RecurrentConfig,
-    state_columns,
 )
 
 DECODE_KEY_DIMS = (64, 128, 256)  # LinearAttention's kernels for few tokens take any d_v with these d_k
 SHARED_BYTES = 48 * 1024  # smem of a CTA on every GPU; the kernel for other d_k has a head's state there
 MAX_THREADS = 1024  # of a CTA; that kernel has at least one per row and per column of the state
 MAX_HEAD_DIM = 256  # of attention
-FLOAT16 = ir.DataType.FLOAT16
-CHUNKED_DIM = 128  # of keys and values: the size that GatedDeltaNet scans in chunks, on tensor cores
 MAX_PARTS = 4  # of unequal sizes, along the last axis, that Split cuts without copies from host memory
 
 # What a layer computes between its convolution and its norm, in fp32: of convolved channels [B,S,C] and the
@@ -71,66 +70,6 @@ def has_kernels(config: LanguageModelConfig) -> bool:
     state = (key_dim * value_dim + key_dim + longest) * 4
     recurrent = key_dim in DECODE_KEY_DIMS or (state <= SHARED_BYTES and longest <= MAX_THREADS)
     return recurrent and config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM
-
-
-def scans_in_chunks(run: CudaRun, key_dim: int, value_dim: int) -> bool:
-    """Return whether prompts are scanned in chunks, with values padded to CHUNKED_DIM.
-
-    A verification has fewer tokens than a chunk. An engine in fp32 keeps fp32 keys and values.
-    """
-    sizes = key_dim == CHUNKED_DIM and value_dim <= CHUNKED_DIM
-    return sizes and not run.verifies and run.graph.dtype != FLOAT
-
-
-def scan_in_chunks(
-    graph: ModelBuilder,
-    parts: tuple[ir.Value, ir.Value, ir.Value],
-    *,
-    logs: ir.Value,
-    strengths: ir.Value | None,
-    state: ir.Value,
-    key_heads: int,
-    heads: int,
-    value_dim: int,
-    scale: float,
-) -> tuple[ir.Value, ir.Value]:
-    """Add a scan of a prompt's tokens in chunks.
-
-    Products are of fp16, sums and states of fp32.
-    parts: queries and keys [B,S,key_heads*D] with D = CHUNKED_DIM, values [B,S,heads*value_dim], fp32; logs,
-    strengths [B,S,heads] fp32, strengths None for Mamba2; state in its binding's layout. Returns y
-    [B,S,heads*value_dim] fp32 and the state. Values are padded to D.
-    """
-    op, missing = graph.op, CHUNKED_DIM - value_dim
-    columns = state_columns(value_dim)
-    groups = value_dim // columns
-    q, k, v = (
-        graph.reshape(part, [0, 0, count, -1])
-        for part, count in zip(parts, (key_heads, key_heads, heads), strict=True)
-    )
-    # [B,groups of all heads,dk,columns] -> [B,heads,dv,dk], as the operator has it
-    state = graph.reshape(state, [0, heads, groups, CHUNKED_DIM, columns])
-    state = graph.reshape(graph.transpose(state, (0, 1, 2, 4, 3)), [0, heads, value_dim, CHUNKED_DIM])
-    if missing:
-        v = op("Pad", v, graph.constant([0] * 7 + [missing]))
-        state = op("Pad", state, graph.constant([0] * 6 + [missing, 0]))
-    q, k, v = (op("Cast", part, to=int(FLOAT16)) for part in (q, k, v))
-    y, last = graph.ops(
-        "GatedDeltaNet",
-        *(q, k, v, None, logs, strengths, state),
-        outputs=2,
-        domain=ORT_DOMAIN,
-        update_rule="gated" if strengths is None else "gated_delta",
-        scale=scale,
-    )
-    if missing:
-        first, end = graph.constant([0]), graph.constant([value_dim])
-        y = op("Slice", y, first, end, graph.constant([3]))
-        last = op("Slice", last, first, end, graph.constant([2]))
-    y = graph.reshape(op("Cast", y, to=int(FLOAT)), [0, 0, heads * value_dim])
-    last = graph.reshape(last, [0, heads, groups, columns, CHUNKED_DIM])
-    last = graph.reshape(graph.transpose(last, (0, 1, 2, 4, 3)), [0, heads * groups, CHUNKED_DIM, columns])
-    return y, last
 
 
 def cut(graph: ModelBuilder, x: ir.Value, sizes: Sequence[int]) -> Sequence[ir.Value]:
