@@ -62,9 +62,7 @@ class MultimodalMetrics:
     total_frame_groups: int = 0  # groups of video frames, two frames each in published models
     total_image_tokens: int = 0  # rows of embeddings that the images and videos became
     total_sounds: int = 0
-    total_audio_tokens: int = (
-        0  # rows of embeddings that these sounds became; rows that were kept do not count
-    )
+    total_audio_tokens: int = 0  # rows of embeddings that these sounds became, without rows kept
     seconds: float = 0.0  # of both encoders
 
 

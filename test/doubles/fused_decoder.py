@@ -384,7 +384,8 @@ def token_inputs(arrays: Mapping[str, np.ndarray], shape: FusedShape) -> dict[st
         "kv_length": arrays["kv_length"],
         "caches": [(arrays[f"key_cache_{i}"], arrays[f"value_cache_{i}"]) for i in range(shape.caches)],
         "recurrent_states": [
-            (arrays[f"conv_state_{i}"], arrays[f"recurrent_state_{i}"]) for i in range(shape.recurrent_layers)
+            (arrays[f"conv_state_{i}"], arrays[f"recurrent_state_{i}"])
+            for i in range(sum(name.startswith("conv_state_") for name in arrays))
         ],
         "mask": None if mask is None else mask[:, 0],
     }

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from edgellm_ros.engine_directory.recurrent_config import GATED_DELTA_NET, MAMBA2, RecurrentConfig
 from edgellm_ros.fused.plan.shape import FusedShape, RecurrentShape
 
 UNIT_EPSILON = 1e-6  # of the norms of a delta net's queries and keys
@@ -47,6 +48,13 @@ def state_shapes(mixer: RecurrentShape, batch: int) -> tuple[tuple[int, ...], tu
     columns = mixer.state_columns
     state = batch, mixer.values // columns, mixer.key_dim, columns
     return (batch, mixer.channels, mixer.conv_kernel - 1), state
+
+
+def chain_widths(mixer: RecurrentShape) -> dict[str, int]:
+    """Return the values of a token that a verification outputs, by name."""
+    kind = GATED_DELTA_NET if mixer.delta_net else MAMBA2
+    sizes = mixer.heads, mixer.key_dim, mixer.value_dim, mixer.channels, mixer.conv_kernel
+    return RecurrentConfig(kind, 1, *sizes).chain_widths
 
 
 def mix(shape: FusedShape, layer: Any, projected: np.ndarray, states: tuple[np.ndarray, np.ndarray]) -> Mixed:

@@ -16,6 +16,7 @@ pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installe
 
 
 from doubles.fused_decoder import ATTENTION, FEED_FORWARD, MIXER
+from doubles.fused_recurrent import chain_widths
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.fused.cuda import compiler
 from edgellm_ros.fused.plan.decoder import FusedPlan
@@ -44,7 +45,7 @@ def hybrid(mixer: RecurrentShape, **changes) -> FusedShape:
 
     It has one attention layer and two recurrent ones.
     """
-    sizes = {"layers": len(LAYERS[mixer.delta_net]), "recurrent_layers": 2, "attention_layers": 1}
+    sizes = {"layers": len(LAYERS[mixer.delta_net]), "attention_layers": 1}
     if mixer.delta_net:
         family = {"attention_gate": True, "rotary_dim": 16}
     else:
@@ -194,7 +195,7 @@ def test_states_of_other_sequences_and_of_before_are_not_written(fused, mixer, t
         for name, state in zip(("conv_state", "recurrent_state"), states, strict=True):
             np.testing.assert_array_equal(device.download(tensors[f"{name}_{i}"]), state)
     written = [name for name in tensors if name.startswith(("present_", "chain_"))]
-    assert len(written) == 4 + (tokens > 1) * 2 * len(mixer.chain_widths)
+    assert len(written) == 4 + (tokens > 1) * 2 * len(chain_widths(mixer))
     for name in written:
         *_, beyond = device.download(model.outputs[name])
         assert np.isnan(beyond).all(), name
@@ -223,7 +224,7 @@ def test_steps_of_one_token_give_the_states_of_a_chain(fused, mixer):
             tuple(
                 device.download(tensors[f"present_{name}_{i}"]) for name in ("conv_state", "recurrent_state")
             )
-            for i in range(shape.recurrent_layers)
+            for i in range(len(one.step.recurrent_states))
         ]
         one.step.caches = [
             tuple(
@@ -284,12 +285,12 @@ def test_a_shape_without_kernels_has_a_reason(changes, reason):
 QWEN3_5 = FusedShape(
     "fp16", layers=24, hidden=1024, heads=8, kv_heads=2, head_dim=256, inner=3584, vocab=248320,
     rotary_dim=64, capacity=8192, qk_norm=True, tied=True, max_rows=16, attention_gate=True,
-    recurrent=RecurrentShape(True, 16, 16, 128, 128, 4, 128), recurrent_layers=18, attention_layers=6,
+    recurrent=RecurrentShape(True, 16, 16, 128, 128, 4, 128), attention_layers=6,
 )  # fmt: skip
 NEMOTRON_4B = FusedShape(
     "bf16", layers=42, hidden=3136, heads=40, kv_heads=8, head_dim=128, inner=12544, vocab=131072,
     rotary_dim=0, capacity=8192, max_rows=16, activation="relu2", time_step_min=0.001,
-    recurrent=RecurrentShape(False, 96, 8, 128, 80, 4, 4, conv_bias=True), recurrent_layers=21,
+    recurrent=RecurrentShape(False, 96, 8, 128, 80, 4, 4, conv_bias=True),
     attention_layers=4,
 )  # fmt: skip
 INT4 = tuple((name, Quantized(4, 128)) for name in ("qkv", "o", "gate_up", "down", "in_proj", "out_proj"))

@@ -110,7 +110,7 @@ class FusedMixer:
 
     def weights(self) -> Iterator[StoredWeight]:
         """Yield the weights that are not quantised."""
-        return (value for value in vars(self).values() if isinstance(value, StoredWeight))
+        return _stored(self)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,11 @@ class FusedLayer:
 
     def weights(self) -> Iterator[StoredWeight]:
         """Yield the weights that are not quantised, without those of the mixer."""
-        return (value for value in vars(self).values() if isinstance(value, StoredWeight))
+        return _stored(self)
+
+
+def _stored(block: FusedMixer | FusedLayer) -> Iterator[StoredWeight]:
+    return (value for value in vars(block).values() if isinstance(value, StoredWeight))
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.device import Device, DeviceGraph
 from edgellm_ros.engine.tensor import Tensor, bfloat16, float8
 from edgellm_ros.engine_directory import binding_names as names
+from edgellm_ros.engine_directory.recurrent_config import RecurrentConfig
 
 if TYPE_CHECKING:
-    from edgellm_ros.fused.plan.shape import FusedShape, RecurrentShape
+    from edgellm_ros.fused.plan.shape import FusedShape
 
 
 class Decoder(Protocol):
@@ -33,6 +34,7 @@ class FusedBackend:
     - head: name and shape of the LM head if it is an input; None if the decoder's weights have it
     - trees: whether several tokens of a sequence are a tree, which has a mask; False: a chain
     - fused_size: size of the fused states, an output for a draft head; 0 = there is none
+    - recurrent: of the model's recurrent layers; None = it has none
     - adapted: whether the sequences have LoRA adapters, whose table is an input
     - verifies: whether recurrent layers output the values of chains
     """
@@ -47,13 +49,14 @@ class FusedBackend:
         head: tuple[str, tuple[int, ...]] | None,
         trees: bool = False,
         fused_size: int = 0,
+        recurrent: RecurrentConfig | None = None,
         adapted: bool = False,
         verifies: bool = False,
     ) -> None:
         self._decoder, self._device = decoder, device
         self.bindings = tuple(_bindings(shape, head, trees, fused_size))
-        if shape.recurrent is not None:
-            self.bindings += tuple(_recurrent_bindings(shape.recurrent, shape.recurrent_layers, verifies))
+        if recurrent is not None:
+            self.bindings += tuple(_recurrent_bindings(recurrent, verifies))
         if adapted:
             table = Binding(names.LORA_TABLE, np.dtype(np.int64), (shape.layers, 4, "B", 3), True)
             self.bindings += (table,)
@@ -83,13 +86,12 @@ def _bindings(
         yield Binding(names.FUSED_HIDDEN_STATES, dtype, ("B", "S", fused_size), False)
 
 
-def _recurrent_bindings(recurrent: RecurrentShape, layers: int, verifies: bool) -> Iterator[Binding]:
-    float32, groups = np.dtype(np.float32), recurrent.values // recurrent.state_columns
-    conv = ("B", recurrent.channels, recurrent.conv_kernel - 1)
-    state = ("B", groups, recurrent.key_dim, recurrent.state_columns)
+def _recurrent_bindings(recurrent: RecurrentConfig, verifies: bool) -> Iterator[Binding]:
+    float32 = np.dtype(np.float32)
+    conv, state = ("B", *recurrent.conv_shape), ("B", *recurrent.state_shape)
     # The tokens of a step are all valid, so the kernels do not read their number.
     yield Binding(names.VALID_TOKENS, np.dtype(np.int64), ("B",), True)
-    for i in range(layers):
+    for i in range(recurrent.num_layers):
         yield Binding(names.conv_state(i), float32, conv, True)
         yield Binding(names.recurrent_state(i), float32, state, True)
         yield Binding(names.present_conv_state(i), float32, conv, False)

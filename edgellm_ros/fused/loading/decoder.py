@@ -95,7 +95,7 @@ def _load(
         decoder = make_decoder(device, shape, fused_weights(model, tensors), fusion)
     trees = drafting is not None and not drafting.is_chain
     fused_size = fusion.shape.fused_size if fusion is not None else 0
-    sizes = shape, device, _head(model, config), trees, fused_size
+    sizes = shape, device, _head(model, config), trees, fused_size, config.llm.recurrent
     most_rows, verified = min(batch, decoder.max_rows), min(batch, decoder.max_rows // nodes) * nodes
     backend = FusedBackend(decoder, *sizes, verifies=drafting is not None)
     executor, adapted = EngineExecutor(backend, "llm/fused"), None

@@ -132,7 +132,6 @@ def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int, adapts:
         lora_rank=min(config.max_supported_lora_rank, MOST_LORA_RANK) if adapts else 0,
         fp8_cache=config.kv_cache_type == FP8,
         recurrent=recurrent,
-        recurrent_layers=0 if llm.recurrent is None else llm.recurrent.num_layers,
         attention_layers=llm.num_attention_layers,
     )
 

@@ -57,20 +57,6 @@ class RecurrentShape:
         return self.channels + self.values + self.heads * (2 if self.delta_net else 1)
 
     @property
-    def chain_widths(self) -> dict[str, int]:
-        """Widths of the values from which a commit computes the next states.
-
-        By name, of a token: those of `RecurrentConfig`.
-        """
-        widths = {
-            "conv_inputs": self.channels,
-            "keys": self.keys,
-            "values": self.values,
-            "decays": self.heads,
-        }
-        return {**widths, "strengths": self.heads} if self.delta_net else widths
-
-    @property
     def norm_groups(self) -> int:
         """Number of norms of a token's result."""
         return self.heads if self.delta_net else self.key_heads
@@ -143,7 +129,6 @@ class FusedShape(ModelValues):
       the same in all layers
     - activation: "silu": silu(gate) * up; "relu2": relu(up)^2, without a gate
     - recurrent: of the layers that have a recurrent mixer; None = no layer has
-    - recurrent_layers: how many these are
     - attention_layers: how many have attention, each with a KV cache; None = all
     """
 
@@ -170,7 +155,6 @@ class FusedShape(ModelValues):
     lora_rank: int = 0
     fp8_cache: bool = False
     recurrent: RecurrentShape | None = None
-    recurrent_layers: int = 0
     attention_layers: int | None = None
 
     @property

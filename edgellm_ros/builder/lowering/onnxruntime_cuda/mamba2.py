@@ -49,7 +49,7 @@ def mamba2_cuda_layer(
             channels,
             state,
             one=lambda mixed, before: _scan_step(graph, mamba, mixed, steps, before),
-            several=lambda mixed, before: _scan_tokens(graph, mamba, run, mixed, steps, before),
+            several=lambda mixed, before: _scan_tokens(graph, mamba, mixed, steps, before, run.valid),
         )
     y = _gated_norm(graph, mamba, y, gate)
     return graph.linear("out_proj", y, mamba.inner, mamba.hidden_size, mamba.bias), after
@@ -85,21 +85,21 @@ def _scan_step(
 def _scan_tokens(
     graph: ModelBuilder,
     mamba: Mamba2,
-    run: CudaRun,
     channels: ir.Value,
     steps: ir.Value,
     state: ir.Value,
+    valid: ir.Value,
 ) -> Scanned:
     """Add `_scan_step` for several tokens.
 
-    Returns y [B*S,heads*P], state, values of a chain. P is padded to whole rows of the kernel for many
-    tokens.
+    valid [B,S,1] -> y [B*S,heads*P], state, values of a chain. P is padded to whole rows of the kernel for
+    many tokens.
     """
     op, heads, head_dim = graph.op, mamba.heads, mamba.head_dim
     dt = _softplus(graph, mamba, steps)
     if mamba.time_step_min > 0:
         dt = op("Max", dt, graph.constant(mamba.time_step_min, FLOAT))
-    dt = op("Mul", dt, run.valid)  # no decay and no update in padding
+    dt = op("Mul", dt, valid)  # no decay and no update in padding
     logs = op("Mul", dt, negative_exponential(graph, "A_log", heads))
     x, b, c = _parts(graph, mamba, channels)
     update = op("Mul", x, graph.reshape(dt, [0, 0, heads, 1]))
