@@ -54,6 +54,7 @@ class FusedDecoder:
 
     `max_rows`: most tokens of a step, over all sequences; fewer than the shape's if the device has too little
     smem. `max_adapted_rows`: the same for sequences with LoRA adapters; 0 if the shape has none.
+    `starts_early`: whether a kernel may start before the previous one has ended (PDL).
 
     EngineError if the device's architecture is older than sm_80 or the shape is not supported.
     """
@@ -78,7 +79,7 @@ class FusedDecoder:
         self._shape, self._weights = shape, weights
         self._numbers = numbers_of_states(weights)
         self._tuning = tuning or load_tuning(device.arch)
-        self._early = self._tuning.early_start and capability >= EARLY_START
+        self.starts_early = self._tuning.early_start and capability >= EARLY_START
         self._device, self._compile = device, compile or compiler_for(device)
         self._variants = self._make_variants(shape)
         self._adapted: dict[int, Variant] | None = None  # compiled when the first adapter is used
@@ -161,23 +162,45 @@ class FusedDecoder:
             for name, params in self._layer(tensors, layer, rows, tokens).items():
                 if variant.plan.has(name):
                     yield variant.program, variant.plan.launch(name, rows, early, tokens), params
-                    early = self._early
-        head = self._weights.lm_head
-        head = head or tensors["embedding" if shape.tied else "lm_head.weight"].pointer
-        residual, logits = self._scratch["residual"].pointer, tensors["logits"].pointer
-        hidden = self._hidden_states(tensors, shape.layers)
-        norm, x = self._weights.norm, self._scratch["x"].pointer
-        if variant.plan.prepared["lm_head"]:
-            launch = variant.plan.launch("prep_lm_head", rows, self._early)
-            prep = PrepLmHeadParams(norm=norm, residual=residual, hidden=hidden, x=x, rows=rows)
-            yield variant.program, launch, prep
-        launch = variant.plan.launch("lm_head", rows, self._early)
-        last = LmHeadParams(
-            weights=head, norm=norm, residual=residual, logits=logits, hidden=hidden, x=x, rows=rows
-        )
-        yield variant.program, launch, last
+                    early = self.starts_early
+        yield from self._head_launches(tensors, variant, rows, self._hidden_states(tensors, shape.layers))
         if self._fusion is not None:
             yield from self._fusion_launches(self._fusion.layers, tensors, variant, rows)
+
+    def run_head(self, logits: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        """Queue the LM head for the rows at `residual`, which another part has written.
+
+        logits [rows,V] fp32, of at most `max_rows` rows; tensors: those of `run`, of which the head is used.
+        """
+        rows = logits.shape[0]
+        variant = variant_for(self._variants, rows)
+        for program, launch, params in self._head_launches({**tensors, "logits": logits}, variant, rows, 0):
+            program.launch(launch, params)
+
+    def _head_launches(
+        self, tensors: Mapping[str, Tensor], variant: Variant, rows: int, hidden: int
+    ) -> Iterator[Step]:
+        """Yield the launches of the last norm and the LM head.
+
+        hidden: address of the normed states, 0 = they are no output.
+        """
+        head = self._weights.lm_head
+        head = head or tensors["embedding" if self._shape.tied else "lm_head.weight"].pointer
+        logits, norm, x = tensors["logits"].pointer, self._weights.norm, self._scratch["x"].pointer
+        if variant.plan.prepared["lm_head"]:
+            launch = variant.plan.launch("prep_lm_head", rows, self.starts_early)
+            prep = PrepLmHeadParams(norm=norm, residual=self.residual, hidden=hidden, x=x, rows=rows)
+            yield variant.program, launch, prep
+        launch = variant.plan.launch("lm_head", rows, self.starts_early)
+        last = LmHeadParams(
+            weights=head, norm=norm, residual=self.residual, logits=logits, hidden=hidden, x=x, rows=rows
+        )
+        yield variant.program, launch, last
+
+    @property
+    def residual(self) -> int:
+        """Address of the residual stream of a step, int64 [max_rows,H] in units of 2^-30."""
+        return self._scratch["residual"].pointer
 
     def _variant(self, tensors: Mapping[str, Tensor], rows: int) -> Variant:
         """Return the kernels for a number of rows.
@@ -196,12 +219,12 @@ class FusedDecoder:
         """Yield the launches of the fusion, which follow a step."""
         last = self._shape.layers
         if last in layers:
-            launch = variant.plan.launch("last_state", rows, self._early)
+            launch = variant.plan.launch("last_state", rows, self.starts_early)
             residual, out = self._scratch["residual"].pointer, self._states[last].pointer
             yield variant.program, launch, LastStateParams(residual=residual, out=out, rows=rows)
         states = [self._state(tensors, layer) for layer in layers]
         out = tensors["fused_hidden_states"].pointer
-        yield from self._fuse.launches(states, out, rows, self._early)
+        yield from self._fuse.launches(states, out, rows, self.starts_early)
 
     def _state(self, tensors: Mapping[str, Tensor], layer: int) -> int:
         """Return the address of the residual stream at the input of a layer.

@@ -60,7 +60,7 @@ class FusedDraft(FusedDecoder):
             variant = variant_for(self._later if layer else self._variants, rows)
             for name, params in self._layer(tensors, layer, rows, tokens).items():
                 if variant.plan.has(name):
-                    early = self._early and (layer > 0 or name != "joined_qkv")
+                    early = self.starts_early and (layer > 0 or name != "joined_qkv")
                     yield variant.program, variant.plan.launch(name, rows, early, tokens), params
         variant = variant_for(self._variants, batch * chosen)
         states = tensors["next_hidden_states"].pointer
@@ -76,7 +76,7 @@ class FusedDraft(FusedDecoder):
             chosen=chosen,
             normed_states=int(shape.feeds_back_normed_state),
         )
-        launch = variant.plan.launch("draft_head", batch * chosen, self._early)
+        launch = variant.plan.launch("draft_head", batch * chosen, self.starts_early)
         yield variant.program, launch, params
 
     def _layer(

@@ -498,6 +498,140 @@ class DraftPromptParams(KernelParams):
 
 
 @dataclass(kw_only=True)
+class NormTokensParams(KernelParams):
+    """RMSNorm of the residual stream of a prefill."""
+
+    source: ClassVar[str] = "prefill.cu"
+    kernel: ClassVar[str] = "norm_tokens"
+
+    norm: U16
+    embeds: U16 = 0
+    bias: U16 = 0
+    deepstack: U16 = 0
+    residual: OutF32
+    hidden: OutU16 = 0
+    state: OutU16 = 0
+    x: OutU16
+
+
+@dataclass(kw_only=True)
+class RopeTokensParams(KernelParams):
+    """Bias, norm and RoPE of a prefill's queries, keys and values."""
+
+    source: ClassVar[str] = "prefill.cu"
+    kernel: ClassVar[str] = "rope_tokens"
+
+    qkv: OutU16
+    bias: U16
+    q_norm: U16
+    k_norm: U16
+    cos_table: F32
+    sin_table: F32
+    position_ids: I64
+    kv_length: I64
+    key_cache: OutCache
+    value_cache: OutCache
+    tokens: Number
+    stride: Number
+    behind: Number
+
+
+@dataclass(kw_only=True)
+class PromptAttentionParams(KernelParams):
+    """Attention of a prefill's tokens to the KV cache."""
+
+    source: ClassVar[str] = "prefill.cu"
+    kernel: ClassVar[str] = "prompt_attention"
+
+    qkv: U16
+    kv_length: I64
+    key_cache: Cache
+    value_cache: Cache
+    out: OutU16
+    sums: OutF32
+    scales: OutF32
+    window: Number
+    tokens: Number
+    behind: Number
+    splits: Number
+
+
+@dataclass(kw_only=True)
+class CombinePromptParams(KernelParams):
+    """The splits of a prefill's attention, combined."""
+
+    source: ClassVar[str] = "prefill.cu"
+    kernel: ClassVar[str] = "combine_prompt"
+
+    sums: F32
+    scales: F32
+    kv_length: I64
+    out: OutU16
+    window: Number
+    tokens: Number
+    behind: Number
+    splits: Number
+
+
+@dataclass(kw_only=True)
+class ActivateParams(KernelParams):
+    """SiLU(gate) * up, or the square of a ReLU, of a prefill's tokens."""
+
+    source: ClassVar[str] = "prefill.cu"
+    kernel: ClassVar[str] = "activate"
+
+    gate_up: U16
+    bias: U16
+    x: OutU16
+    rows: Number
+
+
+@dataclass(kw_only=True)
+class LastTokensParams(KernelParams):
+    """The residual stream of each prompt's last token, to that of decode steps."""
+
+    source: ClassVar[str] = "prefill.cu"
+    kernel: ClassVar[str] = "last_tokens"
+
+    residual: F32
+    bias: U16
+    deepstack: U16
+    last_token_ids: I64
+    stream: OutI64
+    tokens: Number
+    first: Number
+
+
+@dataclass(kw_only=True)
+class JoinStatesParams(KernelParams):
+    """Three base states of a prefill's tokens side by side, for a draft head."""
+
+    source: ClassVar[str] = "prefill.cu"
+    kernel: ClassVar[str] = "join_states"
+
+    low: U16
+    middle: U16
+    high: U16
+    low_norm: U16
+    middle_norm: U16
+    high_norm: U16
+    bias: U16
+    x: OutU16
+    fused: OutF32
+
+
+@dataclass(kw_only=True)
+class RoundStatesParams(KernelParams):
+    """A draft head's states of a prefill, in the model's type."""
+
+    source: ClassVar[str] = "prefill.cu"
+    kernel: ClassVar[str] = "round_states"
+
+    fused: F32
+    out: OutU16
+
+
+@dataclass(kw_only=True)
 class FuseParams(KernelParams):
     """Three base states times `fc`, as partials."""
 

@@ -8,7 +8,7 @@ interface of `FusedDecoder` and computes on host memory by address, so that the 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -101,6 +101,7 @@ class Step:
     mask: np.ndarray | None = None  # [B,S,C] of trees; None: the tokens of a sequence are a chain
     # Of each recurrent layer: the convolution's [B,C,K-1], and the heads' [B,groups,dk,columns].
     recurrent_states: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    deepstack: list[np.ndarray] = field(default_factory=list)  # added after the first layers, [B,S,H] each
 
 
 @dataclass
@@ -118,7 +119,7 @@ def decode_step(
 ) -> StepResult:
     """Compute S tokens of each sequence.
 
-    lm_head: [V,H] if the shape is tied, else [H,V].
+    lm_head: [V,H] if the shape is tied, else [H,columns], of which the first V count.
     """
     x, result = step.embeds.astype(np.float64), StepResult(np.empty(0))
     caches, states = iter(step.caches), iter(step.recurrent_states)
@@ -135,11 +136,13 @@ def decode_step(
             x = x + _feed_forward(shape, layer, rms_norm(x, layer.post_norm, shape.epsilon))
         if i + 1 in shape.hidden_state_layers:
             result.hidden_states[i + 1] = x
+        if i < len(step.deepstack):
+            x = x + step.deepstack[i].astype(np.float64)
     result.stream.append(x)
     x = rms_norm(x, norm, shape.epsilon)
     if shape.layers in shape.hidden_state_layers:
         result.hidden_states[shape.layers] = x
-    result.logits = _linear(x, lm_head.T if shape.tied else lm_head, None)
+    result.logits = _linear(x, lm_head.T if shape.tied else lm_head[:, : shape.vocab], None)
     return result
 
 
@@ -280,7 +283,7 @@ class HostFusedDecoder:
         self._layers = [_layer(layer, shape) for layer in weights.layers]
         self.max_adapted_rows = shape.max_rows if shape.lora_rank else 0
         self._norm = array_at(weights.norm, (shape.hidden,), dtype)
-        size = (shape.vocab, shape.hidden) if shape.tied else (shape.hidden, shape.vocab)
+        size = (shape.vocab, shape.hidden) if shape.tied else (shape.hidden, shape.all_head_columns)
         self._lm_head = array_at(weights.lm_head, size, dtype) if weights.lm_head else None
         self._fusion = fusion
         if fusion is not None:
@@ -289,13 +292,23 @@ class HostFusedDecoder:
     def run(self, tensors: Mapping[str, Tensor]) -> None:
         self.steps += 1
         self.sizes.append(tensors["inputs_embeds"].shape[:2])
+        self.queue(lambda: self._run(tensors))
+
+    def queue(self, work: Callable[[], None]) -> None:
+        """Do work now, or on a DeferredDevice when its turn comes."""
         if isinstance(self._device, DeferredDevice):
-            self._device.queue(lambda: self._run(tensors))
+            self._device.queue(work)
         else:
-            self._run(tensors)
+            work()
 
     def _run(self, tensors: Mapping[str, Tensor]) -> None:
         arrays = arrays_of(tensors)
+        batch, tokens, _ = arrays["inputs_embeds"].shape
+        assert batch * tokens <= self._shape.max_rows
+        arrays["logits"][...] = self.compute(arrays).logits
+
+    def compute(self, arrays: Mapping[str, np.ndarray]) -> StepResult:
+        """Compute a run; write all outputs but the logits."""
         step = Step(**token_inputs(arrays, self._shape))
         head = self._lm_head
         if head is None:
@@ -307,7 +320,6 @@ class HostFusedDecoder:
                 for layer, table in zip(layers, arrays["lora_table"], strict=True)
             ]
         result = decode_step(self._shape, layers, self._norm, head, step)
-        arrays["logits"][...] = result.logits
         for i, mixed in enumerate(result.mixed):
             conv_state, state = mixed.states
             arrays[f"present_conv_state_{i}"][...] = conv_state
@@ -321,6 +333,24 @@ class HostFusedDecoder:
             states = [result.stream[layer] for layer in self._fusion.layers]
             fused = fuse(self._fusion.shape, states, *self._fusion_arrays)
             arrays["fused_hidden_states"][...] = fused
+        return result
+
+
+class HostFusedPrefill:
+    """FusedPrefill on host memory, with the weights of a decoder."""
+
+    def __init__(self, decoder: HostFusedDecoder) -> None:
+        self._decoder = decoder
+        self.sizes: list[tuple[int, int]] = []  # of each run: sequences, tokens of each
+
+    def run(self, tensors: Mapping[str, Tensor]) -> None:
+        self.sizes.append(tensors["inputs_embeds"].shape[:2])
+        self._decoder.queue(lambda: self._run(tensors))
+
+    def _run(self, tensors: Mapping[str, Tensor]) -> None:
+        arrays = arrays_of(tensors)
+        result = self._decoder.compute(arrays)
+        arrays["logits"][...] = np.take_along_axis(result.logits, arrays["last_token_ids"][..., None], 1)
 
 
 def _adapters(layer: LayerArrays, table: np.ndarray) -> dict[str, list[tuple[np.ndarray, np.ndarray] | None]]:
@@ -371,13 +401,8 @@ def arrays_of(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 def token_inputs(arrays: Mapping[str, np.ndarray], shape: FusedShape) -> dict[str, Any]:
-    """Return the fields of a `Step` that the arrays of a run have.
-
-    The run has at most `shape.max_rows` tokens.
-    """
-    batch, tokens, _ = arrays["inputs_embeds"].shape
-    assert batch * tokens <= shape.max_rows
-    mask = arrays.get("attention_mask") if tokens > 1 else None
+    """Return the fields of a `Step` that the arrays of a run have."""
+    mask = arrays.get("attention_mask") if arrays["inputs_embeds"].shape[1] > 1 else None
     return {
         "embeds": arrays["inputs_embeds"],
         **{name: arrays.get(tensor) for name, tensor in ROPE.items()},
@@ -388,6 +413,10 @@ def token_inputs(arrays: Mapping[str, np.ndarray], shape: FusedShape) -> dict[st
             for i in range(sum(name.startswith("conv_state_") for name in arrays))
         ],
         "mask": None if mask is None else mask[:, 0],
+        "deepstack": [
+            arrays[f"deepstack_embeds_{i}"]
+            for i in range(sum(name.startswith("deepstack_embeds_") for name in arrays))
+        ],
     }
 
 

@@ -52,6 +52,9 @@ def fused(device):
             id="bf16, tied, 11 rows",
         ),
         pytest.param(
+            changed(vocab=197, head_columns=200, max_rows=2), [9, 140], id="more columns than tokens"
+        ),
+        pytest.param(
             changed(hidden=192, inner=320, vocab=216, heads=2, max_rows=16),
             list(range(3, 147, 9)),
             id="16 rows",

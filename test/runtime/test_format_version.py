@@ -14,7 +14,7 @@ from edgellm_ros.fused.description.draft import FusedDraftModel
 from edgellm_ros.fused.description.expert import FusedExpertModel
 
 FILES = (EngineConfig, FusedModel, FusedDraftModel, FusedExpertModel)
-KEYS_OF_VERSION = (12, "e3fbb4fc2d3c3d91")  # and a digest of all keys
+KEYS_OF_VERSION = (13, "e3fbb4fc2d3c3d91")  # and a digest of all keys
 
 
 def classes_of(hint: object) -> Iterator[type]:

@@ -61,8 +61,8 @@ def decoders():
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    """A decoder with biases and its own LM head, for two hidden states."""
-    changes = {"tie_word_embeddings": False, "num_key_value_heads": 1}
+    """A decoder with biases and its own LM head of 306 tokens, for two hidden states."""
+    changes = {"tie_word_embeddings": False, "num_key_value_heads": 1, "vocab_size": 306}
     root = tmp_path_factory.mktemp("llama")
     return export_decoder(root, "llama", changes, hidden_state_layers=(1, 2), max_batch_size=3)
 
@@ -468,13 +468,14 @@ class TestChoice:
     """`auto` measures both and takes the faster one for each batch size."""
 
     pytestmark = on_host
+    PROMPT = "; the fused kernels compute prompts (ms per prompt of 128 tokens: 0.500 fused, 3.000 engine)"
 
-    def choose(self, engine, caplog, monkeypatch, times, **options):
+    def choose(self, engine, caplog, monkeypatch, times, prompt=(3.0, 0.5), **options):
         """Load an engine whose steps take `times`; return its fused rows and log lines.
 
-        `times`: seconds of the engine and of the kernels for each batch size.
+        `times`: milliseconds of the engine and of the kernels for each batch size; `prompt`: of a prompt.
         """
-        monkeypatch.setattr(choice, "_time", self.timed(times))
+        monkeypatch.setattr(choice, "_time", self.timed([*times, *prompt]))
         caplog.clear()
         told = caplog.at_level(logging.INFO, choice.__name__)
         with told, LLMInferenceRuntime(engine, cuda_graphs=False, **options) as runtime:
@@ -483,6 +484,7 @@ class TestChoice:
             assert not runtime.pipeline.device.download(cache._slots).any()
             assert not runtime.pipeline.device.download(cache._lengths).any()
             self.verified_rows = runtime.pipeline.runner.most_verified_rows
+            self.fuses_prompts = runtime.pipeline.runner.fuses_prompts
             return runtime.fused_rows, line
 
     def timed(self, times):
@@ -502,13 +504,21 @@ class TestChoice:
         assert line == [
             "the fused kernels decode batches of up to 2 (ms per step of 500 tokens of context, "
             "batch 1: 1.000 fused, 2.000 engine, batch 2: 1.500 fused, 2.100 engine, "
-            "batch 3: 2.300 fused, 2.200 engine)"
+            "batch 3: 2.300 fused, 2.200 engine)" + self.PROMPT
         ]
+        assert self.fuses_prompts
 
     def test_the_engine_decodes_if_it_is_faster_with_one_row(self, decoders, llama, caplog, monkeypatch):
         rows, line = self.choose(llama, caplog, monkeypatch, [1.0, 2.0])
         assert rows == 0
         assert line[0].startswith("the engine decodes (ms per step")
+
+    def test_the_engine_computes_prompts_if_it_is_faster(self, decoders, llama, caplog, monkeypatch):
+        rows, line = self.choose(llama, caplog, monkeypatch, [1.0, 2.0], prompt=(1.0, 1.5))
+        assert (rows, self.fuses_prompts) == (0, False)
+        assert line[0].endswith(
+            "; the engine computes prompts (ms per prompt of 128 tokens: 1.500 fused, 1.000 engine)"
+        )
 
     def test_verifications_are_measured_beside_decode_steps(self, decoders, llama, caplog, monkeypatch):
         drafting = SpecDecodeDraftingConfig(1, 5, 6, "lookup")
@@ -518,7 +528,7 @@ class TestChoice:
         assert line == [
             "the engine decodes (ms per step of 500 tokens of context, batch 1: 2.000 fused, 1.000 engine); "
             "the fused kernels verify batches of up to 2 (ms per verification of 6 tokens, "
-            "batch 1: 1.500 fused, 3.000 engine, batch 2: 1.600 fused, 3.100 engine)"
+            "batch 1: 1.500 fused, 3.000 engine, batch 2: 1.600 fused, 3.100 engine)" + self.PROMPT
         ]
         assert decoders[0].sizes[-1] == (2, 6)
 

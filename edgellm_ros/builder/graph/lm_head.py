@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from edgellm_ros.builder.graph.graph import FLOAT
 from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory import binding_names as names
 
 LM_HEAD_TENSOR = "lm_head.weight"
+ALIGNED_COLUMNS = 8  # of a matrix in 16 bits: then its rows begin at multiples of 16 bytes, as kernels need
 
 
 def find_lm_head(weights: Weights, embedding: str, tied: bool, tensor: str = LM_HEAD_TENSOR) -> str:
@@ -72,8 +74,27 @@ class LMHead:
             if share_embedding and self.is_embedding and self.vocab_map is None:
                 table = graph.input(names.EMBEDDING, graph.dtype, self.shape[::-1])
                 return _product_with_table(graph, x, table, self.shape[0])
-            matrix = graph.weight(self.tensor, self.shape, self.read)
-            return graph.op("MatMul", x, matrix)
+            columns = self.output_vocab_size
+            if graph.dtype == FLOAT or columns % ALIGNED_COLUMNS == 0:
+                return graph.op("MatMul", x, graph.weight(self.tensor, self.shape, self.read))
+            return self._padded_product(graph, x)
+
+    # x [B,N,H] -- MatMul [H,V + padding] -- Slice -- [B,N,V] -->
+    def _padded_product(self, graph: ModelBuilder, x: ir.Value) -> ir.Value:
+        """Add the product with a matrix whose columns are a multiple of ALIGNED_COLUMNS.
+
+        The last column is repeated: zeros would have no scale in a quantised matrix.
+        """
+        columns = self.output_vocab_size
+        padding = -columns % ALIGNED_COLUMNS
+
+        def read() -> np.ndarray:
+            return np.pad(self.read(), ((0, 0), (0, padding)), mode="edge")
+
+        matrix = graph.weight(self.tensor, (self.hidden_size, columns + padding), read)
+        logits = graph.op("MatMul", x, matrix)
+        ends = (graph.constant([each]) for each in (0, columns, 2))
+        return graph.op("Slice", logits, *ends)
 
 
 # x [B,N,H] -- [H,B,N] -- [H,B*N] -- Gemm (transA) matrix [H,V] -- [B*N,V] -- [B,N,V] -->

@@ -159,7 +159,7 @@ class FusedModel(ModelValues, JsonFile):
     layers: tuple[FusedLayer, ...]
     quantized: tuple[QuantizedMatrices, ...]  # of each layer; empty = none is quantised
     norm: StoredWeight  # of the last norm
-    lm_head: StoredWeight | None  # [H,V]; null = an input of the graph
+    lm_head: StoredWeight | None  # [H,V], or with more columns, a multiple of 8; null = an input of the graph
 
     def unshared(self) -> Iterator[StoredWeight]:
         """Yield weights that ONNX Runtime does not share.

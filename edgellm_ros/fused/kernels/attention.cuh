@@ -8,6 +8,7 @@
 #pragma once
 
 #include "plans.cuh"
+#include "rope.cuh"
 
 constexpr int HEADS_PER_KV = HEADS / KV_HEADS;
 constexpr int GROUPS = (HEADS_PER_KV + 3) / 4, GROUP = (HEADS_PER_KV + GROUPS - 1) / GROUPS;
@@ -38,6 +39,14 @@ __device__ constexpr int column_of_head(int head) {
   return head < HEADS ? head * (1 + ATTENTION_GATE) * HEAD_DIM : (head + ATTENTION_GATE * HEADS) * HEAD_DIM;
 }
 
+// Sums the QKV partials of a row, from column `first` on.
+struct QkvRow {
+  const float* partials;
+  int row, first;
+
+  __device__ float operator()(int at) const { return sum_partials<QKV, QKV_PARTIALS>(partials, row, first + at); }
+};
+
 // Factor of a head's result: sigmoid of the gate, the column `at` after the query.
 __device__ inline float gate_of(const float* partials, const u16* bias, int row, int head, int at) {
   const int column = column_of_head(head) + HEAD_DIM + at;
@@ -45,56 +54,6 @@ __device__ inline float gate_of(const float* partials, const u16* bias, int row,
       sum_partials<QKV, QKV_PARTIALS>(partials, row, column) + (QKV_BIAS ? to_float(bias[column]) : 0.0f);
   return 1.0f / (1.0f + exp2_fast(-LOG2E * gate));
 }
-
-// A head of the new token, per warp: bias, q/k norm, RoPE. Lane l has the values l, l + 32, ...
-struct RopeHead {
-  static constexpr int ELEMENTS = HEAD_DIM / 32;
-  int at[ELEMENTS], other[ELEMENTS];  // index of a value in the head, and of its RoPE partner
-  float values[ELEMENTS], scale[ELEMENTS], cos[ELEMENTS], sin[ELEMENTS], bias[ELEMENTS];
-
-  // Load what does not depend on earlier kernels. norm: null for V; bias: of the head.
-  __device__ void prepare(const u16* norm, const u16* head_bias, const float* cos_row, const float* sin_row,
-                          bool rotate) {
-#pragma unroll
-    for (int i = 0; i < ELEMENTS; ++i) {
-      at[i] = other[i] = threadIdx.x % 32 + 32 * i;
-      bias[i] = QKV_BIAS ? to_float(head_bias[at[i]]) : 0.0f;
-      scale[i] = QK_NORM && norm ? to_float(norm[at[i]]) : 1.0f;
-      cos[i] = 1, sin[i] = 0;
-      if (!rotate || at[i] >= ROTARY_DIM) continue;
-      const bool second = ROPE_INTERLEAVED ? at[i] % 2 : at[i] >= ROTARY_DIM / 2;
-      const int pair = ROPE_INTERLEAVED ? at[i] / 2 : second ? at[i] - ROTARY_DIM / 2 : at[i];
-      other[i] = ROPE_INTERLEAVED ? at[i] ^ 1 : second ? pair : at[i] + ROTARY_DIM / 2;
-      cos[i] = cos_row[pair], sin[i] = second ? sin_row[pair] : -sin_row[pair];
-    }
-  }
-
-  // Sum the QKV partials of the head, from column `first` on.
-  __device__ void read(const float* partials, int row, int first) {
-#pragma unroll
-    for (int i = 0; i < ELEMENTS; ++i)
-      values[i] = sum_partials<QKV, QKV_PARTIALS>(partials, row, first + at[i]) + bias[i];
-  }
-
-  // Normalise and rotate. place: scratch of the warp, [D].
-  __device__ void finish(bool norm, float* place) {
-    if (QK_NORM && norm) {
-      float sum = 0;
-#pragma unroll
-      for (int i = 0; i < ELEMENTS; ++i) sum += values[i] * values[i];
-#pragma unroll
-      for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-      const float factor = rsqrt_fast(sum * (1.0f / HEAD_DIM) + EPSILON);
-#pragma unroll
-      for (int i = 0; i < ELEMENTS; ++i) values[i] *= factor * scale[i];
-    }
-#pragma unroll
-    for (int i = 0; i < ELEMENTS; ++i) place[at[i]] = values[i];
-    warp_sync();
-#pragma unroll
-    for (int i = 0; i < ELEMENTS; ++i) values[i] = values[i] * cos[i] + place[other[i]] * sin[i];
-  }
-};
 
 #if FP8_CACHE
 __device__ inline void unpack(float (&values)[8], CacheWord word) {
@@ -162,7 +121,7 @@ __device__ inline void decode_attention(const float* partials, const u16* bias, 
   if (split >= splits.used) return;
 
   if (is_query || is_key || is_value) {
-    fresh_head.read(partials, row, from);
+    fresh_head.read(QkvRow{partials, row, from});
     fresh_head.finish(!is_value, own.fresh[warp]);
 #pragma unroll
     for (int i = 0; i < RopeHead::ELEMENTS; ++i) {

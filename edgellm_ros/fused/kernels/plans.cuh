@@ -46,6 +46,7 @@ CHECK_PLAN(OUT_PROJ);
 #if TIED
 static_assert(TiedHead::SMEM_BYTES == LM_HEAD_SMEM, "LM_HEAD: smem here == of plan/decoder.py");
 #else
-using LM_HEAD = GemvPlan<HIDDEN, VOCAB, LM_HEAD_TILE, LM_HEAD_BLOCKS, !LM_HEAD_PREPARED, true, LM_HEAD_X_IN_GMEM>;
+using LM_HEAD =
+    GemvPlan<HIDDEN, HEAD_COLUMNS, LM_HEAD_TILE, LM_HEAD_BLOCKS, !LM_HEAD_PREPARED, true, LM_HEAD_X_IN_GMEM>;
 static_assert(LM_HEAD::SMEM_BYTES == LM_HEAD_SMEM, "LM_HEAD: smem here == of plan/product.py");
 #endif

@@ -78,7 +78,7 @@ __device__ inline void rope_append(const float* partials, const u16* bias, const
   }
   pdl_wait();
   if (!valid) return;
-  fresh.read(partials, row, column_of_head(head));
+  fresh.read(QkvRow{partials, row, column_of_head(head)});
   fresh.finish(!is_value, places.values[warp]);
 #if FP8_CACHE
   if (is_query) {
@@ -230,7 +230,7 @@ __device__ inline void tree_attention_of(const u16* all_queries, const NewRows& 
   if (split >= splits.used) return;
   if constexpr (MAKES) {
     if (makes) {
-      fresh.read(made.partials, sequence, from);
+      fresh.read(QkvRow{made.partials, sequence, from});
       fresh.finish(is_query || is_key, own.made[warp]);
       CacheValue* const out = (is_key ? key_cache : value_cache) + cache + (i64)first_new * HEAD_DIM;
 #pragma unroll

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusedBackend: the fused kernels as an engine backend, for runs of few tokens."""
+"""FusedBackend: the fused kernels as an engine backend, for decode steps and prefills."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,47 +19,28 @@ if TYPE_CHECKING:
 
 
 class Decoder(Protocol):
-    """What runs a step: a `FusedDecoder`."""
+    """What runs a step or a prefill: a `FusedDecoder` or `FusedPrefill`."""
 
     def run(self, tensors: Mapping[str, Tensor]) -> None:
-        """Queue one step."""
+        """Queue one run."""
         ...
 
 
+class Head(NamedTuple):
+    """An LM head that is an input: name and shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
 class FusedBackend:
-    """Decode steps and verifications of one model.
-
-    The bindings are those of the model's graph for CUDA that the steps and verifications use.
-
-    - head: name and shape of the LM head if it is an input; None if the decoder's weights have it
-    - trees: whether several tokens of a sequence are a tree, which has a mask; False: a chain
-    - fused_size: size of the fused states, an output for a draft head; 0 = there is none
-    - recurrent: of the model's recurrent layers; None = it has none
-    - adapted: whether the sequences have LoRA adapters, whose table is an input
-    - verifies: whether recurrent layers output the values of chains
-    """
+    """Runs of one model in the fused kernels, with bindings of the model's graph for CUDA."""
 
     supports_empty_tensors = True
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        shape: FusedShape,
-        device: Device,
-        head: tuple[str, tuple[int, ...]] | None,
-        trees: bool = False,
-        fused_size: int = 0,
-        recurrent: RecurrentConfig | None = None,
-        adapted: bool = False,
-        verifies: bool = False,
-    ) -> None:
+    def __init__(self, decoder: Decoder, bindings: Iterable[Binding], device: Device) -> None:
         self._decoder, self._device = decoder, device
-        self.bindings = tuple(_bindings(shape, head, trees, fused_size))
-        if recurrent is not None:
-            self.bindings += tuple(_recurrent_bindings(recurrent, verifies))
-        if adapted:
-            table = Binding(names.LORA_TABLE, np.dtype(np.int64), (shape.layers, 4, "B", 3), True)
-            self.bindings += (table,)
+        self.bindings = tuple(bindings)
 
     def bind(self, profile: int, tensors: Mapping[str, Tensor], stream: Any) -> dict[str, Tensor]:
         return dict(tensors)
@@ -72,14 +53,53 @@ class FusedBackend:
         return self._device.capture(lambda: self.run(bound, stream))
 
 
-def _bindings(
-    shape: FusedShape, head: tuple[str, tuple[int, ...]] | None, trees: bool, fused_size: int
+def step_bindings(
+    shape: FusedShape,
+    head: Head | None,
+    trees: bool = False,
+    fused_size: int = 0,
+    recurrent: RecurrentConfig | None = None,
+    adapted: bool = False,
+    verifies: bool = False,
+) -> Iterator[Binding]:
+    """Yield the tensors of decode steps and verifications.
+
+    - head: the LM head if it is an input; None if the decoder's weights have it
+    - trees: whether several tokens of a sequence are a tree, which has a mask; False: a chain
+    - fused_size: size of the fused states, an output for a draft head; 0 = there is none
+    - recurrent: of the model's recurrent layers; None = it has none
+    - adapted: whether the sequences have LoRA adapters, whose table is an input
+    - verifies: whether recurrent layers output the values of chains
+    """
+    yield from token_bindings(shape, trees)
+    yield from _output_bindings(shape, head, "S", fused_size)
+    if recurrent is not None:
+        yield from _recurrent_bindings(recurrent, verifies)
+    if adapted:
+        yield Binding(names.LORA_TABLE, np.dtype(np.int64), (shape.layers, 4, "B", 3), True)
+
+
+def prefill_bindings(
+    shape: FusedShape, head: Head | None, deepstack: int = 0, fused_size: int = 0
+) -> Iterator[Binding]:
+    """Yield the tensors of prefills.
+
+    deepstack: number of layers after which image features are added; the others as of `step_bindings`.
+    """
+    yield from token_bindings(shape, trees=False)
+    yield from _output_bindings(shape, head, "N", fused_size)
+    yield Binding(names.LAST_TOKEN_IDS, np.dtype(np.int64), ("B", "N"), True)
+    for i in range(deepstack):
+        yield Binding(names.deepstack_embeds(i), element_type(shape.dtype), ("B", "S", shape.hidden), True)
+
+
+def _output_bindings(
+    shape: FusedShape, head: Head | None, logit_rows: str, fused_size: int
 ) -> Iterator[Binding]:
     dtype = element_type(shape.dtype)
-    yield from token_bindings(shape, trees)
     if head is not None:
-        yield Binding(head[0], dtype, head[1], True)
-    yield Binding(names.LOGITS, np.dtype(np.float32), ("B", "S", shape.vocab), False)
+        yield Binding(head.name, dtype, head.shape, True)
+    yield Binding(names.LOGITS, np.dtype(np.float32), ("B", logit_rows, shape.vocab), False)
     for layer in shape.hidden_state_layers:
         yield Binding(names.hidden_states(layer), dtype, ("B", "S", shape.hidden), False)
     if fused_size:

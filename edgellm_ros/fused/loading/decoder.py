@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
@@ -23,7 +27,14 @@ from edgellm_ros.fused.loading.availability import (
     load_if_wanted,
     made_or_unavailable,
 )
-from edgellm_ros.fused.loading.backend import FusedBackend, element_type
+from edgellm_ros.fused.loading.backend import (
+    Decoder,
+    FusedBackend,
+    Head,
+    element_type,
+    prefill_bindings,
+    step_bindings,
+)
 from edgellm_ros.fused.loading.device_weights import (
     fused_shape,
     fused_weights,
@@ -33,6 +44,12 @@ from edgellm_ros.fused.loading.device_weights import (
 )
 from edgellm_ros.fused.loading.drafting import DraftSizes
 from edgellm_ros.fused.loading.fused_decoding import FusedDecoding
+
+if TYPE_CHECKING:
+    from edgellm_ros.fused.decoder import FusedDecoder
+    from edgellm_ros.fused.fusion import StateFusion
+    from edgellm_ros.fused.plan.shape import FusedShape
+    from edgellm_ros.fused.weights import FusedWeights
 
 logger = logging.getLogger(__name__)
 
@@ -84,28 +101,48 @@ def _load(
     if drafting is not None and drafting.has_head and config.draft is not None:
         states |= {*config.draft.base_state_layers}
     _check_states(model, states)
-    head = _load_fusion(root, config) if drafting is not None and drafting.has_head else None
+    draft = _load_fusion(root, config) if drafting is not None and drafting.has_head else None
     dtype = element_type(config.precision)
     tensors = load_weights(path.parent, model, dtype, device)
     fusion = None
-    if head is not None:
-        tensors |= load_weights(path.parent, head, dtype, device)
-        fusion = state_fusion(config, head, tensors, shape.max_rows)
+    if draft is not None:
+        tensors |= load_weights(path.parent, draft, dtype, device)
+        fusion = state_fusion(config, draft, tensors, shape.max_rows)
     with made_or_unavailable():
         decoder = make_decoder(device, shape, fused_weights(model, tensors), fusion)
     trees = drafting is not None and not drafting.is_chain
     fused_size = fusion.shape.fused_size if fusion is not None else 0
-    sizes = shape, device, _head(model, config), trees, fused_size, config.llm.recurrent
+    head = _head(model, config)
+    bindings = partial(
+        step_bindings, shape, head, trees=trees, fused_size=fused_size, recurrent=config.llm.recurrent
+    )
     most_rows, verified = min(batch, decoder.max_rows), min(batch, decoder.max_rows // nodes) * nodes
-    backend = FusedBackend(decoder, *sizes, verifies=drafting is not None)
-    executor, adapted = EngineExecutor(backend, "llm/fused"), None
+
+    def executor(name: str, bindings: Iterable[Binding], runs: Decoder = decoder) -> EngineExecutor:
+        return EngineExecutor(FusedBackend(runs, bindings, device), name)
+
+    steps = executor("llm/fused", bindings(verifies=drafting is not None))
+    adapted = None
     if decoder.max_adapted_rows:
-        adapted = EngineExecutor(FusedBackend(decoder, *sizes, adapted=True), "llm/fused with adapters")
-    verified = verified if drafting is not None else 0
-    adapters = adapted, decoder.max_adapted_rows, shape.lora_rank
+        adapted = executor("llm/fused with adapters", bindings(adapted=True))
+    prefill = _make_prefill(device, shape, fused_weights(model, tensors), decoder, config, fusion)
     own = {weight.name for weight in model.unshared()}
-    shared = {name: tensor for name, tensor in tensors.items() if name not in own}
-    return FusedDecoding(executor, most_rows, shared, verified, *adapters)
+    return FusedDecoding(
+        steps,
+        most_rows,
+        {name: tensor for name, tensor in tensors.items() if name not in own},
+        verified if drafting is not None else 0,
+        adapted,
+        decoder.max_adapted_rows,
+        shape.lora_rank,
+        prefill=None
+        if prefill is None
+        else executor(
+            "llm/fused prefill",
+            prefill_bindings(shape, head, config.num_deepstack_features, fused_size),
+            prefill,
+        ),
+    )
 
 
 def _check_states(model: FusedModel, layers: Collection[int]) -> None:
@@ -138,6 +175,38 @@ def make_decoder(device: Device, shape, weights, fusion):  # type: ignore[no-unt
     return FusedDecoder(device, shape, weights, fusion=fusion)
 
 
+def _make_prefill(
+    device: Device,
+    shape: FusedShape,
+    weights: FusedWeights,
+    decoder: FusedDecoder,
+    config: EngineConfig,
+    fusion: StateFusion | None,
+) -> Decoder | None:
+    """Return what runs prefills; None, with a line in the log, if the engine does."""
+    most = config.max_supported_batch_size * config.max_supported_input_length
+    try:
+        return make_prefill(device, shape, weights, decoder, most, fusion)
+    except (DeviceLostError, DeviceMemoryError):
+        raise
+    except (EngineError, ImportError) as reason:
+        logger.info("the engine computes prompts: %s", reason)
+        return None
+
+
+def make_prefill(  # type: ignore[no-untyped-def]
+    device, shape, weights, decoder, most_tokens, fusion
+):
+    """Make what runs prefills of at most `most_tokens` tokens, over all sequences."""
+    from edgellm_ros.fused.cuda.products import CublasProducts
+    from edgellm_ros.fused.plan.prefill import check_supported
+    from edgellm_ros.fused.prefill import FusedPrefill
+
+    check_supported(shape)  # before memory is taken
+    products = CublasProducts(device, shape.dtype)
+    return FusedPrefill(device, shape, weights, decoder, products, most_tokens, fusion=fusion)
+
+
 def _load_fusion(root: Path, config: EngineConfig) -> StoredFusion:
     """Return the description of a draft head's fusion, which the kernels take.
 
@@ -148,9 +217,9 @@ def _load_fusion(root: Path, config: EngineConfig) -> StoredFusion:
     return fusion
 
 
-def _head(model: FusedModel, config: EngineConfig) -> tuple[str, tuple[int, ...]] | None:
-    """Return name and shape of the LM head if it is an input."""
+def _head(model: FusedModel, config: EngineConfig) -> Head | None:
+    """Return the LM head if it is an input."""
     hidden, vocab = config.hidden_size, config.output_vocab_size
     if model.tied:
-        return names.EMBEDDING, (vocab, hidden)
-    return (names.LM_HEAD, (hidden, vocab)) if model.lm_head is None else None
+        return Head(names.EMBEDDING, (vocab, hidden))
+    return Head(names.LM_HEAD, (hidden, vocab)) if model.lm_head is None else None

@@ -133,6 +133,7 @@ def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int, adapts:
         fp8_cache=config.kv_cache_type == FP8,
         recurrent=recurrent,
         attention_layers=llm.num_attention_layers,
+        head_columns=0 if model.lm_head is None else model.lm_head.shape[1],
     )
 
 

@@ -23,3 +23,4 @@ class FusedDecoding:
     most_lora_rank: int = 0
     chain: ChainDrafter | None = None  # of a draft head
     prompts: PromptRows | None = None  # likewise
+    prefill: EngineExecutor | None = None  # of prompts without adapters; None = the engine computes all

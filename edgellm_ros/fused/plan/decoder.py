@@ -164,7 +164,7 @@ class FusedPlan:
             self._head_bytes = ring_bytes(stages, config.threads, self.mma) + x + sums
         else:
             ready = self.prepared["lm_head"]
-            plan = product(shape.hidden, shape.vocab, config.head_tile, not ready, True, ready)
+            plan = product(shape.hidden, shape.all_head_columns, config.head_tile, not ready, True, ready)
             self.products["lm_head"] = plan
             self.blocks["lm_head"], self._head_bytes = plan.blocks, plan.shared_bytes
         self.shared["lm_head"] = self._head_bytes
@@ -326,6 +326,7 @@ class FusedPlan:
             "HEAD_DIM": shape.head_dim,
             "INNER": shape.inner,
             "VOCAB": shape.vocab,
+            "HEAD_COLUMNS": shape.all_head_columns,
             "ROTARY_DIM": shape.rotary_dim,
             "CAPACITY": shape.capacity,
             "QK_NORM": int(shape.qk_norm),

@@ -120,7 +120,8 @@ class FusedShape(ModelValues):
     - rotary_dim: R, the first values of a head that are rotated; 0 = the model has no RoPE
     - qk_norm: an RMSNorm of each head's queries and keys before RoPE
     - windows: sliding window of each layer, None = all tokens; empty = all tokens in all layers
-    - tied: the LM head is the embedding table [V,H]; otherwise it is [H,V]
+    - tied: the LM head is the embedding table [V,H]; otherwise it is [H,head_columns]
+    - head_columns: of which the first `vocab` are used; 0 = there are as many
     - capacity: C, the rows of the KV cache
     - max_rows: most tokens of a step, of all sequences
     - hidden_state_layers: layers, counted from 1, whose hidden states are outputs
@@ -156,6 +157,12 @@ class FusedShape(ModelValues):
     fp8_cache: bool = False
     recurrent: RecurrentShape | None = None
     attention_layers: int | None = None
+    head_columns: int = 0
+
+    @property
+    def all_head_columns(self) -> int:
+        """Number of columns of an LM head that is not tied."""
+        return self.head_columns or self.vocab
 
     @property
     def caches(self) -> int:
@@ -217,8 +224,8 @@ class FusedShape(ModelValues):
             (self.hidden % 64 != 0, f"the hidden size {self.hidden} is not a multiple of 64"),
             (self.inner % 64 != 0, f"the feed-forward size {self.inner} is not a multiple of 64"),
             (
-                not self.tied and self.vocab % 8 != 0,
-                f"the LM head has {self.vocab} columns, not a multiple of 8",
+                not self.tied and self.all_head_columns % 8 != 0,
+                f"the LM head has {self.all_head_columns} columns, not a multiple of 8",
             ),
             (
                 self.lora_rank > MOST_LORA_RANK,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses between engine and fused kernels by the times of recorded steps.
+"""Chooses between engine and fused kernels by the times of recorded runs.
 
-The steps are decode steps and verifications.
+The runs are decode steps, verifications and prompts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -26,14 +27,15 @@ from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 logger = logging.getLogger(__name__)
 
 CONTEXT = 500  # KV rows that the last tokens of measured steps attend to, fewer if the cache has fewer
+PROMPT_TOKENS = 128  # of the measured prompt, fewer if the engine takes fewer
 SAMPLES, STEPS = 7, 4  # the time of a step is the median of SAMPLES means of STEPS steps
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of a step of one batch size."""
+    """Seconds of a step of one batch size, or of a prompt."""
 
-    rows: int
+    rows: int  # sequences of a step, tokens of a prompt
     engine: float
     fused: float
 
@@ -54,7 +56,7 @@ def choose_by_time(
     verification: Verification | None = None,
     cuda_graphs: bool = True,
 ) -> None:
-    """Set the largest batches that the fused kernels decode and verify.
+    """Set the largest batches that the fused kernels decode and verify, and whether they compute prompts.
 
     So each batch gets the faster of kernels and engine. The batch must be empty. The fused kernels are not
     used if their logits differ from the engine's, or from run to run.
@@ -63,7 +65,8 @@ def choose_by_time(
     """
     batch, vocabulary = logits.shape[0], logits.shape[2]
     most, most_verified = runner.most_fused_rows, runner.most_verified_rows
-    chosen = chosen_nodes = 0
+    chosen, chosen_nodes, fuses_prompts = 0, 0, runner.fuses_prompts
+    runner.fuses_prompts = False
     try:
         measurement = _Measurement(device, runner, embedder, cuda_graphs)
         times, chosen = measurement.compare(batch_sizes(most), lambda rows: logits.rows(0, rows))
@@ -75,20 +78,25 @@ def choose_by_time(
             verified, largest = measurement.compare(sizes, lambda rows: nodes.rows(0, rows), verification)
             chosen_nodes = largest * size
             text += f"; {describe_verification(verified, largest, size)}"
+        if fuses_prompts:
+            prompt = measurement.prompt(logits.rows(0, 1))
+            fuses_prompts = prompt.fused < prompt.engine
+            text += f"; {describe_prompt(prompt)}"
         logger.info("%s", text)
     except DeviceLostError:
         raise
     except _WrongLogits as problem:
-        chosen = chosen_nodes = 0
+        chosen, chosen_nodes, fuses_prompts = 0, 0, False
         logger.warning("the engine decodes: %s", problem)
     except EngineError as error:
-        chosen = chosen_nodes = 0
+        chosen, chosen_nodes, fuses_prompts = 0, 0, False
         logger.warning("the engine decodes: the fused kernels failed: %s", error)
     finally:
         runner.most_fused_rows = runner.most_verified_rows = 0
         device.fill_zero(runner.kv_cache.lengths(range(batch)))
         runner.kv_cache.clear()
     runner.most_fused_rows, runner.most_verified_rows = chosen, chosen_nodes
+    runner.fuses_prompts = fuses_prompts
 
 
 def describe(times: list[StepTimes], most_rows: int) -> str:
@@ -105,6 +113,15 @@ def describe_verification(times: list[StepTimes], most_rows: int, size: int) -> 
     if most_rows:
         chosen = f"the fused kernels verify batches of up to {most_rows}"
     return f"{chosen} (ms per verification of {size} tokens, {_list(times)})"
+
+
+def describe_prompt(times: StepTimes) -> str:
+    """Describe the times of a prompt for the log."""
+    chosen = "fused kernels compute" if times.fused < times.engine else "engine computes"
+    return (
+        f"the {chosen} prompts (ms per prompt of {times.rows} tokens: {times.fused * 1e3:.3f} fused, "
+        f"{times.engine * 1e3:.3f} engine)"
+    )
 
 
 def _list(times: list[StepTimes]) -> str:
@@ -165,6 +182,44 @@ class _Measurement:
             trees = f" of {size} tokens" if verification is not None else ""
             raise _WrongLogits(f"with {rows} rows{trees} the logits of the fused kernels {problem}")
         return StepTimes(rows, *seconds)
+
+    def prompt(self, logits: Tensor) -> StepTimes:
+        """Return the times of a prompt; logits [1,1,V].
+
+        _WrongLogits if the kernels' logits differ from the engine's.
+        """
+        device, runner = self._device, self._runner
+        tokens = min(PROMPT_TOKENS, runner.config.max_supported_input_length, runner.kv_cache.capacity)
+        ids = (1 + np.arange(tokens)) % self._embedder.table.shape[0]
+        _, deepstack = self._embedder.embed_prompts([[]], [(0, 0, 0)], tokens)  # without images
+        embeds = device.empty((1, tokens, runner.config.hidden_size), runner.embeds_dtype)
+        self._embedder.embed_into(on_device(device, ids[None]), embeds)
+        positions = np.tile(np.arange(tokens, dtype=np.float32), (1, 3, 1))
+        states = [device.empty(embeds.shape, embeds.dtype) for _ in runner.config.hidden_state_layers]
+        seconds, results = [], []
+        for fused in (False, True):
+            runner.fuses_prompts = fused
+            device.fill_zero(runner.kv_cache.lengths(range(1)))
+            runner.kv_cache.clear_row(0)
+            runner.execute_prefill_step(
+                embeds,
+                [tokens],
+                positions,
+                deepstack_embeds=deepstack,
+                output_logits=logits,
+                output_hidden_states=states,
+                rows=range(1),
+            )
+            results.append(device.download(logits))
+            executor = runner.prefill_executor
+            if self._cuda_graphs:
+                executor.record(device.stream, "a measured prompt")
+            seconds.append(_time(device, partial(executor.execute, device.stream), False))
+        engine, fused_logits = results
+        problem = disagreement(engine, fused_logits, [device.download(logits)])
+        if problem:
+            raise _WrongLogits(f"the logits of the fused kernels for a prompt {problem}")
+        return StepTimes(tokens, *seconds)
 
     def _step(self, tokens: Tensor, logits: Tensor, verification: Verification | None) -> Callable[[], None]:
         """Return a function that queues a step of tokens [B,S].

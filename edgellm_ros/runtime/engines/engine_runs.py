@@ -27,12 +27,15 @@ class RunnableEngine:
 
     - fused: the executor is that of the fused kernels, which take no more tensors than they use
     - lora_tables: of fused kernels that give each sequence its own adapter; None = one adapter per run
+    - most_prompts: largest number of prompts in one run of fused kernels, whatever is cached of them; 0 =
+      they run no prompts
     """
 
     executor: EngineExecutor
     inputs: AttentionInputs
     fused: bool = False
     lora_tables: LoraTables | None = None
+    most_prompts: int = 0
     windows: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
 
@@ -105,6 +108,8 @@ class EngineRuns:
         if not engine.fused and engine.inputs.needs_one_sequence_per_run(tokens):
             joins = list(first) if first and engine.inputs.takes_first_prompts else [False] * batch
             most = MOST_PROMPT_TOKENS // tokens
+        if engine.most_prompts:
+            most = min(engine.most_prompts, MOST_PROMPT_TOKENS // tokens)
         for rows in cut_rows(adapters, joins, most):
             part = engine.inputs.part(tensors, rows.start, rows.stop)
             self._bind(engine, profile, part, adapters[rows.start])

@@ -50,8 +50,8 @@ class LLMEngineRunner:
       verifies; 0 = none
     - only_chains: whether each node of such a tree has one child at most
     - fused_size: size of the engine's output `fused_hidden_states`; 0 = it has none
-    - fused: the fused kernels, which run decode steps of at most `most_fused_rows` rows, and verifications of
-      at most `most_verified_rows` nodes in all; None = the executor of other decode steps
+    - fused: the fused kernels, which run decode steps of at most `most_fused_rows` rows, verifications of at
+      most `most_verified_rows` nodes in all, and prompts if `fuses_prompts`; None = the executors of others
     - lora_scales: factors of adapters; None = all are 1
 
     EngineError if the executors cannot share a KV cache, or for trees that are no chains on an engine
@@ -78,6 +78,7 @@ class LLMEngineRunner:
         self._device = device
         self.most_fused_rows = fused.most_rows if fused else 0
         self.most_verified_rows = fused.most_verified_rows if fused else 0
+        self.fuses_prompts = fused is not None and fused.prefill is not None
         self.embeds_dtype = executor.dtype(names.INPUTS_EMBEDS)
         self.kv_cache = _make_kv_cache(device, kernels, config, executor)
         self.recurrent = _make_recurrent_state(device, kernels, config, executor, verifies=max_tree_size > 0)
@@ -100,7 +101,6 @@ class LLMEngineRunner:
 
         self._engines = StepEngines(executor, decode_executor, fused, inputs)
         self._prefill, self._decode = self._engines.prefill, self._engines.decode
-        self.joins_first_prompts = self._prefill.inputs.takes_first_prompts  # in one run
         if max_tree_size and not (only_chains or self._decode.inputs.has_mask):
             raise EngineError(
                 f"{decode_executor.name}: drafting trees needs an engine with an attention mask"
@@ -131,9 +131,14 @@ class LLMEngineRunner:
         self._runs = EngineRuns(device, self.loras.base)
 
     @property
+    def joins_first_prompts(self) -> bool:
+        """Whether prompts run together only if they reuse nothing."""
+        return self._prefill.inputs.takes_first_prompts and not self.fuses_prompts
+
+    @property
     def prefill_executor(self) -> EngineExecutor:
-        """The executor of prefills; on a CPU, also of decode steps."""
-        return self._prefill.executor
+        """The executor of prefills without adapters; on a CPU, also of decode steps."""
+        return self._engines.of_prefill((), self.fuses_prompts).executor
 
     def execute_prefill_step(
         self,
@@ -160,11 +165,12 @@ class LLMEngineRunner:
         New KV rows follow the committed ones. EngineError if the KV cache has no room for S more.
         """
         batch, tokens, _ = inputs_embeds.shape
+        engine = self._engines.of_prefill(adapters, self.fuses_prompts)
         rows, cache = rows or range(batch), self.kv_cache
         cached = [cache.host_length(row) for row in rows]
         longest = max(cached)
         if longest + tokens > cache.capacity:
-            name = self._prefill.executor.name
+            name = engine.executor.name
             raise EngineError(f"{name}: {tokens} tokens after {longest} exceed the capacity {cache.capacity}")
         lengths = np.asarray(context_lengths, np.int64)
         last_token_ids, new_tokens = self._last_token_ids.rows(0, batch), self._prompt_lengths.rows(0, batch)
@@ -172,7 +178,7 @@ class LLMEngineRunner:
         self._device.upload(new_tokens, lengths)
         tensors = {
             names.INPUTS_EMBEDS: inputs_embeds,
-            **self._prefill.inputs.for_prefill(rows, positions),
+            **engine.inputs.for_prefill(rows, positions),
             names.LAST_TOKEN_IDS: last_token_ids,
             names.LOGITS: output_logits,
             **cache.bindings(rows),
@@ -181,9 +187,11 @@ class LLMEngineRunner:
             **self._tensors.hidden_states(output_hidden_states),
             **self._tensors.fused(batch, tokens),
         }
+        if engine.fused:
+            tensors = {name: each for name, each in tensors.items() if name in engine.executor.bindings}
         record = PREFILLS if self.records_prefills else ""
         first = [not length for length in cached]
-        self._runs.execute(self._prefill, PREFILL_PROFILE, tensors, adapters, record, first)
+        self._runs.execute(engine, PREFILL_PROFILE, tensors, adapters, record, first)
         cache.commit_rows(rows, new_tokens)
         if self.recurrent is not None:
             self.recurrent.commit_rows(rows, new_tokens)
@@ -191,7 +199,7 @@ class LLMEngineRunner:
     def record_prefill(self) -> None:
         """Record the last prefill of one prompt, and keep its graph."""
         if self.records_prefills:
-            executor = self._prefill.executor
+            executor = self.prefill_executor
             executor.record(self._device.stream, PREFILLS)
             executor.keep_graph()
 
@@ -303,7 +311,8 @@ class LLMEngineRunner:
 
     def share_embedding(self, table: Tensor) -> None:
         """Bind the embedding table [V,H] as the LM head, if the engine has this input."""
-        engines = (self._prefill, self._decode, self._engines.fused_decode)
+        fused = self._engines.fused_prefill, self._engines.fused_decode
+        engines = (self._prefill, self._decode, *fused)
         if any(names.EMBEDDING in engine.executor.bindings for engine in engines):
             self._runs.shared[names.EMBEDDING] = table
 

@@ -39,9 +39,14 @@ class StepEngines:
         self.prefill = self.decode = RunnableEngine(prefill, inputs(prefill, False))
         if decode is not None and decode is not prefill:
             self.decode = RunnableEngine(decode, inputs(decode, False))
-        self.fused_decode = self.decode
+        self.fused_decode, self.fused_prefill = self.decode, self.prefill
         if fused is not None:
             self.fused_decode = RunnableEngine(fused.executor, inputs(fused.executor, True), fused=True)
+        if fused is not None and fused.prefill is not None:
+            attention = inputs(fused.prefill, False)
+            self.fused_prefill = RunnableEngine(
+                fused.prefill, attention, fused=True, most_prompts=fused.most_rows
+            )
         self._fused = fused
         self._adapted_decode: RunnableEngine | None = None
         self._lora_tables: LoraTables | None = None
@@ -65,6 +70,19 @@ class StepEngines:
         """Drop the tables of a removed adapter."""
         if self._lora_tables is not None:
             self._lora_tables.drop(adapter)
+
+    def of_prefill(self, adapters: Sequence[LoraAdapter], may_fuse: bool) -> RunnableEngine:
+        """Return the engine for prompts with these adapters.
+
+        The fused kernels run those without, if they may and can.
+        """
+        if (
+            not may_fuse
+            or any(adapter.name for adapter in adapters)
+            or (adapters and not same_head(adapters))
+        ):
+            return self.prefill
+        return self.fused_prefill
 
     def of_step(self, rows: int, most_fused_rows: int, adapters: Sequence[LoraAdapter]) -> RunnableEngine:
         """Return the engine for a step of `rows` tokens in all, with these adapters.

@@ -22,6 +22,16 @@ KERNELS = {
     "fusion.cu": ("fuse", "fused_states"),
     "chain.cu": ("draft_chain",),
     "prompt.cu": ("draft_prompt",),
+    "prefill.cu": (
+        "norm_tokens",
+        "rope_tokens",
+        "prompt_attention",
+        "combine_prompt",
+        "activate",
+        "last_tokens",
+        "join_states",
+        "round_states",
+    ),
 }
 
 
@@ -57,7 +67,10 @@ class FusedDoubleProgram:
     @cached_property
     def _kernels(self) -> HostKernels:
         root = self._plan.source
-        return build(on_cpu(root), self._plan.macros(), KERNELS.get(root, ()))
+        names = KERNELS.get(root, ())
+        if ("FUSED_SIZE", "0") in self._plan.macros():
+            names = tuple(name for name in names if not name.endswith("_states"))
+        return build(on_cpu(root), self._plan.macros(), names)
 
     def launch(self, launch: Launch, params: KernelParams) -> None:
         self._kernels.launch(launch, params)

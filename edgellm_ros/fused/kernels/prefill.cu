@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prefill: the tokens of prompts through all layers, compiled for one model and GPU architecture.
+//
+// norm_tokens -- (qkv) -- rope_tokens -- prompt_attention -- combine_prompt -- (o) -- norm_tokens -- (gate_up) --
+// activate -- (down) --
+//
+// Products with the weights are a library's (`FusedPrefill`). The residual stream is fp32 [rows,H]: `o` and `down` add
+// to it. A row is a token; the rows of a sequence follow each other. Values between the kernels are of the model's
+// type.
+
+#include "fixed_point.cuh"
+#include "prompt_attention.cuh"
+#include "rope.cuh"
+
+constexpr int GATE_UP_SIZE = (SQUARED_RELU ? 1 : 2) * INNER;
+
+__device__ inline uint2 pack(const float (&values)[4]) {
+  return {from_float(values[0]) | (u32)from_float(values[1]) << 16, from_float(values[2]) | (u32)from_float(values[3])
+                                                                                                << 16};
+}
+__device__ inline void unpack(float (&values)[4], uint2 words) {
+  const float2 low = to_floats(words.x), high = to_floats(words.y);
+  values[0] = low.x, values[1] = low.y, values[2] = high.x, values[3] = high.y;
+}
+__device__ inline void add(float (&values)[4], uint2 words) {
+  float others[4];
+  unpack(others, words);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) values[j] += others[j];
+}
+
+// A thread's share of a row of the residual stream: four values, THREADS quads apart.
+struct StreamRow {
+  static constexpr int QUADS = HIDDEN / 4, SHARE = (QUADS + THREADS - 1) / THREADS;
+  float values[SHARE][4];
+
+  __device__ static bool inside(int i) { return QUADS % THREADS == 0 || quad(i) < QUADS; }
+  __device__ static int quad(int i) { return threadIdx.x + i * THREADS; }
+
+  template <class Function>
+  __device__ static void each(Function function) {
+#pragma unroll
+    for (int i = 0; i < SHARE; ++i)
+      if (inside(i)) function(i);
+  }
+
+  __device__ void read(const float* row) {
+    each([&](int i) {
+      const uint4 words = load_cg(reinterpret_cast<const uint4*>(row) + quad(i));
+      values[i][0] = __uint_as_float(words.x), values[i][1] = __uint_as_float(words.y);
+      values[i][2] = __uint_as_float(words.z), values[i][3] = __uint_as_float(words.w);
+    });
+  }
+  __device__ void read(const u16* row) {
+    each([&](int i) { unpack(values[i], load_cg(reinterpret_cast<const uint2*>(row) + quad(i))); });
+  }
+  // Add a row that may be absent.
+  __device__ void add_row(const u16* row) {
+    if (row) each([&](int i) { add(values[i], load_cg(reinterpret_cast<const uint2*>(row) + quad(i))); });
+  }
+  __device__ void write(float* row) const {
+    each([&](int i) {
+      reinterpret_cast<uint4*>(row)[quad(i)] = {__float_as_uint(values[i][0]), __float_as_uint(values[i][1]),
+                                                __float_as_uint(values[i][2]), __float_as_uint(values[i][3])};
+    });
+  }
+  __device__ void write(u16* row) const {
+    each([&](int i) { reinterpret_cast<uint2*>(row)[quad(i)] = pack(values[i]); });
+  }
+};
+
+// A CTA has a row: residual += bias + deepstack; x = RMSNorm(residual). embeds: the row begins with them, in the first
+// layer. Any of bias, deepstack, hidden (before deepstack), state (after deepstack) and x may be absent.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    norm_tokens(const u16* norm, const u16* embeds, const u16* bias, const u16* deepstack, float* residual, u16* hidden,
+                u16* state, u16* x) {
+  struct Sums {
+    float values[THREADS / 32];
+  };
+  STATIC_SMEM(Sums, sums);
+  const i64 first = (i64)blockIdx.x * HIDDEN;
+  uint2 scales[StreamRow::SHARE];
+  if (x) StreamRow::each([&](int i) { scales[i] = reinterpret_cast<const uint2*>(norm)[StreamRow::quad(i)]; });
+  pdl_wait();
+  StreamRow row;
+  if (embeds)
+    row.read(embeds + first);
+  else
+    row.read(residual + first);
+  row.add_row(bias);
+  if (hidden) row.write(hidden + first);
+  row.add_row(deepstack ? deepstack + first : nullptr);
+  if (state) row.write(state + first);
+  if (embeds || bias || deepstack) row.write(residual + first);
+  if (!x) return;
+  float sum = 0;
+  StreamRow::each([&](int i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sum += row.values[i][j] * row.values[i][j];
+  });
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+  if (threadIdx.x % 32 == 0) sums.values[threadIdx.x / 32] = sum;
+  __syncthreads();
+  sum = 0;
+#pragma unroll
+  for (int warp = 0; warp < THREADS / 32; ++warp) sum += sums.values[warp];
+  const float factor = rsqrt_fast(sum * (1.0f / HIDDEN) + EPSILON);
+  StreamRow::each([&](int i) {
+    float scale[4];
+    unpack(scale, scales[i]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) row.values[i][j] *= factor * scale[j];
+  });
+  row.write(x + first);
+}
+
+// A warp has a head of a row of qkv [rows,QKV_SIZE]: bias, norm and RoPE; queries stay there, keys and values go to the
+// cache. kv_length includes the new tokens and `behind` rows after them.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    rope_tokens(u16* qkv, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
+                const float* sin_table, const i64* position_ids, const i64* kv_length, CacheValue* key_cache,
+                CacheValue* value_cache, i64 tokens, i64 stride, i64 behind) {
+  struct Places {
+    float values[THREADS / 32][HEAD_DIM];
+  };
+  STATIC_SMEM(Places, places);
+  const int warp = threadIdx.x / 32, head = blockIdx.x * (THREADS / 32) + warp, row = blockIdx.y;
+  if (head >= HEADS + 2 * KV_HEADS) {
+    pdl_wait();
+    return;
+  }
+  const bool is_query = head < HEADS, is_value = head >= HEADS + KV_HEADS;
+  const int sequence = row / (int)tokens, token = row % (int)tokens, kv_head = (head - HEADS) % KV_HEADS;
+  pdl_wait();
+  RopeHead fresh;
+  const i64 position = ROTARY_DIM ? position_ids[sequence * stride + token] * (ROTARY_DIM / 2) : 0;
+  fresh.prepare(is_query   ? q_norm
+                : is_value ? nullptr
+                           : k_norm,
+                bias + head * HEAD_DIM, cos_table + position, sin_table + position, !is_value);
+  u16* const place = qkv + (i64)row * QKV_SIZE + head * HEAD_DIM;
+  fresh.read([&](int at) { return to_float(load_cg(place + at)); });
+  fresh.finish(!is_value, places.values[warp]);
+  if (is_query) {
+#pragma unroll
+    for (int i = 0; i < RopeHead::ELEMENTS; ++i) place[fresh.at[i]] = from_float(fresh.values[i]);
+    return;
+  }
+  const i64 slot = ((i64)sequence * KV_HEADS + kv_head) * CAPACITY + kv_length[sequence] - behind - tokens + token;
+  CacheValue* const out = (is_value ? value_cache : key_cache) + slot * HEAD_DIM;
+#pragma unroll
+  for (int i = 0; i < RopeHead::ELEMENTS; ++i) out[fresh.at[i]] = to_cache(fresh.values[i]);
+}
+
+extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
+    prompt_attention(const u16* qkv, const i64* kv_length, const CacheValue* key_cache, const CacheValue* value_cache,
+                     u16* out, float* sums, float* scales, i64 window, i64 tokens, i64 behind, i64 splits) {
+  attend_prompt(qkv, kv_length, key_cache, value_cache, out, sums, reinterpret_cast<float2*>(scales), (int)window,
+                (int)tokens, (int)behind, (int)splits);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    combine_prompt(const float* sums, const float* scales, const i64* kv_length, u16* out, i64 window, i64 tokens,
+                   i64 behind, i64 splits) {
+  combine_prompt_splits(sums, reinterpret_cast<const float2*>(scales), kv_length, out, (int)window, (int)tokens,
+                        (int)behind, (int)splits);
+}
+
+// SiLU(gate) * up, or the square of a ReLU: gate_up [rows,GATE_UP_SIZE] to x [rows,INNER], four values per thread.
+extern "C" __global__ void __launch_bounds__(THREADS) activate(const u16* gate_up, const u16* bias, u16* x, i64 rows) {
+  constexpr int QUADS = INNER / 4;
+  const int quad = blockIdx.x * THREADS + threadIdx.x;
+  pdl_wait();
+  if (quad >= QUADS) return;
+  for (int row = blockIdx.y; row < (int)rows; row += gridDim.y) {
+    const uint2* const source = reinterpret_cast<const uint2*>(gate_up + (i64)row * GATE_UP_SIZE) + quad;
+    float gate[4], up[4];
+    unpack(gate, load_cg(source));
+    if (MLP_BIAS) add(gate, reinterpret_cast<const uint2*>(bias)[quad]);
+    if (!SQUARED_RELU) {
+      unpack(up, load_cg(source + QUADS));
+      if (MLP_BIAS) add(up, reinterpret_cast<const uint2*>(bias)[QUADS + quad]);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float rectified = fmaxf(gate[j], 0.0f);
+      gate[j] = SQUARED_RELU ? rectified * rectified : gate[j] / (1.0f + exp2_fast(-LOG2E * gate[j])) * up[j];
+    }
+    reinterpret_cast<uint2*>(x + (i64)row * INNER)[quad] = pack(gate);
+  }
+}
+
+// The residual stream of the last token of each sequence, to that of decode steps, whose kernels compute logits. A
+// sequence has `tokens` rows here, from its token `first` on; one whose last token is not here is left as it is.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    last_tokens(const float* residual, const u16* bias, const u16* deepstack, const i64* last_token_ids, i64* stream,
+                i64 tokens, i64 first) {
+  pdl_wait();
+  const i64 token = last_token_ids[blockIdx.x] - first;
+  if (token < 0 || token >= tokens) return;
+  const i64 from = (blockIdx.x * tokens + token) * HIDDEN;
+  StreamRow row;
+  row.read(residual + from);
+  row.add_row(bias);
+  row.add_row(deepstack ? deepstack + from : nullptr);
+  StreamRow::each([&](int i) {
+    longlong2* const out = reinterpret_cast<longlong2*>(stream + (i64)blockIdx.x * HIDDEN) + 2 * StreamRow::quad(i);
+    out[0] = {to_fixed(row.values[i][0]), to_fixed(row.values[i][1])};
+    out[1] = {to_fixed(row.values[i][2]), to_fixed(row.values[i][3])};
+  });
+}
+
+#if FUSED_SIZE
+// Sum over the CTA of each thread's value.
+__device__ inline float sum_of_threads(float value, float* sums) {
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) value += __shfl_xor_sync(~0u, value, other);
+  __syncthreads();  // the scratch is reused
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = 0;
+#pragma unroll
+  for (int warp = 0; warp < THREADS / 32; ++warp) value += sums[warp];
+  return value;
+}
+
+// A CTA has a row: three states of the base side by side to x [rows,3 * HIDDEN], normalised or not, for a draft head.
+// fused [rows,FUSED_SIZE] begins with the bias, to which the product is added.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    join_states(const u16* low, const u16* middle, const u16* high, const u16* low_norm, const u16* middle_norm,
+                const u16* high_norm, const u16* bias, u16* x, float* fused) {
+  struct Sums {
+    float values[THREADS / 32];
+  };
+  STATIC_SMEM(Sums, sums);
+  const i64 first = (i64)blockIdx.x * HIDDEN;
+  pdl_wait();
+  StreamRow rows[3];
+  rows[0].read(low + first), rows[1].read(middle + first), rows[2].read(high + first);
+  float squares[3] = {};
+  if (STATE_NORMS || JOINED_NORM)
+#pragma unroll
+    for (int state = 0; state < 3; ++state) {
+      StreamRow::each([&](int i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) squares[state] += rows[state].values[i][j] * rows[state].values[i][j];
+      });
+      squares[state] = sum_of_threads(squares[state], sums.values);
+    }
+  const float all = (squares[0] + squares[1] + squares[2]) * (1.0f / 3);
+#pragma unroll
+  for (int state = 0; state < 3; ++state) {
+    if (STATE_NORMS || JOINED_NORM) {
+      const u16* const norm = state == 0 ? low_norm : state == 1 ? middle_norm : high_norm;
+      const float factor = rsqrt_fast((JOINED_NORM ? all : squares[state]) * (1.0f / HIDDEN) + FUSION_EPSILON);
+      StreamRow::each([&](int i) {
+        float scale[4];
+        unpack(scale, reinterpret_cast<const uint2*>(norm)[StreamRow::quad(i)]);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) rows[state].values[i][j] *= factor * scale[j];
+      });
+    }
+    rows[state].write(x + 3 * first + state * HIDDEN);
+  }
+  for (int i = threadIdx.x; i < FUSED_SIZE; i += THREADS)
+    fused[(i64)blockIdx.x * FUSED_SIZE + i] = bias ? to_float(bias[i]) : 0.0f;
+}
+
+// fused [rows,FUSED_SIZE] in the model's type; in fp16, values beyond the range become its largest ones.
+extern "C" __global__ void __launch_bounds__(THREADS) round_states(const float* fused, u16* out) {
+  pdl_wait();
+  const i64 first = (i64)blockIdx.x * FUSED_SIZE;
+  for (int i = threadIdx.x; i < FUSED_SIZE; i += THREADS) {
+    const float value = load_cg(fused + first + i);
+    out[first + i] = from_float(BF16 ? value : fminf(fmaxf(value, -65504.0f), 65504.0f));
+  }
+}
+#endif

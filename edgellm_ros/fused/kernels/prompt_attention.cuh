@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention of the tokens of prompts on tensor cores: causal, over the filled rows of the KV cache (FlashAttention-2).
+//
+// A CTA has one KV head, QUERY_TILE queries (token x query heads of the KV head, GQA) and one split of the visible KV
+// rows. A warp has 16 queries: S = Q K^T and O = P V, with P in the registers in which S was computed. K and V come
+// through smem in tiles of KV_TILE rows, two of each in flight. combine_prompt combines the splits.
+
+#pragma once
+
+#include "primitives.cuh"
+
+constexpr int HEADS_PER_KV = HEADS / KV_HEADS, QKV_SIZE = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
+constexpr int QUERY_WARPS = ATTENTION_THREADS / 32, QUERY_TILE = 16 * QUERY_WARPS;
+constexpr int ROW_CHUNKS = HEAD_DIM / 8, STRIDE = ROW_CHUNKS + 1;  // in smem; odd: no bank conflicts of ldmatrix
+constexpr float LOWEST = -1e30f;
+static_assert(KV_TILE % 16 == 0 && STRIDE % 2 == 1);
+
+struct PromptTiles {
+  uint4 queries[QUERY_TILE][STRIDE], keys[2][KV_TILE][STRIDE], values[2][KV_TILE][STRIDE];
+};
+static_assert(sizeof(PromptTiles) == PROMPT_ATTENTION_SMEM);
+
+// A tile of queries of a sequence, the KV rows that it sees, and how they are split: a split has whole tiles of KV
+// rows. length: of the KV rows with the new tokens.
+struct QueryTile {
+  int tokens, kv_head, first_query, queries, first_new, begin, end, share, used;
+
+  __device__ QueryTile(int tile, int kv_head, int length, int window, int tokens, int splits)
+      : tokens(tokens), kv_head(kv_head), first_query(tile * QUERY_TILE), first_new(length - tokens) {
+    const int left = tokens * HEADS_PER_KV - first_query;
+    queries = left < QUERY_TILE ? left : QUERY_TILE;
+    const int first_end = end_of(0);
+    begin = window > 0 && first_end > window ? (first_end - window) / KV_TILE * KV_TILE : 0;
+    end = end_of(queries - 1);
+    const int tiles = (end - begin + KV_TILE - 1) / KV_TILE, even = (tiles + splits - 1) / splits;
+    share = KV_TILE * (even > SPLIT_TILES ? even : SPLIT_TILES);
+    used = (end - begin + share - 1) / share;
+  }
+  // Number of KV rows up to the token of a query.
+  __device__ int end_of(int query) const { return first_new + (first_query + query) / HEADS_PER_KV + 1; }
+  // Place of a query in [rows,HEADS].
+  __device__ i64 place_of(int query, int sequence) const {
+    const int token = (first_query + query) / HEADS_PER_KV, head = (first_query + query) % HEADS_PER_KV;
+    return ((i64)sequence * tokens + token) * HEADS + kv_head * HEADS_PER_KV + head;
+  }
+  // Place of a query in the scratch [sequences,tiles,KV_HEADS,splits,QUERY_TILE].
+  __device__ i64 scratch_of(int query, int sequence, int split, int splits) const {
+    return ((((i64)sequence * tiles_of(tokens) + first_query / QUERY_TILE) * KV_HEADS + kv_head) * splits + split) *
+               QUERY_TILE +
+           query;
+  }
+  __device__ static int tiles_of(int tokens) { return (tokens * HEADS_PER_KV + QUERY_TILE - 1) / QUERY_TILE; }
+};
+
+// Copy rows base .. base + KV_TILE - 1 of a head of the cache to smem; zero from `end` on.
+__device__ inline void copy_kv_tile(uint4* tile, const CacheValue* rows, int base, int end) {
+  const SmemPtr target(tile);
+#pragma unroll
+  for (int i = threadIdx.x; i < KV_TILE * ROW_CHUNKS; i += ATTENTION_THREADS) {
+    const int row = i / ROW_CHUNKS, chunk = i % ROW_CHUNKS;
+    const bool valid = base + row < end;
+    const CacheValue* const source = rows + (i64)(valid ? base + row : base) * HEAD_DIM + 8 * chunk;
+#if FP8_CACHE
+    tile[row * STRIDE + chunk] = valid ? widen(load_cg(reinterpret_cast<const CacheWord*>(source))) : uint4{};
+#else
+    cp_async(target.plus(row * STRIDE + chunk), source, valid);
+#endif
+  }
+}
+
+// Grid [tiles * KV_HEADS * splits, sequences]. qkv [rows,QKV_SIZE] has the rotated queries; kv_length includes the new
+// tokens and `behind` rows after them. Of queries with several splits, sums [..,D] and scales (maximum, sum of weights)
+// go to the scratch, otherwise the result to out [rows,HEADS,D].
+__device__ inline void attend_prompt(const u16* qkv, const i64* kv_length, const CacheValue* key_cache,
+                                     const CacheValue* value_cache, u16* out, float* sums, float2* scales, int window,
+                                     int tokens, int behind, int splits) {
+  constexpr int SCORES = KV_TILE / 8, STEPS = HEAD_DIM / 16;
+  constexpr bool QUERIES_IN_REGISTERS = HEAD_DIM <= 128;
+  DYNAMIC_SMEM(memory);
+  PromptTiles& own = *reinterpret_cast<PromptTiles*>(memory);
+  const int split = blockIdx.x % splits, kv_head = blockIdx.x / splits % KV_HEADS, sequence = blockIdx.y;
+  // The last tokens see the most rows, so they begin first.
+  const int tile = QueryTile::tiles_of(tokens) - 1 - blockIdx.x / (splits * KV_HEADS);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  pdl_wait();
+  const QueryTile rows(tile, kv_head, (int)kv_length[sequence] - behind, window, tokens, splits);
+  if (split >= rows.used) return;
+  const int from = rows.begin + split * rows.share;
+  const int to = from + rows.share < rows.end ? from + rows.share : rows.end;
+  const i64 cache = ((i64)sequence * KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
+
+  const SmemPtr query_tile(own.queries[0]);
+  for (int i = threadIdx.x; i < QUERY_TILE * ROW_CHUNKS; i += ATTENTION_THREADS) {
+    const int query = i / ROW_CHUNKS, chunk = i % ROW_CHUNKS;
+    const i64 place = rows.place_of(query < rows.queries ? query : 0, sequence);
+    const u16* const source = qkv + place / HEADS * QKV_SIZE + place % HEADS * HEAD_DIM + 8 * chunk;
+    cp_async(query_tile.plus(query * STRIDE + chunk), source, query < rows.queries);
+  }
+  copy_kv_tile(own.keys[0][0], key_cache + cache, from, to);
+  copy_kv_tile(own.values[0][0], value_cache + cache, from, to);
+  cp_async_commit();
+
+  // Of this lane's queries g and g + 8 of the warp: the rows that they see, maximum and sum.
+  int ends[2];
+  float highest[2] = {LOWEST, LOWEST}, total[2] = {};
+  const auto known = [&](int query) { return query < rows.queries ? query : rows.queries - 1; };
+#pragma unroll
+  for (int half = 0; half < 2; ++half) ends[half] = rows.end_of(known(16 * warp + g + 8 * half));
+  const int warp_end = rows.end_of(known(16 * warp)), last_end = rows.end;
+  float result[2 * STEPS][4] = {};
+  u32 query_words[QUERIES_IN_REGISTERS ? STEPS : 1][4];
+  const SmemPtr query_rows(own.queries[16 * warp + lane % 16] + lane / 16);
+  const int key_row = lane / 16 * 8 + lane % 8, value_row = lane % 16;
+  const SmemPtr key_rows(own.keys[0][key_row] + lane / 8 % 2), value_rows(own.values[0][value_row] + lane / 16);
+  const float scale = LOG2E * rsqrt_fast(HEAD_DIM);
+
+  for (int base = from, stage = 0; base < to; base += KV_TILE, stage ^= 1) {
+    cp_async_wait<0>();
+    __syncthreads();
+    if (QUERIES_IN_REGISTERS && base == from)
+#pragma unroll
+      for (int k = 0; k < STEPS; ++k) ldmatrix_x4(query_words[QUERIES_IN_REGISTERS ? k : 0], query_rows.plus(2 * k));
+    if (base + KV_TILE < to) {
+      copy_kv_tile(own.keys[stage ^ 1][0], key_cache + cache, base + KV_TILE, to);
+      copy_kv_tile(own.values[stage ^ 1][0], value_cache + cache, base + KV_TILE, to);
+      cp_async_commit();
+    }
+    float scores[SCORES][4] = {};
+    const SmemPtr keys = key_rows.plus(stage * KV_TILE * STRIDE);
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k) {
+      u32 query[4];
+      if constexpr (QUERIES_IN_REGISTERS)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) query[i] = query_words[k][i];
+      else
+        ldmatrix_x4(query, query_rows.plus(2 * k));
+#pragma unroll
+      for (int pair = 0; pair < SCORES / 2; ++pair) {
+        u32 key[4];
+        ldmatrix_x4(key, keys.plus(16 * pair * STRIDE + 2 * k));
+        mma_m16n8k16(scores[2 * pair], query, key[0], key[1]);
+        mma_m16n8k16(scores[2 * pair + 1], query, key[2], key[3]);
+      }
+    }
+    const bool all = base + KV_TILE <= warp_end && (window <= 0 || base >= last_end - window);
+    if (!all)
+#pragma unroll
+      for (int i = 0; i < SCORES; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int row = base + 8 * i + 2 * t + j % 2, end = ends[j / 2];
+          if (row >= end || row >= to || window > 0 && row < end - window) scores[i][j] = LOWEST;
+        }
+    u32 weights[SCORES / 2][4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float high = highest[half];
+#pragma unroll
+      for (int i = 0; i < SCORES; ++i) high = fmaxf(high, fmaxf(scores[i][2 * half], scores[i][2 * half + 1]));
+      high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
+      high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
+      // Nothing visible yet: weights are 0, without the difference of two huge numbers.
+      const float factor = exp2_fast((highest[half] - high) * scale), shift = high == LOWEST ? 0.0f : high * scale;
+      highest[half] = high, total[half] *= factor;
+#pragma unroll
+      for (int i = 0; i < SCORES; ++i) {
+        const float first = exp2_fast(scores[i][2 * half] * scale - shift);
+        const float second = exp2_fast(scores[i][2 * half + 1] * scale - shift);
+        total[half] += first + second;
+        weights[i / 2][i % 2 * 2 + half] = from_float(first) | (u32)from_float(second) << 16;
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * STEPS; ++i) result[i][2 * half] *= factor, result[i][2 * half + 1] *= factor;
+    }
+    const SmemPtr values = value_rows.plus(stage * KV_TILE * STRIDE);
+#pragma unroll
+    for (int pair = 0; pair < SCORES / 2; ++pair)
+#pragma unroll
+      for (int k = 0; k < STEPS; ++k) {
+        u32 value[4];
+        ldmatrix_x4_trans(value, values.plus(16 * pair * STRIDE + 2 * k));
+        mma_m16n8k16(result[2 * k], weights[pair], value[0], value[1]);
+        mma_m16n8k16(result[2 * k + 1], weights[pair], value[2], value[3]);
+      }
+  }
+
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    total[half] += __shfl_xor_sync(~0u, total[half], 1);
+    total[half] += __shfl_xor_sync(~0u, total[half], 2);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int query = 16 * warp + g + 8 * half;
+    if (query >= rows.queries) continue;
+    if (rows.used == 1) {
+      const float share = 1.0f / total[half];
+      u32* const words = reinterpret_cast<u32*>(out + rows.place_of(query, sequence) * HEAD_DIM) + t;
+#pragma unroll
+      for (int i = 0; i < 2 * STEPS; ++i)
+        words[4 * i] = from_float(share * result[i][2 * half]) | (u32)from_float(share * result[i][2 * half + 1]) << 16;
+      continue;
+    }
+    const i64 place = rows.scratch_of(query, sequence, split, splits);
+    float2* const pairs = reinterpret_cast<float2*>(sums + place * HEAD_DIM) + t;
+#pragma unroll
+    for (int i = 0; i < 2 * STEPS; ++i) pairs[4 * i] = {result[i][2 * half], result[i][2 * half + 1]};
+    if (t == 0) scales[place] = {highest[half] * scale, total[half]};
+  }
+}
+
+// A warp combines the splits of a head of a token. Grid [tokens * HEADS / warps, sequences].
+__device__ inline void combine_prompt_splits(const float* sums, const float2* scales, const i64* kv_length, u16* out,
+                                             int window, int tokens, int behind, int splits) {
+  constexpr int PAIRS = HEAD_DIM / 2, SHARE = (PAIRS + 31) / 32;
+  const int lane = threadIdx.x % 32, place = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, sequence = blockIdx.y;
+  pdl_wait();
+  if (place >= tokens * HEADS) return;
+  const int head = place % HEADS, query = place / HEADS * HEADS_PER_KV + head % HEADS_PER_KV;
+  const QueryTile rows(query / QUERY_TILE, head / HEADS_PER_KV, (int)kv_length[sequence] - behind, window, tokens,
+                       splits);
+  if (rows.used == 1) return;
+  const i64 first = rows.scratch_of(query % QUERY_TILE, sequence, 0, splits);
+  const float2 scale = load_cg(scales + first + (lane < rows.used ? lane : 0) * QUERY_TILE);
+  float high = lane < rows.used ? scale.x : LOWEST;
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, other));
+  const float weight = lane < rows.used ? exp2_fast(scale.x - high) : 0.0f;
+  float sum = weight * scale.y;
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+  float2 result[SHARE] = {};
+#pragma unroll 4
+  for (int split = 0; split < rows.used; ++split) {
+    const float share = __shfl_sync(~0u, weight, split);
+    const float2* const pairs = reinterpret_cast<const float2*>(sums + (first + split * QUERY_TILE) * HEAD_DIM);
+#pragma unroll
+    for (int i = 0; i < SHARE; ++i) {
+      if (PAIRS % 32 && lane + 32 * i >= PAIRS) continue;
+      const float2 pair = load_cg(pairs + lane + 32 * i);
+      result[i].x += share * pair.x, result[i].y += share * pair.y;
+    }
+  }
+  u32* const words = reinterpret_cast<u32*>(out + ((i64)sequence * tokens * HEADS + place) * HEAD_DIM);
+#pragma unroll
+  for (int i = 0; i < SHARE; ++i)
+    if (PAIRS % 32 == 0 || lane + 32 * i < PAIRS)
+      words[lane + 32 * i] = from_float(result[i].x / sum) | (u32)from_float(result[i].y / sum) << 16;
+}

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FusedPrefill: the tokens of prompts through all layers, in kernels and in products of a library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.fused.decoder import ROPE, FusedDecoder
+from edgellm_ros.fused.fusion import StateFusion
+from edgellm_ros.fused.params import (
+    ActivateParams,
+    CombinePromptParams,
+    JoinStatesParams,
+    KernelParams,
+    LastTokensParams,
+    NormTokensParams,
+    PromptAttentionParams,
+    RopeTokensParams,
+    RoundStatesParams,
+)
+from edgellm_ros.fused.plan.launch import Launch
+from edgellm_ros.fused.plan.prefill import PrefillPlan
+from edgellm_ros.fused.plan.shape import FusedShape
+from edgellm_ros.fused.variants import Compile, compiler_for
+from edgellm_ros.fused.weights import FusedWeights
+
+MOST_TOKENS = 4096  # at once, over all sequences: then the GPU is busy, and scratch takes memory for each
+
+
+class Products(Protocol):
+    """Products of rows with weights; `CublasProducts` on a GPU."""
+
+    def multiply(self, x: int, weights: int, out: int, rows: int, k: int, n: int, adds: bool) -> None:
+        """Queue out [rows,n] = x [rows,k] weights [k,n], all row-major.
+
+        Addresses of values of the model's type; `adds`: out is fp32, and the product is added to it.
+        """
+        ...
+
+
+class FusedPrefill:
+    """Prefills of one model on one device.
+
+    - decoder: has the kernels of the LM head
+    - most_tokens: of the longest run, over all sequences; scratch is made for MOST_TOKENS of them
+    - compile: makes a program of a plan; None = for the device, from the cache of compiled kernels
+    - fusion: for a draft head; its output is `fused_hidden_states`
+
+    EngineError, with the reason, if the kernels do not take the shape.
+    """
+
+    def __init__(
+        self,
+        device: Any,
+        shape: FusedShape,
+        weights: FusedWeights,
+        decoder: FusedDecoder,
+        products: Products,
+        most_tokens: int,
+        compile: Compile | None = None,
+        fusion: StateFusion | None = None,
+    ) -> None:
+        sizes = device.multiprocessors, device.most_shared_memory
+        self._fusion = fusion
+        self._plan = PrefillPlan(shape, *sizes, None if fusion is None else fusion.shape)
+        self._shape, self._weights, self._decoder, self._products = shape, weights, decoder, products
+        self._program = (compile or compiler_for(device))(self._plan)
+        self._rows = rows = min(most_tokens, MOST_TOKENS)
+        widest = max(shape.hidden, shape.q_size, shape.inner)
+        scratch = {
+            "residual": 4 * rows * shape.hidden,
+            "x": 2 * rows * widest,
+            "qkv": 2 * rows * shape.qkv_size,
+            "gate_up": 2 * rows * shape.gate_up_size,
+            **self._plan.scratch_bytes,
+        }
+        if fusion is not None:
+            scratch |= {"joined": 6 * rows * shape.hidden, "fused": 4 * rows * fusion.shape.fused_size}
+            states = [layer for layer in fusion.layers if layer]
+            scratch |= {_state(layer): 2 * rows * shape.hidden for layer in states}
+        self._scratch = {name: device.zeros((nbytes,), np.uint8) for name, nbytes in scratch.items()}
+
+    def run(self, tensors: Mapping[str, Tensor]) -> None:
+        """Queue one prefill on the device's stream.
+
+        Only launches kernels, so it can be recorded. tensors: those of `llm/model.cuda.onnx`, by binding
+        name: inputs_embeds [B,S,H]; rope_cos and rope_sin [P,R/2] fp32; position_ids [B,S]; kv_length [B]
+        (with the new tokens, which are in the last S of these rows); last_token_ids [B,1], of the tokens
+        whose logits are an output; deepstack_embeds_i [B,S,H], added after layer i from 0; key_cache_i and
+        value_cache_i [B,Hkv,C,D]; logits [B,1,V] fp32; hidden_states_i [B,S,H]; embedding or lm_head.weight
+        if the weights have no LM head; fused_hidden_states [B,S,Hd] if there is a fusion. Others are ignored.
+        Of several sequences B * S is at most MOST_TOKENS; one of more tokens runs in parts.
+        """
+        batch, tokens, _ = tensors["inputs_embeds"].shape
+        if batch > 1 and batch * tokens > self._rows:
+            raise EngineError(f"{batch} prompts of {tokens} tokens, expected at most {self._rows} in all")
+        for first in range(0, tokens, self._rows):
+            part = _Part(tensors, batch, tokens, first, min(self._rows, tokens - first))
+            self._layers(part)
+        self._decoder.run_head(tensors["logits"].view(batch, self._shape.vocab), tensors)
+
+    def _layers(self, part: _Part) -> None:
+        """Run a part of the tokens through all layers."""
+        shape, scratch, rows = self._shape, self._addresses(), part.rows
+        residual, x, multiply = scratch["residual"], scratch["x"], self._products.multiply
+        hidden, inner, bias = shape.hidden, shape.inner, 0
+        for number, layer in enumerate(self._weights.layers):
+            begin = NormTokensParams(
+                norm=layer.input_norm,
+                embeds=0 if number else part.of("inputs_embeds"),
+                bias=bias,
+                deepstack=part.of(f"deepstack_embeds_{number - 1}"),
+                residual=residual,
+                hidden=part.of(f"hidden_states_{number}"),
+                state=scratch.get(_state(number), 0),
+                x=x,
+            )
+            self._launch(self._plan.by_row("norm_tokens", rows), begin)
+            multiply(x, layer.qkv, scratch["qkv"], rows, hidden, shape.qkv_size, False)
+            self._attend(part, number, scratch)
+            multiply(x, layer.o, residual, rows, shape.q_size, hidden, True)
+            post_norm = NormTokensParams(norm=layer.post_norm, bias=layer.o_bias, residual=residual, x=x)
+            self._launch(self._plan.by_row("norm_tokens", rows), post_norm)
+            multiply(x, layer.gate_up, scratch["gate_up"], rows, hidden, shape.gate_up_size, False)
+            activate = ActivateParams(gate_up=scratch["gate_up"], bias=layer.gate_up_bias, x=x, rows=rows)
+            self._launch(self._plan.activate(rows), activate)
+            multiply(x, layer.down, residual, rows, inner, hidden, True)
+            bias = layer.down_bias
+        self._finish(part, bias, residual)
+
+    def _attend(self, part: _Part, number: int, scratch: Mapping[str, int]) -> None:
+        """Run the attention of a layer: from qkv to x."""
+        layer, tensors, plan = self._weights.layers[number], part.tensors, self._plan
+        length, behind = tensors["kv_length"].pointer, part.behind
+        caches = {name: tensors[f"{name}_{number}"].pointer for name in ("key_cache", "value_cache")}
+        rope = {param: tensors[name].pointer for param, name in ROPE.items() if name in tensors}
+        rope["position_ids"] = part.of("position_ids")
+        fresh = RopeTokensParams(
+            qkv=scratch["qkv"],
+            bias=layer.qkv_bias,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            **{"cos_table": 0, "sin_table": 0, **rope},
+            kv_length=length,
+            **caches,
+            tokens=part.tokens,
+            stride=part.all_tokens,
+            behind=behind,
+        )
+        self._launch(plan.rope(part.rows), fresh)
+        splits = plan.splits(part.batch, part.tokens)
+        common = {
+            "sums": scratch["sums"],
+            "scales": scratch["scales"],
+            "kv_length": length,
+            "out": scratch["x"],
+            "window": self._shape.window(number) or 0,
+            "tokens": part.tokens,
+            "behind": behind,
+            "splits": splits,
+        }
+        attention = PromptAttentionParams(qkv=scratch["qkv"], **caches, **common)
+        self._launch(plan.attention(part.batch, part.tokens), attention)
+        if splits > 1:
+            self._launch(plan.combine(part.batch, part.tokens), CombinePromptParams(**common))
+
+    def _finish(self, part: _Part, bias: int, residual: int) -> None:
+        """Take the last tokens to the LM head's input, and the normed states to their output."""
+        last, plan = self._shape.layers, self._plan
+        deepstack = part.of(f"deepstack_embeds_{last - 1}")
+        tokens = LastTokensParams(
+            residual=residual,
+            bias=bias,
+            deepstack=deepstack,
+            last_token_ids=part.tensors["last_token_ids"].pointer,
+            stream=self._decoder.residual,
+            tokens=part.tokens,
+            first=part.first,
+        )
+        self._launch(plan.by_row("last_tokens", part.batch), tokens)
+        normed, state = part.of(f"hidden_states_{last}"), self._addresses().get(_state(last), 0)
+        if normed or state:
+            params = NormTokensParams(
+                norm=self._weights.norm,
+                bias=bias,
+                deepstack=deepstack,
+                residual=residual,
+                state=state,
+                x=normed,
+            )
+            self._launch(plan.by_row("norm_tokens", part.rows), params)
+        if self._fusion is not None:
+            self._fuse(part, self._fusion)
+
+    def _fuse(self, part: _Part, fusion: StateFusion) -> None:
+        """Compute a draft head's states of the tokens."""
+        scratch, weights, rows = self._addresses(), fusion.weights, part.rows
+        low, middle, high = (
+            scratch[_state(layer)] if layer else part.of("inputs_embeds") for layer in fusion.layers
+        )
+        low_norm, middle_norm, high_norm = weights.norms
+        joined, fused = scratch["joined"], scratch["fused"]
+        join = JoinStatesParams(
+            low=low,
+            middle=middle,
+            high=high,
+            low_norm=low_norm,
+            middle_norm=middle_norm,
+            high_norm=high_norm,
+            bias=weights.bias,
+            x=joined,
+            fused=fused,
+        )
+        self._launch(self._plan.by_row("join_states", rows), join)
+        size = fusion.shape.fused_size
+        self._products.multiply(joined, weights.fc, fused, rows, 3 * self._shape.hidden, size, True)
+        params = RoundStatesParams(fused=fused, out=part.of("fused_hidden_states"))
+        self._launch(self._plan.by_row("round_states", rows), params)
+
+    def _addresses(self) -> dict[str, int]:
+        return {name: tensor.pointer for name, tensor in self._scratch.items()}
+
+    def _launch(self, launch: Launch, params: KernelParams) -> None:
+        self._program.launch(launch, params)
+
+
+def _state(layer: int) -> str:
+    """Return the name of the buffer of the states at the input of a layer, counted from 0."""
+    return f"state_{layer}"
+
+
+class _Part:
+    """Tokens first .. first + tokens - 1 of each sequence; all of several sequences."""
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], batch: int, all_tokens: int, first: int, tokens: int
+    ) -> None:
+        self.tensors, self.batch, self.all_tokens = tensors, batch, all_tokens
+        self.first, self.tokens = first, tokens
+        self.rows, self.behind = batch * tokens, all_tokens - first - tokens
+
+    def of(self, name: str) -> int:
+        """Return the address of the part's first token in a tensor [B,S,...]; 0 = there is none."""
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            return 0
+        row = tensor.size // (self.batch * self.all_tokens) * tensor.dtype.itemsize
+        return tensor.pointer + self.first * row

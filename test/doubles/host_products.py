@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HostProducts: a prefill's products with weights in NumPy, on host memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from doubles.fused_decoder import TYPES, array_at
+
+
+class HostProducts:
+    """CublasProducts on host memory; dtype: of the model, "fp16" or "bf16"."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = TYPES[dtype]
+
+    def multiply(self, x: int, weights: int, out: int, rows: int, k: int, n: int, adds: bool) -> None:
+        left, right = array_at(x, (rows, k), self._dtype), array_at(weights, (k, n), self._dtype)
+        product = left.astype(np.float32) @ right.astype(np.float32)
+        if adds:
+            array_at(out, (rows, n), np.dtype(np.float32))[...] += product
+        else:
+            array_at(out, (rows, n), self._dtype)[...] = product

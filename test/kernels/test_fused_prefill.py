@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefills of the fused kernels against NumPy in float64.
+
+Without a GPU the kernels are compiled for the host, and products are NumPy's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installed (requirements-test.txt)")
+
+from doubles import fused_on_cpu
+from doubles.fused_decoder import TYPES, decode_step
+from doubles.host_products import HostProducts
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.fused.plan.prefill import QUERY_TILE, PrefillPlan
+from edgellm_ros.fused.plan.quantized import Quantized
+from edgellm_ros.fused.plan.shape import FusedShape
+from edgellm_ros.fused.prefill import FusedPrefill
+from fixtures.fused_steps import Model, changed, close, close_rows, decoders
+from fixtures.on_device import put
+
+
+@pytest.fixture(scope="session")
+def prefills(device):
+    """The device, and a function that makes a prefill and its decoder on it."""
+    host, make_decoder = decoders(device)
+
+    def make(shape: FusedShape, weights, most_tokens: int = 256) -> FusedPrefill:
+        decoder = make_decoder(shape, weights)
+        if device.memory == "cuda":
+            from edgellm_ros.fused.cuda.products import CublasProducts
+
+            products = CublasProducts(device, shape.dtype)
+            return FusedPrefill(device, shape, weights, decoder, products, most_tokens)
+        compile = fused_on_cpu.FusedDoubleProgram
+        return FusedPrefill(host, shape, weights, decoder, HostProducts(shape.dtype), most_tokens, compile)
+
+    return host, make
+
+
+def check(
+    prefills, shape: FusedShape, lengths: list[int], tokens: int, deepstack: int = 0, **options
+) -> dict[str, np.ndarray]:
+    """Compare a prefill with float64; return the outputs.
+
+    lengths: KV rows with the new tokens; deepstack: number of layers after which rows are added.
+    """
+    device, make = prefills
+    model, batch = Model(shape, lengths, tokens=tokens), len(lengths)
+    model.step.deepstack = [model.values(model.step.embeds.shape, 1.0) for _ in range(deepstack)]
+    weights, tensors = model.on_device(device)
+    last = model.random.integers(0, tokens, (batch, 1))
+    tensors["last_token_ids"] = put(device, last)
+    tensors["logits"] = device.empty((batch, 1, shape.vocab), np.float32)
+    for i, rows in enumerate(model.step.deepstack):
+        tensors[f"deepstack_embeds_{i}"] = put(device, rows.view(np.uint16))
+    make(shape, weights, **options).run(tensors)
+    expected = decode_step(shape, model.layers, model.norm, model.lm_head, model.step)
+    outputs = {name: device.download(tensor) for name, tensor in tensors.items()}
+    close(outputs["logits"], np.take_along_axis(expected.logits, last[..., None], 1), shape)
+    for i, caches in enumerate(model.step.caches):
+        for name, cache in zip(("key", "value"), caches, strict=True):
+            found = outputs[f"{name}_cache_{i}"].view(cache.dtype)
+            for row, length in enumerate(lengths):
+                new, bits = slice(length - tokens, length), np.dtype(f"u{cache.itemsize}")
+                close_rows(found[row, :, new], cache[row, :, new], shape)
+                before, after = found[row].copy(), cache[row].copy()
+                before[:, new], after[:, new] = 0, 0
+                np.testing.assert_array_equal(before.view(bits), after.view(bits))
+    for layer, states in expected.hidden_states.items():
+        close(outputs[f"hidden_states_{layer}"].view(TYPES[shape.dtype]), states, shape)
+    return outputs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shape, lengths, tokens, options",
+    [
+        pytest.param(changed(), [100], 100, {}, id="a first prompt"),
+        pytest.param(changed(), [1], 1, {}, id="one token"),
+        pytest.param(changed(capacity=900), [880], 70, {}, id="after a long prefix, in splits"),
+        pytest.param(
+            changed(dtype="bf16", tied=True, max_rows=4), [33, 150, 40], 33, {}, id="bf16, tied, 3 prompts"
+        ),
+        pytest.param(
+            changed(head_dim=128, rotary_dim=32, rope_interleaved=True, heads=7, kv_heads=1, qkv_bias=True,
+                    o_bias=True, mlp_bias=True, qk_norm=False, windows=(20, None)),
+            [150], 90, {}, id="biases, a window, 7 heads per KV head",
+        ),
+        pytest.param(
+            changed(head_dim=96, rotary_dim=96, heads=2, hidden=192, inner=320, hidden_state_layers=(1, 2)),
+            [77], 60, {"deepstack": 2}, id="heads of 96, hidden states, deepstack",
+        ),
+        pytest.param(
+            changed(head_dim=256, rotary_dim=64, heads=8, kv_heads=2, hidden=576), [149], 80, {},
+            id="heads of 256",
+        ),
+        pytest.param(changed(fp8_cache=True, windows=(None, 30)), [150], 80, {}, id="an FP8 cache"),
+        pytest.param(changed(rotary_dim=0, activation="relu2"), [60], 60, {}, id="no RoPE, squared ReLU"),
+        pytest.param(
+            changed(hidden_state_layers=(2,), o_bias=True, mlp_bias=True), [150], 110, {"most_tokens": 48},
+            id="in three parts",
+        ),
+    ],
+)  # fmt: skip
+def test_a_prefill_is_that_of_numpy(prefills, shape, lengths, tokens, options):
+    check(prefills, shape, lengths, tokens, **options)
+
+
+@pytest.mark.slow
+def test_a_prefill_has_the_same_bits_after_another(prefills):
+    shape, tokens = changed(capacity=900), 70
+    device, make = prefills
+    model = Model(shape, [880], tokens=tokens)
+    weights, tensors = model.on_device(device)
+    tensors["last_token_ids"] = put(device, np.array([[tokens - 1]]))
+    prefill, logits = make(shape, weights), []
+    for _ in range(3):
+        tensors["logits"] = device.empty((1, 1, shape.vocab), np.float32)
+        prefill.run(tensors)
+        logits.append(device.download(tensors["logits"]))
+    assert np.array_equal(logits[0], logits[1])
+    assert np.array_equal(logits[0], logits[2])
+
+
+def test_several_prompts_that_are_too_long_are_refused(prefills):
+    device, make = prefills
+    model = Model(changed(max_rows=2), [40, 40], tokens=40)
+    weights, tensors = model.on_device(device)
+    with pytest.raises(EngineError, match="2 prompts of 40 tokens, expected at most 64 in all"):
+        make(model.shape, weights, most_tokens=64).run(tensors)
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"attention_gate": True}, "queries have gates"),
+        ({"quantized": (("qkv", Quantized(4, 32)),)}, "weights are quantised"),
+        ({"head_dim": 80}, "head_dim is 80"),
+    ],
+)
+def test_a_shape_that_is_not_taken_has_a_reason(changes, reason):
+    shape = dataclasses.replace(changed(), **changes)
+    with pytest.raises(EngineError, match=reason):
+        PrefillPlan(shape, 132, 227 << 10)
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+def test_splits_of_a_prefill_have_room_in_the_scratch(head_dim):
+    plan = PrefillPlan(changed(head_dim=head_dim, rotary_dim=64), 16, 99 << 10)
+    for batch in (1, 2, 7, 16):
+        for tokens in (1, 16, 100, 500, 4000):
+            splits = plan.splits(batch, tokens)
+            places = plan.attention(batch, tokens).grid[0] * batch
+            assert splits == 1 or 8 * QUERY_TILE * places <= plan.scratch_bytes["scales"]
