@@ -554,6 +554,7 @@ class PromptAttentionParams(KernelParams):
     tokens: Number
     behind: Number
     splits: Number
+    mask: Bytes
 
 
 @dataclass(kw_only=True)

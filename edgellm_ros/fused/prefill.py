@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusedPrefill: the tokens of prompts through all layers, in kernels and in products of a library."""
+"""FusedPrefill and FusedVerification: many tokens through all layers, with products of a library."""
 
 from __future__ import annotations
 
@@ -42,6 +42,15 @@ class Products(Protocol):
         """
         ...
 
+    def logits(
+        self, x: int, head: int, out: int, rows: int, k: int, n: int, columns: int, tied: bool
+    ) -> None:
+        """Queue out [rows,n] fp32 = x [rows,k] times the first n columns of head [k,columns].
+
+        tied: head is the embedding table [n,k].
+        """
+        ...
+
 
 class FusedPrefill:
     """Prefills of one model on one device.
@@ -50,6 +59,7 @@ class FusedPrefill:
     - most_tokens: of the longest run, over all sequences; scratch is made for MOST_TOKENS of them
     - compile: makes a program of a plan; None = for the device, from the cache of compiled kernels
     - fusion: for a draft head; its output is `fused_hidden_states`
+    - trees: whether the tokens of a sequence are a tree, whose mask is one of the tensors
 
     EngineError, with the reason, if the kernels do not take the shape.
     """
@@ -64,10 +74,11 @@ class FusedPrefill:
         most_tokens: int,
         compile: Compile | None = None,
         fusion: StateFusion | None = None,
+        trees: bool = False,
     ) -> None:
         sizes = device.multiprocessors, device.most_shared_memory
         self._fusion = fusion
-        self._plan = PrefillPlan(shape, *sizes, None if fusion is None else fusion.shape)
+        self._plan = PrefillPlan(shape, *sizes, None if fusion is None else fusion.shape, trees)
         self._shape, self._weights, self._decoder, self._products = shape, weights, decoder, products
         self._program = (compile or compiler_for(device))(self._plan)
         self._rows = rows = min(most_tokens, MOST_TOKENS)
@@ -101,11 +112,14 @@ class FusedPrefill:
             raise EngineError(f"{batch} prompts of {tokens} tokens, expected at most {self._rows} in all")
         for first in range(0, tokens, self._rows):
             part = _Part(tensors, batch, tokens, first, min(self._rows, tokens - first))
-            self._layers(part)
+            self._finish_prompts(part, self._layers(part))
         self._decoder.run_head(tensors["logits"].view(batch, self._shape.vocab), tensors)
 
-    def _layers(self, part: _Part) -> None:
-        """Run a part of the tokens through all layers."""
+    def _layers(self, part: _Part) -> int:
+        """Run a part of the tokens through all layers.
+
+        Return the address of the last layer's bias, which the residual stream lacks; 0 = there is none.
+        """
         shape, scratch, rows = self._shape, self._addresses(), part.rows
         residual, x, multiply = scratch["residual"], scratch["x"], self._products.multiply
         hidden, inner, bias = shape.hidden, shape.inner, 0
@@ -131,7 +145,7 @@ class FusedPrefill:
             self._launch(self._plan.activate(rows), activate)
             multiply(x, layer.down, residual, rows, inner, hidden, True)
             bias = layer.down_bias
-        self._finish(part, bias, residual)
+        return bias
 
     def _attend(self, part: _Part, number: int, scratch: Mapping[str, int]) -> None:
         """Run the attention of a layer: from qkv to x."""
@@ -164,36 +178,43 @@ class FusedPrefill:
             "behind": behind,
             "splits": splits,
         }
-        attention = PromptAttentionParams(qkv=scratch["qkv"], **caches, **common)
+        mask = tensors.get("attention_mask")
+        attention = PromptAttentionParams(
+            qkv=scratch["qkv"], **caches, **common, mask=0 if mask is None else mask.pointer
+        )
         self._launch(plan.attention(part.batch, part.tokens), attention)
         if splits > 1:
             self._launch(plan.combine(part.batch, part.tokens), CombinePromptParams(**common))
 
-    def _finish(self, part: _Part, bias: int, residual: int) -> None:
-        """Take the last tokens to the LM head's input, and the normed states to their output."""
-        last, plan = self._shape.layers, self._plan
-        deepstack = part.of(f"deepstack_embeds_{last - 1}")
+    def _finish_prompts(self, part: _Part, bias: int) -> None:
+        """Take the last tokens to the LM head's input, and the states to their outputs."""
+        last, scratch = self._shape.layers, self._addresses()
         tokens = LastTokensParams(
-            residual=residual,
+            residual=scratch["residual"],
             bias=bias,
-            deepstack=deepstack,
+            deepstack=part.of(f"deepstack_embeds_{last - 1}"),
             last_token_ids=part.tensors["last_token_ids"].pointer,
             stream=self._decoder.residual,
             tokens=part.tokens,
             first=part.first,
         )
-        self._launch(plan.by_row("last_tokens", part.batch), tokens)
-        normed, state = part.of(f"hidden_states_{last}"), self._addresses().get(_state(last), 0)
+        self._launch(self._plan.by_row("last_tokens", part.batch), tokens)
+        self._finish(part, bias, part.of(f"hidden_states_{last}"))
+
+    def _finish(self, part: _Part, bias: int, normed: int) -> None:
+        """Write the states after the last layer; normed: address of those after the last norm, or 0."""
+        last, scratch = self._shape.layers, self._addresses()
+        state = scratch.get(_state(last), 0)
         if normed or state:
             params = NormTokensParams(
                 norm=self._weights.norm,
                 bias=bias,
-                deepstack=deepstack,
-                residual=residual,
+                deepstack=part.of(f"deepstack_embeds_{last - 1}"),
+                residual=scratch["residual"],
                 state=state,
                 x=normed,
             )
-            self._launch(plan.by_row("norm_tokens", part.rows), params)
+            self._launch(self._plan.by_row("norm_tokens", part.rows), params)
         if self._fusion is not None:
             self._fuse(part, self._fusion)
 
@@ -227,6 +248,28 @@ class FusedPrefill:
 
     def _launch(self, launch: Launch, params: KernelParams) -> None:
         self._program.launch(launch, params)
+
+
+class FusedVerification(FusedPrefill):
+    """Verifications of more drafted tokens than the kernels of decode steps take."""
+
+    def run(self, tensors: Mapping[str, Tensor]) -> None:
+        """Queue one verification on the device's stream.
+
+        tensors: those of `FusedDecoder.run`, of a model that `FusedPrefill` takes. B * S is at most
+        `most_tokens`. EngineError for more.
+        """
+        (batch, tokens, _), shape = tensors["inputs_embeds"].shape, self._shape
+        if batch * tokens > self._rows:
+            raise EngineError(f"{batch} sequences of {tokens} tokens, expected at most {self._rows} in all")
+        part = _Part(tensors, batch, tokens, 0, tokens)
+        bias = self._layers(part)
+        normed = part.of(f"hidden_states_{shape.layers}") or self._addresses()["x"]
+        self._finish(part, bias, normed)
+        head = self._weights.lm_head
+        head = head or tensors["embedding" if shape.tied else "lm_head.weight"].pointer
+        sizes = part.rows, shape.hidden, shape.vocab, shape.all_head_columns
+        self._products.logits(normed, head, tensors["logits"].pointer, *sizes, shape.tied)
 
 
 def _state(layer: int) -> str:

@@ -201,7 +201,7 @@ def make_decoding(
         stop_token_ids=config.stop_token_ids,
         vocab_map=vocab_map,
     )
-    states: list[RowState] = [runner.kv_cache, sampling]
+    states: list[RowState] = [runner.kv_cache]
     if runner.recurrent is not None:
         states.append(runner.recurrent)
     drafter = tree_kernels = None
@@ -209,7 +209,7 @@ def make_decoding(
         drafter, tree_kernels = _make_drafter(opening, engines, drafting, embedder, sampling)
         metrics.strategy = drafter.name
         states.append(drafter)
-    batch = Batch(states, most_rows)
+    batch = Batch(states, most_rows, of_answers=[sampling])
     logits = device.empty((most_rows, 1, config.output_vocab_size), np.float32)
     vanilla = VanillaDecoding(device, batch, embedder, runner, sampling, logits)
     method: DecodeMethod = vanilla

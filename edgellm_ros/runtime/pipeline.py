@@ -242,6 +242,7 @@ class Pipeline:
         """
         rows = self.batch.admit(sequences)
         embeds, logits = self._prefill.compute(sequences, rows, may_pad=not keep_hidden_states)
+        self.batch.begin_answers(rows)  # while the device computes the prompts
         self.input_token_ids = [sequence.token_ids for sequence in sequences]
         self.batch_index_mapping = [sequence.request_index for sequence in sequences]
         reused = sum(sequence.reused_tokens for sequence in sequences)

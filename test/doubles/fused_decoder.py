@@ -341,16 +341,26 @@ class HostFusedPrefill:
 
     def __init__(self, decoder: HostFusedDecoder) -> None:
         self._decoder = decoder
-        self.sizes: list[tuple[int, int]] = []  # of each run: sequences, tokens of each
 
     def run(self, tensors: Mapping[str, Tensor]) -> None:
-        self.sizes.append(tensors["inputs_embeds"].shape[:2])
         self._decoder.queue(lambda: self._run(tensors))
 
     def _run(self, tensors: Mapping[str, Tensor]) -> None:
         arrays = arrays_of(tensors)
         result = self._decoder.compute(arrays)
         arrays["logits"][...] = np.take_along_axis(result.logits, arrays["last_token_ids"][..., None], 1)
+
+
+class HostFusedVerification(HostFusedPrefill):
+    """FusedVerification on host memory; its runs are among the `sizes` of the decoder."""
+
+    def run(self, tensors: Mapping[str, Tensor]) -> None:
+        self._decoder.sizes.append(tensors["inputs_embeds"].shape[:2])
+        super().run(tensors)
+
+    def _run(self, tensors: Mapping[str, Tensor]) -> None:
+        arrays = arrays_of(tensors)
+        arrays["logits"][...] = self._decoder.compute(arrays).logits
 
 
 def _adapters(layer: LayerArrays, table: np.ndarray) -> dict[str, list[tuple[np.ndarray, np.ndarray] | None]]:

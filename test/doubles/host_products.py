@@ -21,3 +21,10 @@ class HostProducts:
             array_at(out, (rows, n), np.dtype(np.float32))[...] += product
         else:
             array_at(out, (rows, n), self._dtype)[...] = product
+
+    def logits(
+        self, x: int, head: int, out: int, rows: int, k: int, n: int, columns: int, tied: bool
+    ) -> None:
+        left = array_at(x, (rows, k), self._dtype).astype(np.float32)
+        matrix = array_at(head, (n, k) if tied else (k, columns), self._dtype).astype(np.float32)
+        array_at(out, (rows, n), np.dtype(np.float32))[...] = left @ (matrix.T if tied else matrix[:, :n])

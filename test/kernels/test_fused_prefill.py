@@ -20,7 +20,7 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.fused.plan.prefill import QUERY_TILE, PrefillPlan
 from edgellm_ros.fused.plan.quantized import Quantized
 from edgellm_ros.fused.plan.shape import FusedShape
-from edgellm_ros.fused.prefill import FusedPrefill
+from edgellm_ros.fused.prefill import FusedPrefill, FusedVerification
 from fixtures.fused_steps import Model, changed, close, close_rows, decoders
 from fixtures.on_device import put
 
@@ -30,15 +30,15 @@ def prefills(device):
     """The device, and a function that makes a prefill and its decoder on it."""
     host, make_decoder = decoders(device)
 
-    def make(shape: FusedShape, weights, most_tokens: int = 256) -> FusedPrefill:
-        decoder = make_decoder(shape, weights)
+    def make(shape: FusedShape, weights, most_tokens: int = 256, kind=FusedPrefill, trees: bool = False):
         if device.memory == "cuda":
             from edgellm_ros.fused.cuda.products import CublasProducts
 
-            products = CublasProducts(device, shape.dtype)
-            return FusedPrefill(device, shape, weights, decoder, products, most_tokens)
-        compile = fused_on_cpu.FusedDoubleProgram
-        return FusedPrefill(host, shape, weights, decoder, HostProducts(shape.dtype), most_tokens, compile)
+            products, compile = CublasProducts(device, shape.dtype), None
+        else:
+            products, compile = HostProducts(shape.dtype), fused_on_cpu.FusedDoubleProgram
+        decoder = make_decoder(shape, weights)
+        return kind(host, shape, weights, decoder, products, most_tokens, compile, trees=trees)
 
     return host, make
 
@@ -126,6 +126,42 @@ def test_a_prefill_has_the_same_bits_after_another(prefills):
         logits.append(device.download(tensors["logits"]))
     assert np.array_equal(logits[0], logits[1])
     assert np.array_equal(logits[0], logits[2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shape, lengths, tokens, tree",
+    [
+        pytest.param(changed(max_rows=16), [150, 40], 17, True, id="two trees"),
+        pytest.param(changed(max_rows=16), [33, 90, 40], 8, False, id="three chains"),
+        pytest.param(
+            changed(windows=(20, None), dtype="bf16", tied=True, hidden_state_layers=(1, 2), capacity=900),
+            [880, 62], 12, True, id="trees with a window, bf16, tied, hidden states, in splits",
+        ),
+        pytest.param(
+            changed(head_dim=96, rotary_dim=96, heads=2, hidden=192, vocab=197, head_columns=200,
+                    mlp_bias=True, o_bias=True),
+            [77], 20, True, id="biases, more columns than tokens",
+        ),
+    ],
+)  # fmt: skip
+def test_a_verification_is_that_of_numpy(prefills, shape, lengths, tokens, tree):
+    device, make = prefills
+    model = Model(shape, lengths, tokens=tokens, tree=tree)
+    weights, tensors = model.on_device(device)
+    make(shape, weights, kind=FusedVerification, trees=tree).run(tensors)
+    expected = model.expected()
+    close(device.download(tensors["logits"]), expected.logits, shape)
+    for layer, states in expected.hidden_states.items():
+        close(device.download(tensors[f"hidden_states_{layer}"]).view(TYPES[shape.dtype]), states, shape)
+
+
+def test_a_verification_of_too_many_tokens_is_refused(prefills):
+    device, make = prefills
+    model = Model(changed(max_rows=2), [40], tokens=40)
+    weights, tensors = model.on_device(device)
+    with pytest.raises(EngineError, match="1 sequences of 40 tokens, expected at most 32 in all"):
+        make(model.shape, weights, most_tokens=32, kind=FusedVerification).run(tensors)
 
 
 def test_several_prompts_that_are_too_long_are_refused(prefills):

@@ -39,6 +39,17 @@ def batch(states) -> Batch:
     return Batch(states, max_size=5)
 
 
+def test_the_state_of_answers_is_opened_later(states):
+    of_prompts, of_answers = states
+    batch = Batch([of_prompts], 5, of_answers=[of_answers])
+    batch.begin_answers(batch.admit(sequences("ab")))
+    rows = batch.admit(sequences("cd"))
+    assert list(of_prompts.rows.values()) == list("abcd")
+    assert list(of_answers.rows.values()) == list("ab")
+    batch.begin_answers(rows)
+    assert of_answers.rows == of_prompts.rows
+
+
 def sequences(names: str) -> list[SimpleNamespace]:
     return [SimpleNamespace(name=name) for name in names]
 

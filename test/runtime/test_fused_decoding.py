@@ -522,13 +522,14 @@ class TestChoice:
 
     def test_verifications_are_measured_beside_decode_steps(self, decoders, llama, caplog, monkeypatch):
         drafting = SpecDecodeDraftingConfig(1, 5, 6, "lookup")
-        times = [1.0, 2.0, 3.0, 1.5, 3.1, 1.6]
+        times = [1.0, 2.0, 3.0, 1.5, 3.1, 1.6, 3.2, 1.7]
         rows, line = self.choose(llama, caplog, monkeypatch, times, drafting=drafting)
-        assert (rows, self.verified_rows) == (0, 12)
+        assert (rows, self.verified_rows) == (0, 18)
         assert line == [
             "the engine decodes (ms per step of 500 tokens of context, batch 1: 2.000 fused, 1.000 engine); "
-            "the fused kernels verify batches of up to 2 (ms per verification of 6 tokens, "
-            "batch 1: 1.500 fused, 3.000 engine, batch 2: 1.600 fused, 3.100 engine)" + self.PROMPT
+            "the fused kernels verify batches of up to 3 (ms per verification of 6 tokens, "
+            "batch 1: 1.500 fused, 3.000 engine, batch 2: 1.600 fused, 3.100 engine, "
+            "batch 3: 1.700 fused, 3.200 engine)" + self.PROMPT
         ]
         assert decoders[0].sizes[-1] == (2, 6)
 

@@ -38,7 +38,10 @@ on_host = pytest.mark.only_on("cpu", reason="the doubles of the kernels")
 LOOKUP = SpecDecodeDraftingConfig(1, 3, 4, "lookup", falls_back=False)
 CHAIN = SpecDecodeDraftingConfig(1, 3, 4, falls_back=False)
 TREE = SpecDecodeDraftingConfig(2, 3, 8, falls_back=False)
-DRAFTINGS = pytest.mark.parametrize("drafting", [LOOKUP, CHAIN, TREE], ids=["lookup", "chain", "tree"])
+LARGE = SpecDecodeDraftingConfig(3, 5, 12, falls_back=False)  # two are more than a decode step's kernels take
+ALL = {"lookup": LOOKUP, "chain": CHAIN, "tree": TREE}
+DRAFTINGS = pytest.mark.parametrize("drafting", ALL.values(), ids=ALL)
+DRAFTINGS_AND_LARGE = pytest.mark.parametrize("drafting", [*ALL.values(), LARGE], ids=[*ALL, "large"])
 ONE = request("what do you see?", max_tokens=20, repetition_penalty=1.3)
 BATCH = [ONE, request("hello", max_tokens=9, temperature=1.0, seed=3)]
 
@@ -87,7 +90,7 @@ def drafted(runtime, drafting, batch, expected, right=0.8):
     return runtime.handle_request(batch)
 
 
-@DRAFTINGS
+@DRAFTINGS_AND_LARGE
 @pytest.mark.parametrize("batch", [[ONE], BATCH], ids=["one", "batch"])
 def test_the_tokens_are_those_of_vanilla_decoding(decoders, device, engine, plain, drafting, batch):
     expected = [plain.handle_request(one) for one in batch]
@@ -174,7 +177,7 @@ def test_vanilla_steps_between_rounds_run_the_kernels_too(decoders, device, engi
 
 
 @on_host
-def test_a_tree_of_more_nodes_than_the_gpu_has_memory_for_is_verified_by_the_engine(
+def test_a_tree_too_large_for_the_kernels_of_steps_is_verified_by_those_of_prefills(
     decoders, device, engine, plain
 ):
     class OnSmallGpu(HostFusedDecoder):
@@ -189,7 +192,7 @@ def test_a_tree_of_more_nodes_than_the_gpu_has_memory_for_is_verified_by_the_eng
     ):
         assert runtime.fused_rows == 2
         assert drafted(runtime, TREE, [ONE], expected)[0].token_ids == expected[0].token_ids
-    assert not small[0].sizes
+    assert set(small[0].sizes) == {(1, 8)}
 
 
 @on_host

@@ -21,6 +21,7 @@ WORKSPACE_BYTES = 32 << 20  # as NVIDIA recommends for Hopper
 COMPUTE_32F, R_32F = 68, 0
 TYPES = {"fp16": 2, "bf16": 14}
 PREF_MAX_WORKSPACE_BYTES = 1
+DESC_TRANSA = 3
 
 
 class _Algorithm(ctypes.Structure):
@@ -35,6 +36,17 @@ class _Heuristic(ctypes.Structure):
         ("waves", ctypes.c_float),
         ("reserved", ctypes.c_int * 4),
     ]
+
+
+class _Sizes(NamedTuple):
+    """What a product's kernel depends on: x [rows,k] times weights [k,columns], of which n count."""
+
+    rows: int
+    k: int
+    n: int
+    columns: int
+    wide: bool = False  # the result is fp32
+    transposed: bool = False  # weights are [n,k]
 
 
 class _Product(NamedTuple):
@@ -62,33 +74,36 @@ class CublasProducts:
         self._workspace = device.empty((WORKSPACE_BYTES,), np.uint8)
         self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
         self._handle = self._make("cublasLtCreate")
-        self._operation = self._make("cublasLtMatmulDescCreate", COMPUTE_32F, R_32F)
+        self._plain, self._transposing = self._operation(False), self._operation(True)
         self._preference = self._make("cublasLtMatmulPreferenceCreate")
         limit = ctypes.c_uint64(WORKSPACE_BYTES)
-        self._call(
-            "cublasLtMatmulPreferenceSetAttribute",
-            self._preference,
-            PREF_MAX_WORKSPACE_BYTES,
-            ctypes.byref(limit),
-            ctypes.c_size_t(ctypes.sizeof(limit)),
-        )
-        self._products: dict[tuple[int, int, int, bool], _Product] = {}
+        self._set("cublasLtMatmulPreferenceSetAttribute", self._preference, PREF_MAX_WORKSPACE_BYTES, limit)
+        self._products: dict[_Sizes, _Product] = {}
 
     def multiply(self, x: int, weights: int, out: int, rows: int, k: int, n: int, adds: bool) -> None:
         """Queue out [rows,n] = x [rows,k] weights [k,n]; see `Products`."""
+        self._queue(x, weights, out, _Sizes(rows, k, n, n, wide=adds), self._one if adds else self._zero)
+
+    def logits(
+        self, x: int, head: int, out: int, rows: int, k: int, n: int, columns: int, tied: bool
+    ) -> None:
+        """Queue out [rows,n] fp32 = x [rows,k] head [k,columns]; see `Products`."""
+        self._queue(x, head, out, _Sizes(rows, k, n, columns, wide=True, transposed=tied), self._zero)
+
+    def _queue(self, x: int, weights: int, out: int, sizes: _Sizes, kept: ctypes.c_float) -> None:
+        """Queue a product; kept: the factor of what `out` has."""
         self._device.activate()
-        key = rows, k, n, adds
-        product = self._products.get(key) or self._choose(*key)
+        product = self._products.get(sizes) or self._choose(sizes)
         self._call(
             "cublasLtMatmul",
             self._handle,
-            self._operation,
+            self._transposing if sizes.transposed else self._plain,
             ctypes.byref(self._one),
             ctypes.c_void_p(weights),
             product.weights,
             ctypes.c_void_p(x),
             product.x,
-            ctypes.byref(self._one if adds else self._zero),
+            ctypes.byref(kept),
             ctypes.c_void_p(out),
             product.out,
             ctypes.c_void_p(out),
@@ -99,19 +114,21 @@ class CublasProducts:
             ctypes.c_void_p(int(self._device.stream.handle)),
         )
 
-    def _choose(self, rows: int, k: int, n: int, adds: bool) -> _Product:
+    def _choose(self, sizes: _Sizes) -> _Product:
         """Let the library choose the kernel of a product.
 
         The library's matrices are column-major, so it computes the transposed product: weights [n,k] times x
         [k,rows].
         """
-        left, right = self._layout(self._type, n, k), self._layout(self._type, k, rows)
-        result = self._layout(R_32F if adds else self._type, n, rows)
+        rows, k, n, columns, wide, transposed = sizes
+        left = self._layout(self._type, k, n, k) if transposed else self._layout(self._type, n, k, columns)
+        right = self._layout(self._type, k, rows, k)
+        result = self._layout(R_32F if wide else self._type, n, rows, n)
         found, count = _Heuristic(), ctypes.c_int(0)
         self._call(
             "cublasLtMatmulAlgoGetHeuristic",
             self._handle,
-            self._operation,
+            self._transposing if transposed else self._plain,
             left,
             right,
             result,
@@ -123,12 +140,23 @@ class CublasProducts:
         )
         if not count.value or found.state:
             raise EngineError(f"cuBLASLt has no kernel for [{rows},{k}] times [{k},{n}]")
-        self._products[rows, k, n, adds] = product = _Product(left, right, result, found.algorithm)
+        self._products[sizes] = product = _Product(left, right, result, found.algorithm)
         return product
 
-    def _layout(self, kind: int, rows: int, columns: int) -> ctypes.c_void_p:
-        """Describe a column-major matrix of a type."""
-        sizes = ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(rows)
+    def _operation(self, transposes: bool) -> ctypes.c_void_p:
+        """Describe a product, of the stored weights or of their transpose."""
+        operation = self._make("cublasLtMatmulDescCreate", COMPUTE_32F, R_32F)
+        value = ctypes.c_int32(int(transposes))
+        self._set("cublasLtMatmulDescSetAttribute", operation, DESC_TRANSA, value)
+        return operation
+
+    def _set(self, function: str, described: ctypes.c_void_p, attribute: int, value: Any) -> None:
+        size = ctypes.c_size_t(ctypes.sizeof(value))
+        self._call(function, described, attribute, ctypes.byref(value), size)
+
+    def _layout(self, kind: int, rows: int, columns: int, stride: int) -> ctypes.c_void_p:
+        """Describe a column-major matrix of a type; stride: of its columns."""
+        sizes = ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(stride)
         return self._make("cublasLtMatrixLayoutCreate", kind, *sizes)
 
     def _make(self, function: str, *arguments: Any) -> ctypes.c_void_p:

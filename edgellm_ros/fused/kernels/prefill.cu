@@ -115,49 +115,64 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   row.write(x + first);
 }
 
-// A warp has a head of a row of qkv [rows,QKV_SIZE]: bias, norm and RoPE; queries stay there, keys and values go to the
-// cache. kv_length includes the new tokens and `behind` rows after them.
+// A warp has ROPE_HEADS heads of a row of qkv [rows,QKV_SIZE]: bias, norm and RoPE; queries stay there, keys and values
+// go to the cache. kv_length includes the new tokens and `behind` rows after them.
 extern "C" __global__ void __launch_bounds__(THREADS)
     rope_tokens(u16* qkv, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
                 const float* sin_table, const i64* position_ids, const i64* kv_length, CacheValue* key_cache,
                 CacheValue* value_cache, i64 tokens, i64 stride, i64 behind) {
+  constexpr int WARPS = THREADS / 32, ALL = HEADS + 2 * KV_HEADS;
   struct Places {
-    float values[THREADS / 32][HEAD_DIM];
+    float values[WARPS][HEAD_DIM];
   };
   STATIC_SMEM(Places, places);
-  const int warp = threadIdx.x / 32, head = blockIdx.x * (THREADS / 32) + warp, row = blockIdx.y;
-  if (head >= HEADS + 2 * KV_HEADS) {
-    pdl_wait();
-    return;
-  }
-  const bool is_query = head < HEADS, is_value = head >= HEADS + KV_HEADS;
-  const int sequence = row / (int)tokens, token = row % (int)tokens, kv_head = (head - HEADS) % KV_HEADS;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.y;
+  const int first = blockIdx.x * ROPE_HEADS * WARPS + warp;
+  const int sequence = row / (int)tokens, token = row % (int)tokens;
+  u16* const from = qkv + (i64)row * QKV_SIZE;
   pdl_wait();
-  RopeHead fresh;
+  u16 raw[ROPE_HEADS][RopeHead::ELEMENTS];  // of all heads before the first is used
+#pragma unroll
+  for (int each = 0; each < ROPE_HEADS; ++each)
+#pragma unroll
+    for (int i = 0; i < RopeHead::ELEMENTS; ++i) {
+      const int head = first + each * WARPS;
+      raw[each][i] = load_cg(from + (head < ALL ? head : 0) * HEAD_DIM + lane + 32 * i);
+    }
   const i64 position = ROTARY_DIM ? position_ids[sequence * stride + token] * (ROTARY_DIM / 2) : 0;
-  fresh.prepare(is_query   ? q_norm
-                : is_value ? nullptr
-                           : k_norm,
-                bias + head * HEAD_DIM, cos_table + position, sin_table + position, !is_value);
-  u16* const place = qkv + (i64)row * QKV_SIZE + head * HEAD_DIM;
-  fresh.read([&](int at) { return to_float(load_cg(place + at)); });
-  fresh.finish(!is_value, places.values[warp]);
-  if (is_query) {
+  const i64 slot = kv_length[sequence] - behind - tokens + token;
 #pragma unroll
-    for (int i = 0; i < RopeHead::ELEMENTS; ++i) place[fresh.at[i]] = from_float(fresh.values[i]);
-    return;
+  for (int each = 0; each < ROPE_HEADS; ++each) {
+    const int head = first + each * WARPS;
+    if (head >= ALL) return;
+    const bool is_query = head < HEADS, is_value = head >= HEADS + KV_HEADS;
+    RopeHead fresh;
+    fresh.prepare(is_query   ? q_norm
+                  : is_value ? nullptr
+                             : k_norm,
+                  bias + head * HEAD_DIM, cos_table + position, sin_table + position, !is_value);
+#pragma unroll
+    for (int i = 0; i < RopeHead::ELEMENTS; ++i) fresh.values[i] = to_float(raw[each][i]) + fresh.bias[i];
+    warp_sync();  // the scratch is reused
+    fresh.finish(!is_value, places.values[warp]);
+    if (is_query) {
+#pragma unroll
+      for (int i = 0; i < RopeHead::ELEMENTS; ++i) from[head * HEAD_DIM + fresh.at[i]] = from_float(fresh.values[i]);
+      continue;
+    }
+    const i64 place = ((i64)sequence * KV_HEADS + (head - HEADS) % KV_HEADS) * CAPACITY + slot;
+    CacheValue* const out = (is_value ? value_cache : key_cache) + place * HEAD_DIM;
+#pragma unroll
+    for (int i = 0; i < RopeHead::ELEMENTS; ++i) out[fresh.at[i]] = to_cache(fresh.values[i]);
   }
-  const i64 slot = ((i64)sequence * KV_HEADS + kv_head) * CAPACITY + kv_length[sequence] - behind - tokens + token;
-  CacheValue* const out = (is_value ? value_cache : key_cache) + slot * HEAD_DIM;
-#pragma unroll
-  for (int i = 0; i < RopeHead::ELEMENTS; ++i) out[fresh.at[i]] = to_cache(fresh.values[i]);
 }
 
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
     prompt_attention(const u16* qkv, const i64* kv_length, const CacheValue* key_cache, const CacheValue* value_cache,
-                     u16* out, float* sums, float* scales, i64 window, i64 tokens, i64 behind, i64 splits) {
+                     u16* out, float* sums, float* scales, i64 window, i64 tokens, i64 behind, i64 splits,
+                     const unsigned char* mask) {
   attend_prompt(qkv, kv_length, key_cache, value_cache, out, sums, reinterpret_cast<float2*>(scales), (int)window,
-                (int)tokens, (int)behind, (int)splits);
+                (int)tokens, (int)behind, (int)splits, mask);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -3,7 +3,8 @@
 //
 // A CTA has one KV head, QUERY_TILE queries (token x query heads of the KV head, GQA) and one split of the visible KV
 // rows. A warp has 16 queries: S = Q K^T and O = P V, with P in the registers in which S was computed. K and V come
-// through smem in tiles of KV_TILE rows, two of each in flight. combine_prompt combines the splits.
+// through smem in tiles of KV_TILE rows, two of each in flight. combine_prompt combines the splits. With TREES the new
+// tokens of a sequence are a tree, whose mask tells which rows each of them sees.
 
 #pragma once
 
@@ -29,19 +30,26 @@ struct QueryTile {
       : tokens(tokens), kv_head(kv_head), first_query(tile * QUERY_TILE), first_new(length - tokens) {
     const int left = tokens * HEADS_PER_KV - first_query;
     queries = left < QUERY_TILE ? left : QUERY_TILE;
-    const int first_end = end_of(0);
+    const int first_end = TREES ? first_new + 1 : end_of(0);
     begin = window > 0 && first_end > window ? (first_end - window) / KV_TILE * KV_TILE : 0;
-    end = end_of(queries - 1);
+    end = TREES ? length : end_of(queries - 1);
     const int tiles = (end - begin + KV_TILE - 1) / KV_TILE, even = (tiles + splits - 1) / splits;
     share = KV_TILE * (even > SPLIT_TILES ? even : SPLIT_TILES);
     used = (end - begin + share - 1) / share;
   }
+  __device__ int token_of(int query) const { return (first_query + query) / HEADS_PER_KV; }
   // Number of KV rows up to the token of a query.
-  __device__ int end_of(int query) const { return first_new + (first_query + query) / HEADS_PER_KV + 1; }
+  __device__ int end_of(int query) const { return first_new + token_of(query) + 1; }
+  // Position of a tree's token and 1: the rows before the tree, and those of the tree that it sees.
+  __device__ int end_in_tree(int query, const unsigned char* mask) const {
+    int seen = 0;
+    for (int i = 0; i < tokens; ++i) seen += mask[(i64)token_of(query) * CAPACITY + first_new + i] != 0;
+    return first_new + seen;
+  }
   // Place of a query in [rows,HEADS].
   __device__ i64 place_of(int query, int sequence) const {
-    const int token = (first_query + query) / HEADS_PER_KV, head = (first_query + query) % HEADS_PER_KV;
-    return ((i64)sequence * tokens + token) * HEADS + kv_head * HEADS_PER_KV + head;
+    const int head = (first_query + query) % HEADS_PER_KV;
+    return ((i64)sequence * tokens + token_of(query)) * HEADS + kv_head * HEADS_PER_KV + head;
   }
   // Place of a query in the scratch [sequences,tiles,KV_HEADS,splits,QUERY_TILE].
   __device__ i64 scratch_of(int query, int sequence, int split, int splits) const {
@@ -70,10 +78,10 @@ __device__ inline void copy_kv_tile(uint4* tile, const CacheValue* rows, int bas
 
 // Grid [tiles * KV_HEADS * splits, sequences]. qkv [rows,QKV_SIZE] has the rotated queries; kv_length includes the new
 // tokens and `behind` rows after them. Of queries with several splits, sums [..,D] and scales (maximum, sum of weights)
-// go to the scratch, otherwise the result to out [rows,HEADS,D].
+// go to the scratch, otherwise the result to out [rows,HEADS,D]. mask [sequences,tokens,CAPACITY] of trees.
 __device__ inline void attend_prompt(const u16* qkv, const i64* kv_length, const CacheValue* key_cache,
                                      const CacheValue* value_cache, u16* out, float* sums, float2* scales, int window,
-                                     int tokens, int behind, int splits) {
+                                     int tokens, int behind, int splits, const unsigned char* mask) {
   constexpr int SCORES = KV_TILE / 8, STEPS = HEAD_DIM / 16;
   constexpr bool QUERIES_IN_REGISTERS = HEAD_DIM <= 128;
   DYNAMIC_SMEM(memory);
@@ -104,8 +112,18 @@ __device__ inline void attend_prompt(const u16* qkv, const i64* kv_length, const
   int ends[2];
   float highest[2] = {LOWEST, LOWEST}, total[2] = {};
   const auto known = [&](int query) { return query < rows.queries ? query : rows.queries - 1; };
+  const unsigned char* marks[2];  // of this lane's queries: the rows that they see
 #pragma unroll
-  for (int half = 0; half < 2; ++half) ends[half] = rows.end_of(known(16 * warp + g + 8 * half));
+  for (int half = 0; half < 2; ++half) {
+    const int query = known(16 * warp + g + 8 * half);
+    if constexpr (TREES) {
+      const unsigned char* const tree = mask + (i64)sequence * tokens * CAPACITY;
+      marks[half] = tree + (i64)rows.token_of(query) * CAPACITY;
+      ends[half] = window > 0 ? rows.end_in_tree(query, tree) : 0;
+    } else {
+      ends[half] = rows.end_of(query);
+    }
+  }
   const int warp_end = rows.end_of(known(16 * warp)), last_end = rows.end;
   float result[2 * STEPS][4] = {};
   u32 query_words[QUERIES_IN_REGISTERS ? STEPS : 1][4];
@@ -143,14 +161,15 @@ __device__ inline void attend_prompt(const u16* qkv, const i64* kv_length, const
         mma_m16n8k16(scores[2 * pair + 1], query, key[2], key[3]);
       }
     }
-    const bool all = base + KV_TILE <= warp_end && (window <= 0 || base >= last_end - window);
+    const bool all = !TREES && base + KV_TILE <= warp_end && (window <= 0 || base >= last_end - window);
     if (!all)
 #pragma unroll
       for (int i = 0; i < SCORES; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int row = base + 8 * i + 2 * t + j % 2, end = ends[j / 2];
-          if (row >= end || row >= to || window > 0 && row < end - window) scores[i][j] = LOWEST;
+          const bool seen = row < to && (TREES ? marks[j / 2][row] != 0 : row < end);
+          if (!seen || window > 0 && row < end - window) scores[i][j] = LOWEST;
         }
     u32 weights[SCORES / 2][4];
 #pragma unroll

@@ -7,11 +7,9 @@ import logging
 from collections.abc import Collection, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.device import Device
-from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
@@ -44,12 +42,7 @@ from edgellm_ros.fused.loading.device_weights import (
 )
 from edgellm_ros.fused.loading.drafting import DraftSizes
 from edgellm_ros.fused.loading.fused_decoding import FusedDecoding
-
-if TYPE_CHECKING:
-    from edgellm_ros.fused.decoder import FusedDecoder
-    from edgellm_ros.fused.fusion import StateFusion
-    from edgellm_ros.fused.plan.shape import FusedShape
-    from edgellm_ros.fused.weights import FusedWeights
+from edgellm_ros.fused.loading.many_tokens import load_many_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -117,31 +110,31 @@ def _load(
         step_bindings, shape, head, trees=trees, fused_size=fused_size, recurrent=config.llm.recurrent
     )
     most_rows, verified = min(batch, decoder.max_rows), min(batch, decoder.max_rows // nodes) * nodes
+    many = load_many_tokens(device, shape, fused_weights(model, tensors), decoder, config, drafting, fusion)
 
     def executor(name: str, bindings: Iterable[Binding], runs: Decoder = decoder) -> EngineExecutor:
         return EngineExecutor(FusedBackend(runs, bindings, device), name)
 
-    steps = executor("llm/fused", bindings(verifies=drafting is not None))
-    adapted = None
+    adapted = prefill = verification = None
     if decoder.max_adapted_rows:
         adapted = executor("llm/fused with adapters", bindings(adapted=True))
-    prefill = _make_prefill(device, shape, fused_weights(model, tensors), decoder, config, fusion)
+    if many.prefill is not None:
+        prompt = prefill_bindings(shape, head, config.num_deepstack_features, fused_size)
+        prefill = executor("llm/fused prefill", prompt, many.prefill)
+    if many.verification is not None:
+        verification = executor("llm/fused verification", bindings(), many.verification)
     own = {weight.name for weight in model.unshared()}
     return FusedDecoding(
-        steps,
+        executor("llm/fused", bindings(verifies=drafting is not None)),
         most_rows,
         {name: tensor for name, tensor in tensors.items() if name not in own},
-        verified if drafting is not None else 0,
+        max(verified, many.most_nodes) if drafting is not None else 0,
         adapted,
         decoder.max_adapted_rows,
         shape.lora_rank,
-        prefill=None
-        if prefill is None
-        else executor(
-            "llm/fused prefill",
-            prefill_bindings(shape, head, config.num_deepstack_features, fused_size),
-            prefill,
-        ),
+        most_step_rows=decoder.max_rows,
+        prefill=prefill,
+        verification=verification,
     )
 
 
@@ -173,38 +166,6 @@ def make_decoder(device: Device, shape, weights, fusion):  # type: ignore[no-unt
     from edgellm_ros.fused.decoder import FusedDecoder
 
     return FusedDecoder(device, shape, weights, fusion=fusion)
-
-
-def _make_prefill(
-    device: Device,
-    shape: FusedShape,
-    weights: FusedWeights,
-    decoder: FusedDecoder,
-    config: EngineConfig,
-    fusion: StateFusion | None,
-) -> Decoder | None:
-    """Return what runs prefills; None, with a line in the log, if the engine does."""
-    most = config.max_supported_batch_size * config.max_supported_input_length
-    try:
-        return make_prefill(device, shape, weights, decoder, most, fusion)
-    except (DeviceLostError, DeviceMemoryError):
-        raise
-    except (EngineError, ImportError) as reason:
-        logger.info("the engine computes prompts: %s", reason)
-        return None
-
-
-def make_prefill(  # type: ignore[no-untyped-def]
-    device, shape, weights, decoder, most_tokens, fusion
-):
-    """Make what runs prefills of at most `most_tokens` tokens, over all sequences."""
-    from edgellm_ros.fused.cuda.products import CublasProducts
-    from edgellm_ros.fused.plan.prefill import check_supported
-    from edgellm_ros.fused.prefill import FusedPrefill
-
-    check_supported(shape)  # before memory is taken
-    products = CublasProducts(device, shape.dtype)
-    return FusedPrefill(device, shape, weights, decoder, products, most_tokens, fusion=fusion)
 
 
 def _load_fusion(root: Path, config: EngineConfig) -> StoredFusion:

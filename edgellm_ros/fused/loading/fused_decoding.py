@@ -23,4 +23,6 @@ class FusedDecoding:
     most_lora_rank: int = 0
     chain: ChainDrafter | None = None  # of a draft head
     prompts: PromptRows | None = None  # likewise
+    most_step_rows: int = 0  # most nodes that `executor` verifies; `verification` takes more
     prefill: EngineExecutor | None = None  # of prompts without adapters; None = the engine computes all
+    verification: EngineExecutor | None = None  # of up to most_verified_rows nodes

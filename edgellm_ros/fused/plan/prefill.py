@@ -11,6 +11,7 @@ from edgellm_ros.fused.plan.shape import SQUARED_RELU, FusedShape
 THREADS = 128
 ATTENTION_THREADS = 128
 QUERY_TILE = ATTENTION_THREADS // WARP * 16  # queries of a CTA
+ROPE_HEADS = 4  # heads of a warp of `rope_tokens`
 KV_TILES = (64, 32, 16)  # KV rows of a tile; the largest that fits into smem
 SPLIT_TILES = 4  # fewest tiles of a split
 MOST_SPLITS = 16
@@ -19,17 +20,24 @@ MOST_SPLITS = 16
 class PrefillPlan:
     """Sizes that the kernels are compiled with.
 
-    fusion: of a draft head; None = there is none. EngineError, with the reason, if they do not take the
-    shape.
+    - fusion: of a draft head; None = there is none
+    - trees: whether the tokens of a sequence are a tree with a mask; False: they follow each other
+
+    EngineError, with the reason, if they do not take the shape.
     """
 
     source = "prefill.cu"
 
     def __init__(
-        self, shape: FusedShape, multiprocessors: int, most_shared: int, fusion: FusionShape | None = None
+        self,
+        shape: FusedShape,
+        multiprocessors: int,
+        most_shared: int,
+        fusion: FusionShape | None = None,
+        trees: bool = False,
     ) -> None:
         check_supported(shape)
-        self._fusion = fusion
+        self._fusion, self._trees = fusion, trees
         self.shape, self._multiprocessors = shape, multiprocessors
         fitting = (tile for tile in KV_TILES if self._smem(tile) <= most_shared)
         self._kv_tile = next(fitting, 0)
@@ -68,8 +76,8 @@ class PrefillPlan:
 
     def rope(self, rows: int) -> Launch:
         """Return how `rope_tokens` is launched."""
-        heads, warps = self.shape.heads + 2 * self.shape.kv_heads, THREADS // WARP
-        return Launch("rope_tokens", (-(-heads // warps), rows), THREADS)
+        heads, each = self.shape.heads + 2 * self.shape.kv_heads, ROPE_HEADS * THREADS // WARP
+        return Launch("rope_tokens", (-(-heads // each), rows), THREADS)
 
     def attention(self, batch: int, tokens: int) -> Launch:
         """Return how `prompt_attention` is launched."""
@@ -105,6 +113,8 @@ class PrefillPlan:
             "QKV_BIAS": int(shape.qkv_bias),
             "MLP_BIAS": int(shape.mlp_bias),
             "SQUARED_RELU": int(shape.activation == SQUARED_RELU),
+            "TREES": int(self._trees),
+            "ROPE_HEADS": ROPE_HEADS,
             "KV_TILE": self._kv_tile,
             "SPLIT_TILES": SPLIT_TILES,
             "PROMPT_ATTENTION_SMEM": self._smem(self._kv_tile),

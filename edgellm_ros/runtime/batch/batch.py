@@ -17,12 +17,19 @@ from edgellm_ros.runtime.batch.sequence import GenerationSequence
 
 
 class Batch:
-    """Sequences by row. `states`: all state per row."""
+    """Sequences by row.
 
-    def __init__(self, states: Sequence[RowState], max_size: int) -> None:
+    - states: state per row that a prefill needs
+    - of_answers: state per row that only an answer needs: it is opened while the device computes the prompts
+    """
+
+    def __init__(
+        self, states: Sequence[RowState], max_size: int, of_answers: Sequence[RowState] = ()
+    ) -> None:
         self.max_size = max_size
         self.sequences: list[GenerationSequence] = []
-        self._states = tuple(states)
+        self._of_prompts, self._of_answers = tuple(states), tuple(of_answers)
+        self._states = (*self._of_prompts, *self._of_answers)
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -35,16 +42,23 @@ class Batch:
     def admit(self, sequences: Sequence[GenerationSequence]) -> range:
         """Open a row for each sequence after the active rows; return the new rows.
 
-        ValueError if the batch has no room for all sequences: then no sequence is admitted.
+        `begin_answers` opens the rest of the state. ValueError if the batch has no room for all sequences:
+        then no sequence is admitted.
         """
         first, last = len(self), len(self) + len(sequences)
         if last > self.max_size:
             raise ValueError(f"a batch of {last} sequences; this engine takes at most {self.max_size}")
         for row, sequence in enumerate(sequences, first):
-            for state in self._states:
+            for state in self._of_prompts:
                 state.open(row, sequence)
             self.sequences.append(sequence)
         return range(first, last)
+
+    def begin_answers(self, rows: range) -> None:
+        """Open the state of answers in admitted rows."""
+        for row in rows:
+            for state in self._of_answers:
+                state.open(row, self.sequences[row])
 
     def evict(self, leaving: Sequence[GenerationSequence]) -> None:
         """Remove sequences; the rows after them move up, in the same order.

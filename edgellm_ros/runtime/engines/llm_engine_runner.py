@@ -311,7 +311,8 @@ class LLMEngineRunner:
 
     def share_embedding(self, table: Tensor) -> None:
         """Bind the embedding table [V,H] as the LM head, if the engine has this input."""
-        fused = self._engines.fused_prefill, self._engines.fused_decode
+        step = self._engines
+        fused = step.fused_prefill, step.fused_decode, step.fused_verification
         engines = (self._prefill, self._decode, *fused)
         if any(names.EMBEDDING in engine.executor.bindings for engine in engines):
             self._runs.shared[names.EMBEDDING] = table

@@ -47,6 +47,10 @@ class StepEngines:
             self.fused_prefill = RunnableEngine(
                 fused.prefill, attention, fused=True, most_prompts=fused.most_rows
             )
+        self.fused_verification = self.fused_decode
+        if fused is not None and fused.verification is not None:
+            attention = inputs(fused.verification, True)
+            self.fused_verification = RunnableEngine(fused.verification, attention, fused=True)
         self._fused = fused
         self._adapted_decode: RunnableEngine | None = None
         self._lora_tables: LoraTables | None = None
@@ -94,7 +98,8 @@ class StepEngines:
         if adapters and not same_head(adapters):
             return self.decode  # one run for each head
         if not any(adapter.name for adapter in adapters):
-            return self.fused_decode
+            most = self._fused.most_step_rows if self._fused is not None else 0
+            return self.fused_decode if rows <= most else self.fused_verification
         tables, adapted, fused = self._lora_tables, self._adapted_decode, self._fused
         if tables is None or adapted is None or fused is None or rows > fused.most_adapted_rows:
             return self.decode
