@@ -604,6 +604,109 @@ class LastTokensParams(KernelParams):
 
 
 @dataclass(kw_only=True)
+class BeginPatchesParams(KernelParams):
+    """Pixels in the model's type, and the begin of the residual stream."""
+
+    source: ClassVar[str] = "vision.cu"
+    kernel: ClassVar[str] = "begin_patches"
+
+    pixels: F32
+    bias: U16
+    grid: U16
+    index: I64
+    weight: F32
+    x: OutU16
+    residual: OutF32
+    patches: Number
+
+
+@dataclass(kw_only=True)
+class NormPatchesParams(KernelParams):
+    """LayerNorm of a vision tower's residual stream."""
+
+    source: ClassVar[str] = "vision.cu"
+    kernel: ClassVar[str] = "norm_patches"
+
+    norm: U16
+    shift: U16
+    bias: U16
+    residual: OutF32
+    x: OutU16
+
+
+@dataclass(kw_only=True)
+class NormMergedParams(KernelParams):
+    """LayerNorm of the patches that become a row of embeddings."""
+
+    source: ClassVar[str] = "vision.cu"
+    kernel: ClassVar[str] = "norm_merged"
+
+    norm: U16
+    shift: U16
+    bias: U16
+    residual: F32
+    x: OutU16
+
+
+@dataclass(kw_only=True)
+class RopePatchesParams(KernelParams):
+    """Bias and RoPE of the queries, keys and values of patches."""
+
+    source: ClassVar[str] = "vision.cu"
+    kernel: ClassVar[str] = "rope_patches"
+
+    qkv: OutU16
+    bias: U16
+    cos_rows: F32
+    sin_rows: F32
+
+
+@dataclass(kw_only=True)
+class PatchAttentionParams(KernelParams):
+    """Attention of every patch to all patches."""
+
+    source: ClassVar[str] = "vision.cu"
+    kernel: ClassVar[str] = "patch_attention"
+
+    qkv: U16
+    out: OutU16
+    patches: Number
+
+
+@dataclass(kw_only=True)
+class ActivateInnerParams(KernelParams):
+    """Bias and GELU in a block of a vision tower."""
+
+    source: ClassVar[str] = "vision.cu"
+    kernel: ClassVar[str] = "activate_inner"
+
+    values: OutU16
+    bias: U16
+
+
+@dataclass(kw_only=True)
+class ActivateMergedParams(KernelParams):
+    """Bias and GELU in a merger of a vision tower."""
+
+    source: ClassVar[str] = "vision.cu"
+    kernel: ClassVar[str] = "activate_merged"
+
+    values: OutU16
+    bias: U16
+
+
+@dataclass(kw_only=True)
+class AddBiasParams(KernelParams):
+    """Bias of a merger's result."""
+
+    source: ClassVar[str] = "vision.cu"
+    kernel: ClassVar[str] = "add_bias"
+
+    values: OutU16
+    bias: U16
+
+
+@dataclass(kw_only=True)
 class JoinStatesParams(KernelParams):
     """Three base states of a prefill's tokens side by side, for a draft head."""
 

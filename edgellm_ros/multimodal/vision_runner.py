@@ -22,14 +22,17 @@ from edgellm_ros.multimodal.vision_config import QwenVisionTower, VisionConfig
 
 MAX_CACHED_GRIDS = 8
 CAMERA = 480, 640  # height and width of the image that is run in advance
+RowsOf = Callable[[int], tuple[Tensor, list[Tensor]]]  # from a number of tokens to the rows of `encode`
 
 
 class VisionRunner:
     """Runs the vision tower, and owns its inputs.
 
     A run is of one image or one group of video frames. The rows of an image depend on that image alone, those
-    of a group on its frames and on the size to which the whole video is resized. `max_tokens`: largest number
-    of rows of one image or video (the limit of a run).
+    of a group on its frames and on the size to which the whole video is resized.
+
+    - max_tokens: largest number of rows of one image or video (the limit of a run)
+    - fused: executes the tower in the fused kernels, if `uses_fused`; None = the engine encodes all
     """
 
     def __init__(
@@ -39,8 +42,10 @@ class VisionRunner:
         device: Device,
         kernels: Kernels,
         max_tokens: int,
+        fused: EngineExecutor | None = None,
     ) -> None:
-        self._executor = executor
+        self._engine, self._fused = executor, fused
+        self.uses_fused = fused is not None
         self._config = config
         self._device = device
         self._max_tokens = max_tokens
@@ -84,25 +89,38 @@ class VisionRunner:
             )
         return grid
 
+    @property
+    def _executor(self) -> EngineExecutor:
+        return self._fused if self._fused is not None and self.uses_fused else self._engine
+
     def stop_recording(self) -> None:
         """Run the encoder without graphs from now on."""
-        self._executor.stop_recording()
+        for executor in filter(None, (self._engine, self._fused)):
+            executor.stop_recording()
 
-    def warm_up(self, rows_of: Callable[[int], tuple[Tensor, list[Tensor]]]) -> bool:
+    @property
+    def camera_tokens(self) -> int:
+        """Number of tokens of an image of a camera's usual size."""
+        height, width = self._processor.token_grid(*CAMERA)
+        return height * width
+
+    @property
+    def takes_camera_images(self) -> bool:
+        """Whether an image of a camera's usual size has few enough tokens."""
+        return self.camera_tokens <= self._max_tokens
+
+    def warm_up(self, rows_of: RowsOf) -> bool:
         """Run and record an image of a camera's usual size.
 
         So a user's first image is not slow. rows_of: from a number of tokens to the rows that `encode`
         writes. Without effect if the image has too many tokens, and with a plan of TensorRT, of which each
         recorded run takes memory. Returns whether it ran.
         """
-        if self._executor.is_plan:
+        if self._executor.is_plan or not self.takes_camera_images:
             return False
         image = np.zeros((*CAMERA, 3), np.uint8)
-        height, width = self._processor.token_grid(*CAMERA)
-        if height * width > self._max_tokens:
-            return False
         for _ in range(2):  # the second run is recorded
-            self.encode(image, *rows_of(height * width))
+            self.encode(image, *rows_of(self.camera_tokens))
         return True
 
     def encode(self, image: Image, image_rows: Tensor, deepstack_rows: Sequence[Tensor]) -> None:

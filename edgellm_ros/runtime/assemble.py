@@ -29,6 +29,8 @@ from edgellm_ros.fused.loading.availability import AUTO, ENGINE
 from edgellm_ros.fused.loading.decoder import load_fused
 from edgellm_ros.fused.loading.draft import load_fused_draft
 from edgellm_ros.fused.loading.fused_decoding import FusedDecoding
+from edgellm_ros.fused.loading.vision import choose_by_time as choose_vision_by_time
+from edgellm_ros.fused.loading.vision import load_fused_vision
 from edgellm_ros.kernels import Kernels, TreeKernels, load_kernels, load_tree_kernels
 from edgellm_ros.multimodal.audio.runner import AudioRunner
 from edgellm_ros.multimodal.vision_runner import VisionRunner
@@ -131,7 +133,10 @@ def open_engines(opening: Opening) -> Engines:
     vision = audio = action = None
     most_tokens = config.builder.max_input_len
     if config.vision is not None and not opening.parts.missing(VISUAL):
-        vision = VisionRunner(opening.engine(VISUAL), config.vision, device, kernels, most_tokens)
+        tower = load_fused_vision(opening.root, config, device, options.decode)
+        engine = opening.engine(VISUAL, shared=tower.shared if tower else None)
+        encoder = tower.executor if tower else None
+        vision = VisionRunner(engine, config.vision, device, kernels, most_tokens, encoder)
     if config.audio is not None and not opening.parts.missing(AUDIO):
         pads = pads_prompts(device)
         audio = AudioRunner(opening.engine(AUDIO), config.audio, device, most_tokens, pads)
@@ -277,6 +282,8 @@ def choose_by_times(opening: Opening, engines: Engines, embedder: InputEmbedder,
     if engines.fused is not None:
         graphs = opening.options.cuda_graphs
         choose_by_time(device, runner, embedder, decoding.logits, decoding.verification, graphs)
+    if engines.vision is not None and engines.vision.uses_fused:
+        choose_vision_by_time(device, engines.vision, partial(embedder.image_rows, 0))
     if action is not None and action.uses_fused and config.expert is not None:
         row = runner.kv_cache.sequence(0)
         choose_actions_by_time(device, action, row, config.expert.kv_caches)

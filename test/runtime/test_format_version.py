@@ -12,9 +12,10 @@ from edgellm_ros.engine_directory.config import FORMAT_VERSION, EngineConfig
 from edgellm_ros.fused.description.decoder import FusedModel
 from edgellm_ros.fused.description.draft import FusedDraftModel
 from edgellm_ros.fused.description.expert import FusedExpertModel
+from edgellm_ros.fused.description.vision import FusedVisionModel
 
-FILES = (EngineConfig, FusedModel, FusedDraftModel, FusedExpertModel)
-KEYS_OF_VERSION = (13, "e3fbb4fc2d3c3d91")  # and a digest of all keys
+FILES = (EngineConfig, FusedModel, FusedDraftModel, FusedExpertModel, FusedVisionModel)
+KEYS_OF_VERSION = (13, "0d27ce706bc274ce")  # and a digest of all keys
 
 
 def classes_of(hint: object) -> Iterator[type]:

@@ -28,7 +28,7 @@ SOUND = AudioPart(Sound(make_sound(0.5, 16000), 16000))
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
     directory = tmp_path_factory.mktemp("omni_videos")
-    write_tiny_checkpoint(directory / "checkpoint", videos=True, patch_size=40)
+    write_tiny_checkpoint(directory / "checkpoint", videos=True, vision={"patch_size": 40})
     export(directory / "checkpoint", directory / "engine", max_input_len=400, max_kv_cache_capacity=500)
     return directory / "engine"
 

@@ -24,6 +24,7 @@ from edgellm_ros.engine_directory.files import D2T_FILE, DRAFT_EMBEDDING_FILE, l
 from edgellm_ros.fused.description.decoder import FUSED_FILE
 from edgellm_ros.fused.description.draft import FUSED_DRAFT_FILE
 from edgellm_ros.fused.description.expert import FUSED_EXPERT_FILE
+from edgellm_ros.fused.description.vision import FUSED_VISION_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ def _clear(engine: Path) -> None:
     engine.mkdir(parents=True, exist_ok=True)
     (engine / CONFIG_FILE).unlink(missing_ok=True)
     tensors = f"{VOCAB_MAP}.safetensors", LM_HEAD_FILE, D2T_FILE, DRAFT_EMBEDDING_FILE
-    optional = *tensors, LORA_SCALES_FILE, FUSED_FILE, FUSED_EXPERT_FILE, FUSED_DRAFT_FILE
+    optional = *tensors, LORA_SCALES_FILE, FUSED_FILE, FUSED_EXPERT_FILE, FUSED_DRAFT_FILE, FUSED_VISION_FILE
     endings = (".onnx", ".*.onnx", ".onnx.data", ".*.onnx.data")
     graphs = [f"*/{name}{ending}" for name in ("model", "verify") for ending in endings]
     of_builds = "*/.*.onnx", "*/.*.onnx.data"  # left by a build that was killed

@@ -47,10 +47,11 @@ from edgellm_ros.engine_directory.config import (
     SpecialTokens,
 )
 from edgellm_ros.engine_directory.files import DRAFT, VERIFY, graph_path
-from edgellm_ros.engine_directory.parts import ACTION
+from edgellm_ros.engine_directory.parts import ACTION, VISUAL
 from edgellm_ros.fused.description.decoder import FUSED_FILE
 from edgellm_ros.fused.description.draft import FUSED_DRAFT_FILE
 from edgellm_ros.fused.description.expert import FUSED_EXPERT_FILE
+from edgellm_ros.fused.description.vision import FUSED_VISION_FILE
 
 # Options of an export that a policy does not have.
 LANGUAGE_MODEL_OPTIONS = (
@@ -159,6 +160,9 @@ def _fused_descriptions(
         options = sources.llm_options(head)
         described = describe_decoder(model.decoder, options, stored(LLM), stored(LLM, CUDA))
         texts[FUSED_FILE] = described.contents()
+    tower = None if model.describe_vision is None else model.describe_vision(*stored(VISUAL))
+    if tower is not None:
+        texts[FUSED_VISION_FILE] = tower.contents()
     if sources.expert is not None:
         texts[FUSED_EXPERT_FILE] = describe_expert(sources.expert, *stored(ACTION)).contents()
     if draft is not None and config.draft is not None:

@@ -10,12 +10,14 @@ from pathlib import Path
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.config.rope import read_position_limit
 from edgellm_ros.builder.config.vocabulary import read_generation_config, special_tokens, stop_token_ids
+from edgellm_ros.builder.graph.graph import GraphBuilder
 from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.graph.lm_head import LM_HEAD_TENSOR, find_lm_head
 from edgellm_ros.builder.model.decoder import Decoder
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory.config import SpecialTokens
 from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
+from edgellm_ros.fused.description.vision import FusedVisionModel
 from edgellm_ros.multimodal.audio.config import AudioConfig
 from edgellm_ros.multimodal.vision_config import VisionConfig
 
@@ -35,6 +37,8 @@ class Model:
     # ^ folder in the engine directory ("visual", "audio") -> function of the precision that builds the graph
     cuda_encoders: Mapping[str, Callable[[str], ModelBuilder]] = field(default_factory=dict)
     # ^ the same for graphs for CUDA (model.cuda.onnx), of encoders that have one
+    describe_vision: Callable[[GraphBuilder, str], FusedVisionModel | None] | None = None
+    # ^ describes the vision tower's graph, saved under a name, for the fused kernels; None = not for them
 
     @property
     def llm(self) -> LanguageModelConfig:

@@ -11,63 +11,10 @@
 #include "fixed_point.cuh"
 #include "prompt_attention.cuh"
 #include "rope.cuh"
+#include "row.cuh"
 
+using StreamRow = Row<HIDDEN>;
 constexpr int GATE_UP_SIZE = (SQUARED_RELU ? 1 : 2) * INNER;
-
-__device__ inline uint2 pack(const float (&values)[4]) {
-  return {from_float(values[0]) | (u32)from_float(values[1]) << 16, from_float(values[2]) | (u32)from_float(values[3])
-                                                                                                << 16};
-}
-__device__ inline void unpack(float (&values)[4], uint2 words) {
-  const float2 low = to_floats(words.x), high = to_floats(words.y);
-  values[0] = low.x, values[1] = low.y, values[2] = high.x, values[3] = high.y;
-}
-__device__ inline void add(float (&values)[4], uint2 words) {
-  float others[4];
-  unpack(others, words);
-#pragma unroll
-  for (int j = 0; j < 4; ++j) values[j] += others[j];
-}
-
-// A thread's share of a row of the residual stream: four values, THREADS quads apart.
-struct StreamRow {
-  static constexpr int QUADS = HIDDEN / 4, SHARE = (QUADS + THREADS - 1) / THREADS;
-  float values[SHARE][4];
-
-  __device__ static bool inside(int i) { return QUADS % THREADS == 0 || quad(i) < QUADS; }
-  __device__ static int quad(int i) { return threadIdx.x + i * THREADS; }
-
-  template <class Function>
-  __device__ static void each(Function function) {
-#pragma unroll
-    for (int i = 0; i < SHARE; ++i)
-      if (inside(i)) function(i);
-  }
-
-  __device__ void read(const float* row) {
-    each([&](int i) {
-      const uint4 words = load_cg(reinterpret_cast<const uint4*>(row) + quad(i));
-      values[i][0] = __uint_as_float(words.x), values[i][1] = __uint_as_float(words.y);
-      values[i][2] = __uint_as_float(words.z), values[i][3] = __uint_as_float(words.w);
-    });
-  }
-  __device__ void read(const u16* row) {
-    each([&](int i) { unpack(values[i], load_cg(reinterpret_cast<const uint2*>(row) + quad(i))); });
-  }
-  // Add a row that may be absent.
-  __device__ void add_row(const u16* row) {
-    if (row) each([&](int i) { add(values[i], load_cg(reinterpret_cast<const uint2*>(row) + quad(i))); });
-  }
-  __device__ void write(float* row) const {
-    each([&](int i) {
-      reinterpret_cast<uint4*>(row)[quad(i)] = {__float_as_uint(values[i][0]), __float_as_uint(values[i][1]),
-                                                __float_as_uint(values[i][2]), __float_as_uint(values[i][3])};
-    });
-  }
-  __device__ void write(u16* row) const {
-    each([&](int i) { reinterpret_cast<uint2*>(row)[quad(i)] = pack(values[i]); });
-  }
-};
 
 // A CTA has a row: residual += bias + deepstack; x = RMSNorm(residual). embeds: the row begins with them, in the first
 // layer. Any of bias, deepstack, hidden (before deepstack), state (after deepstack) and x may be absent.
@@ -98,14 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int j = 0; j < 4; ++j) sum += row.values[i][j] * row.values[i][j];
   });
-#pragma unroll
-  for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
-  if (threadIdx.x % 32 == 0) sums.values[threadIdx.x / 32] = sum;
-  __syncthreads();
-  sum = 0;
-#pragma unroll
-  for (int warp = 0; warp < THREADS / 32; ++warp) sum += sums.values[warp];
-  const float factor = rsqrt_fast(sum * (1.0f / HIDDEN) + EPSILON);
+  const float factor = rsqrt_fast(sum_of_threads(sum, sums.values) * (1.0f / HIDDEN) + EPSILON);
   StreamRow::each([&](int i) {
     float scale[4];
     unpack(scale, scales[i]);
@@ -171,8 +111,10 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
     prompt_attention(const u16* qkv, const i64* kv_length, const CacheValue* key_cache, const CacheValue* value_cache,
                      u16* out, float* sums, float* scales, i64 window, i64 tokens, i64 behind, i64 splits,
                      const unsigned char* mask) {
-  attend_prompt(qkv, kv_length, key_cache, value_cache, out, sums, reinterpret_cast<float2*>(scales), (int)window,
-                (int)tokens, (int)behind, (int)splits, mask);
+  pdl_wait();
+  const int length = (int)(kv_length[blockIdx.y] - behind);
+  attend_prompt(qkv, length, key_cache, value_cache, out, sums, reinterpret_cast<float2*>(scales), (int)window,
+                (int)tokens, (int)splits, mask);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -227,19 +169,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 #if FUSED_SIZE
-// Sum over the CTA of each thread's value.
-__device__ inline float sum_of_threads(float value, float* sums) {
-#pragma unroll
-  for (int other = 16; other > 0; other /= 2) value += __shfl_xor_sync(~0u, value, other);
-  __syncthreads();  // the scratch is reused
-  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = 0;
-#pragma unroll
-  for (int warp = 0; warp < THREADS / 32; ++warp) value += sums[warp];
-  return value;
-}
-
 // A CTA has a row: three states of the base side by side to x [rows,3 * HIDDEN], normalised or not, for a draft head.
 // fused [rows,FUSED_SIZE] begins with the bias, to which the product is added.
 extern "C" __global__ void __launch_bounds__(THREADS)

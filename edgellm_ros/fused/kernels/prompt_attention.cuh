@@ -4,7 +4,8 @@
 // A CTA has one KV head, QUERY_TILE queries (token x query heads of the KV head, GQA) and one split of the visible KV
 // rows. A warp has 16 queries: S = Q K^T and O = P V, with P in the registers in which S was computed. K and V come
 // through smem in tiles of KV_TILE rows, two of each in flight. combine_prompt combines the splits. With TREES the new
-// tokens of a sequence are a tree, whose mask tells which rows each of them sees.
+// tokens of a sequence are a tree, whose mask tells which rows each of them sees. With ATTENDS_TO_ALL there is no
+// cache: keys and values are in qkv, and every token sees all (a vision tower's patches).
 
 #pragma once
 
@@ -12,9 +13,11 @@
 
 constexpr int HEADS_PER_KV = HEADS / KV_HEADS, QKV_SIZE = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
 constexpr int QUERY_WARPS = ATTENTION_THREADS / 32, QUERY_TILE = 16 * QUERY_WARPS;
-constexpr int ROW_CHUNKS = HEAD_DIM / 8, STRIDE = ROW_CHUNKS + 1;  // in smem; odd: no bank conflicts of ldmatrix
+constexpr int ROW_CHUNKS = HEAD_DIM / 8, HEAD_STEPS = (HEAD_DIM + 15) / 16;
+constexpr int STRIDE = 2 * HEAD_STEPS + 1;  // chunks of a row in smem; odd: no bank conflicts of ldmatrix
+constexpr int KV_STRIDE = ATTENDS_TO_ALL ? QKV_SIZE : HEAD_DIM;
 constexpr float LOWEST = -1e30f;
-static_assert(KV_TILE % 16 == 0 && STRIDE % 2 == 1);
+static_assert(KV_TILE % 16 == 0 && HEAD_DIM % 8 == 0);
 
 struct PromptTiles {
   uint4 queries[QUERY_TILE][STRIDE], keys[2][KV_TILE][STRIDE], values[2][KV_TILE][STRIDE];
@@ -39,7 +42,7 @@ struct QueryTile {
   }
   __device__ int token_of(int query) const { return (first_query + query) / HEADS_PER_KV; }
   // Number of KV rows up to the token of a query.
-  __device__ int end_of(int query) const { return first_new + token_of(query) + 1; }
+  __device__ int end_of(int query) const { return ATTENDS_TO_ALL ? tokens : first_new + token_of(query) + 1; }
   // Position of a tree's token and 1: the rows before the tree, and those of the tree that it sees.
   __device__ int end_in_tree(int query, const unsigned char* mask) const {
     int seen = 0;
@@ -67,7 +70,7 @@ __device__ inline void copy_kv_tile(uint4* tile, const CacheValue* rows, int bas
   for (int i = threadIdx.x; i < KV_TILE * ROW_CHUNKS; i += ATTENTION_THREADS) {
     const int row = i / ROW_CHUNKS, chunk = i % ROW_CHUNKS;
     const bool valid = base + row < end;
-    const CacheValue* const source = rows + (i64)(valid ? base + row : base) * HEAD_DIM + 8 * chunk;
+    const CacheValue* const source = rows + (i64)(valid ? base + row : base) * KV_STRIDE + 8 * chunk;
 #if FP8_CACHE
     tile[row * STRIDE + chunk] = valid ? widen(load_cg(reinterpret_cast<const CacheWord*>(source))) : uint4{};
 #else
@@ -76,13 +79,13 @@ __device__ inline void copy_kv_tile(uint4* tile, const CacheValue* rows, int bas
   }
 }
 
-// Grid [tiles * KV_HEADS * splits, sequences]. qkv [rows,QKV_SIZE] has the rotated queries; kv_length includes the new
-// tokens and `behind` rows after them. Of queries with several splits, sums [..,D] and scales (maximum, sum of weights)
-// go to the scratch, otherwise the result to out [rows,HEADS,D]. mask [sequences,tokens,CAPACITY] of trees.
-__device__ inline void attend_prompt(const u16* qkv, const i64* kv_length, const CacheValue* key_cache,
+// Grid [tiles * KV_HEADS * splits, sequences], after pdl_wait. qkv [rows,QKV_SIZE] has the rotated queries; length: KV
+// rows with the new tokens. Of queries with several splits, sums [..,D] and scales (maximum, sum of weights) go to the
+// scratch, otherwise the result to out [rows,HEADS,D]. mask [sequences,tokens,CAPACITY] of trees.
+__device__ inline void attend_prompt(const u16* qkv, int length, const CacheValue* key_cache,
                                      const CacheValue* value_cache, u16* out, float* sums, float2* scales, int window,
-                                     int tokens, int behind, int splits, const unsigned char* mask) {
-  constexpr int SCORES = KV_TILE / 8, STEPS = HEAD_DIM / 16;
+                                     int tokens, int splits, const unsigned char* mask) {
+  constexpr int SCORES = KV_TILE / 8, STEPS = HEAD_STEPS;
   constexpr bool QUERIES_IN_REGISTERS = HEAD_DIM <= 128;
   DYNAMIC_SMEM(memory);
   PromptTiles& own = *reinterpret_cast<PromptTiles*>(memory);
@@ -90,12 +93,14 @@ __device__ inline void attend_prompt(const u16* qkv, const i64* kv_length, const
   // The last tokens see the most rows, so they begin first.
   const int tile = QueryTile::tiles_of(tokens) - 1 - blockIdx.x / (splits * KV_HEADS);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  pdl_wait();
-  const QueryTile rows(tile, kv_head, (int)kv_length[sequence] - behind, window, tokens, splits);
+  const QueryTile rows(tile, kv_head, length, window, tokens, splits);
   if (split >= rows.used) return;
   const int from = rows.begin + split * rows.share;
   const int to = from + rows.share < rows.end ? from + rows.share : rows.end;
-  const i64 cache = ((i64)sequence * KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
+  const i64 cache = (ATTENDS_TO_ALL ? (i64)kv_head : ((i64)sequence * KV_HEADS + kv_head) * CAPACITY) * HEAD_DIM;
+  if constexpr (STRIDE > ROW_CHUNKS + 1)  // dimensions beyond the head's are zero
+    for (int i = threadIdx.x; i < QUERY_TILE + 4 * KV_TILE; i += ATTENTION_THREADS)
+      own.queries[0][i * STRIDE + ROW_CHUNKS] = {};
 
   const SmemPtr query_tile(own.queries[0]);
   for (int i = threadIdx.x; i < QUERY_TILE * ROW_CHUNKS; i += ATTENTION_THREADS) {
@@ -217,14 +222,14 @@ __device__ inline void attend_prompt(const u16* qkv, const i64* kv_length, const
       const float share = 1.0f / total[half];
       u32* const words = reinterpret_cast<u32*>(out + rows.place_of(query, sequence) * HEAD_DIM) + t;
 #pragma unroll
-      for (int i = 0; i < 2 * STEPS; ++i)
+      for (int i = 0; i < ROW_CHUNKS; ++i)
         words[4 * i] = from_float(share * result[i][2 * half]) | (u32)from_float(share * result[i][2 * half + 1]) << 16;
       continue;
     }
     const i64 place = rows.scratch_of(query, sequence, split, splits);
     float2* const pairs = reinterpret_cast<float2*>(sums + place * HEAD_DIM) + t;
 #pragma unroll
-    for (int i = 0; i < 2 * STEPS; ++i) pairs[4 * i] = {result[i][2 * half], result[i][2 * half + 1]};
+    for (int i = 0; i < ROW_CHUNKS; ++i) pairs[4 * i] = {result[i][2 * half], result[i][2 * half + 1]};
     if (t == 0) scales[place] = {highest[half] * scale, total[half]};
   }
 }

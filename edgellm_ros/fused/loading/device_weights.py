@@ -19,6 +19,7 @@ from edgellm_ros.engine_directory.recurrent_config import GATED_DELTA_NET, Recur
 from edgellm_ros.fused.description.decoder import FusedLayer, FusedModel, StoredWeight
 from edgellm_ros.fused.description.draft import FusedDraftModel, StoredFusion
 from edgellm_ros.fused.description.expert import FusedExpertModel
+from edgellm_ros.fused.description.vision import FusedVisionModel
 
 if TYPE_CHECKING:
     from edgellm_ros.fused.fusion import StateFusion
@@ -32,7 +33,7 @@ ALIGNMENT = 256  # bytes, of each weight's address
 
 def load_weights(
     folder: Path,
-    model: FusedModel | FusedExpertModel | FusedDraftModel | StoredFusion,
+    model: FusedModel | FusedExpertModel | FusedDraftModel | FusedVisionModel | StoredFusion,
     dtype: np.dtype,
     device: Device,
 ) -> dict[str, Tensor]:

@@ -48,9 +48,8 @@ class PrefillPlan:
             )
 
     def _smem(self, kv_tile: int) -> int:
-        """Return bytes of a CTA's smem; `PromptTiles` in prompt_attention.cuh has the same fields."""
-        stride = 16 * (self.shape.head_dim // 8 + 1)
-        return stride * (QUERY_TILE + 4 * kv_tile)
+        """Return bytes of a CTA's smem."""
+        return attention_smem(self.shape.head_dim, kv_tile)
 
     def _units(self, tokens: int) -> int:
         """Return the number of tiles of a sequence's queries, over all KV heads."""
@@ -114,6 +113,7 @@ class PrefillPlan:
             "MLP_BIAS": int(shape.mlp_bias),
             "SQUARED_RELU": int(shape.activation == SQUARED_RELU),
             "TREES": int(self._trees),
+            "ATTENDS_TO_ALL": 0,
             "ROPE_HEADS": ROPE_HEADS,
             "KV_TILE": self._kv_tile,
             "SPLIT_TILES": SPLIT_TILES,
@@ -128,6 +128,11 @@ class PrefillPlan:
                 "JOINED_NORM": int(self._fusion.joined_norm),
             }
         return [(name, str(value)) for name, value in values.items()]
+
+
+def attention_smem(head_dim: int, kv_tile: int) -> int:
+    """Return bytes of a CTA's smem; `PromptTiles` in prompt_attention.cuh has the same fields."""
+    return 16 * (2 * -(-head_dim // 16) + 1) * (QUERY_TILE + 4 * kv_tile)
 
 
 def check_supported(shape: FusedShape) -> None:

@@ -22,6 +22,16 @@ KERNELS = {
     "fusion.cu": ("fuse", "fused_states"),
     "chain.cu": ("draft_chain",),
     "prompt.cu": ("draft_prompt",),
+    "vision.cu": (
+        "begin_patches",
+        "norm_patches",
+        "norm_merged",
+        "rope_patches",
+        "patch_attention",
+        "activate_inner",
+        "activate_merged",
+        "add_bias",
+    ),
     "prefill.cu": (
         "norm_tokens",
         "rope_tokens",

@@ -18,6 +18,7 @@ from edgellm_ros.builder.families import Family, qwen3_vl
 from edgellm_ros.builder.families.model import Model, make_model
 from edgellm_ros.builder.families.qwen3_5.config import read_decoder
 from edgellm_ros.builder.families.qwen3_vl.config import vision_architecture
+from edgellm_ros.builder.families.qwen3_vl.fused_vision import describe_vision
 from edgellm_ros.builder.families.qwen3_vl.vision import build_vision
 from edgellm_ros.builder.weights.claimed_sizes import check_decoder_sizes, check_layers
 from edgellm_ros.builder.weights.weights import Weights
@@ -46,6 +47,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
         make_model(checkpoint, config, weights, decoder, text, tied=tied),
         vision=vision.config if vision else None,
         encoders={"visual": partial(build_vision, vision, weights)} if vision else {},
+        describe_vision=partial(describe_vision, vision) if vision else None,
     )
 
 

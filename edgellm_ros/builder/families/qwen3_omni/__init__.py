@@ -20,6 +20,7 @@ from edgellm_ros.builder.families.qwen3_omni.audio import build_audio
 from edgellm_ros.builder.families.qwen3_omni.config import audio_architecture, check_dense
 from edgellm_ros.builder.families.qwen3_omni.processor import thinker_video
 from edgellm_ros.builder.families.qwen3_vl.config import TextDefaults, read_decoder, vision_architecture
+from edgellm_ros.builder.families.qwen3_vl.fused_vision import describe_vision
 from edgellm_ros.builder.families.qwen3_vl.vision import MergerNames, build_vision
 from edgellm_ros.builder.graph.lm_head import LM_HEAD_TENSOR
 from edgellm_ros.builder.weights.claimed_sizes import check_decoder_sizes, check_layers
@@ -59,6 +60,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
         vision=vision.config if vision else None,
         audio=audio.config if audio else None,
         encoders=encoders,
+        describe_vision=partial(describe_vision, vision) if vision else None,
     )
 
 

@@ -13,6 +13,7 @@ from edgellm_ros.builder.config.video_processing import QWEN3_VL, read_video
 from edgellm_ros.builder.families import Family
 from edgellm_ros.builder.families.model import Model, make_model
 from edgellm_ros.builder.families.qwen3_vl.config import TextDefaults, read_decoder, vision_architecture
+from edgellm_ros.builder.families.qwen3_vl.fused_vision import describe_vision
 from edgellm_ros.builder.families.qwen3_vl.vision import MergerNames, build_vision
 from edgellm_ros.builder.weights.claimed_sizes import check_decoder_sizes, check_layers
 from edgellm_ros.builder.weights.weights import Weights
@@ -35,6 +36,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
         make_model(checkpoint, config, weights, text, section),
         vision=vision.config,
         encoders={"visual": partial(build_vision, vision, weights)},
+        describe_vision=partial(describe_vision, vision),
     )
 
 

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// The vision tower of Qwen3-VL, compiled for one tower and GPU architecture.
+//
+// begin_patches -- (patch_embed) -- blocks -- norm_patches -- (first) -- activate_merged -- (second) -- add_bias
+//
+// a block: norm_patches -- (qkv) -- rope_patches -- patch_attention -- (proj) -- norm_patches -- (fc1) --
+//          activate_inner -- (fc2)
+//
+// Products with the weights are a library's (`FusedVision`). The residual stream is fp32 [patches,H]: patch_embed, proj
+// and fc2 add to it, and the norm after proj or fc2 adds its bias. Patches are in merge order: MERGED / H of them, side
+// by side, become one row of embeddings.
+
+#include "prompt_attention.cuh"
+#include "row.cuh"
+
+constexpr int HALF = HEAD_DIM / 2;
+static_assert(HIDDEN == HEADS * HEAD_DIM && HEAD_DIM % 4 == 0 && MERGED % HIDDEN == 0);
+
+// A CTA has a patch: its pixels in the model's type, and the residual stream, which begins with the bias of patch_embed
+// and with four points of the learned position grid [points,H].
+extern "C" __global__ void __launch_bounds__(THREADS)
+    begin_patches(const float* pixels, const u16* bias, const u16* grid, const i64* index, const float* weight, u16* x,
+                  float* residual, i64 patches) {
+  const i64 patch = blockIdx.x;
+  pdl_wait();
+  for (int i = threadIdx.x; i < PATCH_SIZE; i += THREADS)
+    x[patch * PATCH_SIZE + i] = from_float(pixels[patch * PATCH_SIZE + i]);
+  Row<HIDDEN> row, point;
+  row.read(bias);
+#pragma unroll
+  for (int corner = 0; corner < 4; ++corner) {
+    const float share = weight[corner * patches + patch];
+    point.read(grid + index[corner * patches + patch] * HIDDEN);
+    row.each([&](int i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) row.values[i][j] += share * point.values[i][j];
+    });
+  }
+  row.write(residual + patch * HIDDEN);
+}
+
+// LayerNorm of a row to x.
+template <int SIZE>
+__device__ inline void layer_norm(Row<SIZE>& row, const u16* norm, const u16* shift, u16* x) {
+  struct Sums {
+    float values[THREADS / 32];
+  };
+  STATIC_SMEM(Sums, sums);
+  float sum = 0, squares = 0;
+  row.each([&](int i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sum += row.values[i][j];
+  });
+  const float mean = sum_of_threads(sum, sums.values) * (1.0f / SIZE);
+  row.each([&](int i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) row.values[i][j] -= mean, squares += row.values[i][j] * row.values[i][j];
+  });
+  const float factor = rsqrt_fast(sum_of_threads(squares, sums.values) * (1.0f / SIZE) + EPSILON);
+  row.each([&](int i) {
+    float scale[4], offset[4];
+    unpack(scale, reinterpret_cast<const uint2*>(norm)[row.quad(i)]);
+    unpack(offset, reinterpret_cast<const uint2*>(shift)[row.quad(i)]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) row.values[i][j] = factor * row.values[i][j] * scale[j] + offset[j];
+  });
+  row.write(x);
+}
+
+// A CTA has a patch: residual += bias of the product before, if there is one; x = LayerNorm(residual).
+extern "C" __global__ void __launch_bounds__(THREADS)
+    norm_patches(const u16* norm, const u16* shift, const u16* bias, float* residual, u16* x) {
+  const i64 first = (i64)blockIdx.x * HIDDEN;
+  pdl_wait();
+  Row<HIDDEN> row;
+  row.read(residual + first);
+  row.add_row(bias);
+  if (bias) row.write(residual + first);
+  layer_norm(row, norm, shift, x + first);
+}
+
+// A CTA has the patches of a row of embeddings: x = LayerNorm(residual + bias), over all of them.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    norm_merged(const u16* norm, const u16* shift, const u16* bias, const float* residual, u16* x) {
+  const i64 first = (i64)blockIdx.x * MERGED;
+  pdl_wait();
+  Row<MERGED> row;
+  row.read(residual + first);
+  row.each([&](int i) { add(row.values[i], reinterpret_cast<const uint2*>(bias)[row.quad(i) % (HIDDEN / 4)]); });
+  layer_norm(row, norm, shift, x + first);
+}
+
+// A CTA has a row of qkv [patches,3H]: bias, and RoPE of queries and keys. A thread has two values of each half of a
+// head, which are rotated together.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    rope_patches(u16* qkv, const u16* bias, const float* cos_rows, const float* sin_rows) {
+  constexpr int PAIRS = HALF / 2, ALL = 3 * HEADS * PAIRS;
+  u32* const row = reinterpret_cast<u32*>(qkv + (i64)blockIdx.x * QKV_SIZE);
+  const u32* const shifts = reinterpret_cast<const u32*>(bias);
+  const i64 angle = (i64)blockIdx.x * HALF;
+  pdl_wait();
+#pragma unroll 4
+  for (int i = threadIdx.x; i < ALL; i += THREADS) {
+    const int head = i / PAIRS, at = i % PAIRS, first = head * HALF + at, second = first + PAIRS;
+    float2 low = to_floats(row[first]), high = to_floats(row[second]);
+    const float2 low_bias = to_floats(shifts[first]), high_bias = to_floats(shifts[second]);
+    low.x += low_bias.x, low.y += low_bias.y, high.x += high_bias.x, high.y += high_bias.y;
+    if (head < 2 * HEADS) {
+      const float2 cos = reinterpret_cast<const float2*>(cos_rows + angle)[at];
+      const float2 sin = reinterpret_cast<const float2*>(sin_rows + angle)[at];
+      const float2 before = low;
+      low = {low.x * cos.x - high.x * sin.x, low.y * cos.y - high.y * sin.y};
+      high = {high.x * cos.x + before.x * sin.x, high.y * cos.y + before.y * sin.y};
+    }
+    row[first] = from_float(low.x) | (u32)from_float(low.y) << 16;
+    row[second] = from_float(high.x) | (u32)from_float(high.y) << 16;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
+    patch_attention(const u16* qkv, u16* out, i64 patches) {
+  pdl_wait();
+  attend_prompt(qkv, (int)patches, qkv + HIDDEN, qkv + 2 * HIDDEN, out, nullptr, nullptr, 0, (int)patches, 1, nullptr);
+}
+
+__device__ inline float gelu_tanh(float value) {
+  const float inner = 0.7978845608f * (value + 0.044715f * value * value * value);
+  return value / (1.0f + exp2_fast(-2.0f * LOG2E * inner));  // 0.5 (1 + tanh(x)) = 1 / (1 + exp(-2x))
+}
+__device__ inline float gelu_erf(float value) { return 0.5f * value * (1.0f + erff(value * 0.7071067812f)); }
+
+// values = activation(values + bias), rows of SIZE; four values per thread.
+template <int SIZE, class Activation>
+__device__ inline void activate_rows(u16* values, const u16* bias, Activation activation) {
+  const int quad = blockIdx.x * THREADS + threadIdx.x;
+  pdl_wait();
+  if (quad >= SIZE / 4) return;
+  uint2* const place = reinterpret_cast<uint2*>(values + (i64)blockIdx.y * SIZE) + quad;
+  float four[4];
+  unpack(four, load_cg(place));
+  add(four, reinterpret_cast<const uint2*>(bias)[quad]);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) four[j] = activation(four[j]);
+  *place = pack(four);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) activate_inner(u16* values, const u16* bias) {
+  activate_rows<INNER>(values, bias, gelu_tanh);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) activate_merged(u16* values, const u16* bias) {
+  activate_rows<MERGED>(values, bias, gelu_erf);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) add_bias(u16* values, const u16* bias) {
+  activate_rows<OUT_SIZE>(values, bias, [](float value) { return value; });
+}

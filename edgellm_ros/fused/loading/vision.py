@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads a vision tower's fused kernels, and chooses between them and the engine."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from edgellm_ros.engine.backend import Binding
+from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.errors import DeviceLostError, EngineError
+from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory import binding_names as names
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.fused.description.vision import FUSED_VISION_FILE, FusedVisionModel
+from edgellm_ros.fused.loading.agreement import disagreement
+from edgellm_ros.fused.loading.availability import (
+    AUTO,
+    ENGINE,
+    check_device,
+    check_shape,
+    described,
+    load_if_wanted,
+    made_or_unavailable,
+)
+from edgellm_ros.fused.loading.backend import Decoder, FusedBackend, element_type
+from edgellm_ros.fused.loading.device_weights import load_weights, owners_of
+from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
+from edgellm_ros.multimodal.vision_runner import CAMERA, RowsOf, VisionRunner
+
+if TYPE_CHECKING:
+    from edgellm_ros.fused.plan.vision import VisionShape
+    from edgellm_ros.fused.vision import VisionWeights
+
+logger = logging.getLogger(__name__)
+
+RUNS = 5  # whose median is compared
+
+
+class FusedVisionTower(NamedTuple):
+    """The fused kernels of a vision tower, and their weights, which the engine shares."""
+
+    executor: EngineExecutor
+    shared: dict[str, Tensor]  # by name of the graph's initializer
+
+
+def load_fused_vision(
+    root: Path, config: EngineConfig, device: Device, decode: str
+) -> FusedVisionTower | None:
+    """Load a vision tower's fused kernels unless `decode` is "engine".
+
+    None, with the reason in the log, if the engine encodes images: with `decode` "fused" too, which is about
+    decode steps.
+    """
+    if not isinstance(config.vision, Qwen3VisionConfig):
+        return None
+    what, instead = "the vision tower's fused kernels are", "the engine encodes images"
+    load, wanted = partial(_load, root, config, config.vision, device), ENGINE if decode == ENGINE else AUTO
+    return load_if_wanted(load, wanted, logger, what=what, instead=instead)
+
+
+def _load(root: Path, config: EngineConfig, tower: Qwen3VisionConfig, device: Device) -> FusedVisionTower:
+    check_device(device)
+    path = described(root, FUSED_VISION_FILE, config, "the engine")
+    model, dtype = FusedVisionModel.load(path), element_type(config.precision)
+    shape = vision_shape(config.precision, tower, model)
+    check_shape(shape.unsupported(), "this vision tower")
+    tensors = load_weights(path.parent, model, dtype, device)
+    with made_or_unavailable():
+        vision = make_vision(device, shape, vision_weights(model, tensors))
+    backend = FusedBackend(vision, vision_bindings(shape, tower), device)
+    return FusedVisionTower(EngineExecutor(backend, "visual/fused"), tensors)
+
+
+def make_vision(device: Any, shape: VisionShape, weights: VisionWeights) -> Decoder:
+    """Make what encodes images on a device."""
+    from edgellm_ros.fused.cuda.products import CublasProducts
+    from edgellm_ros.fused.vision import FusedVision
+
+    return FusedVision(device, shape, weights, CublasProducts(device, shape.dtype))
+
+
+def vision_shape(precision: str, tower: Qwen3VisionConfig, model: FusedVisionModel) -> VisionShape:
+    """Return the shape of an engine's vision tower."""
+    from edgellm_ros.fused.plan.vision import VisionShape
+
+    return VisionShape(
+        dtype=precision,
+        depth=tower.depth,
+        hidden=tower.hidden_size,
+        heads=tower.num_heads,
+        inner=model.intermediate_size,
+        patch=tower.patch_dim,
+        merged=tower.patches_per_token * tower.hidden_size,
+        out=tower.out_hidden_size,
+        deepstack=tower.deepstack_visual_indexes,
+        epsilon=model.epsilon,
+    )
+
+
+def vision_weights(model: FusedVisionModel, tensors: Mapping[str, Tensor]) -> VisionWeights:
+    """Return the addresses of weights on the device."""
+    from edgellm_ros.fused.vision import MergerWeights, VisionBlockWeights, VisionWeights
+
+    def addresses(kind: type, part: object) -> dict[str, int]:
+        return {field.name: tensors[getattr(part, field.name).name].pointer for field in fields(kind)}
+
+    def merger(part: object) -> MergerWeights:
+        return MergerWeights(**addresses(MergerWeights, part))
+
+    outer = ("patch_embed", "patch_embed_bias", "position_grid")
+    return VisionWeights(
+        **{name: tensors[getattr(model, name).name].pointer for name in outer},
+        blocks=tuple(VisionBlockWeights(**addresses(VisionBlockWeights, each)) for each in model.blocks),
+        merger=merger(model.merger),
+        deepstack_mergers=tuple(map(merger, model.deepstack_mergers)),
+        owners=owners_of(tensors),
+    )
+
+
+def vision_bindings(shape: VisionShape, tower: Qwen3VisionConfig) -> Iterator[Binding]:
+    """Yield the tensors of a run: those of `visual/model.onnx`."""
+    float32, dtype = np.dtype(np.float32), element_type(shape.dtype)
+    yield Binding(names.PIXEL_VALUES, float32, ("P", shape.patch), True)
+    yield Binding(names.ROPE_COS, float32, ("P", shape.head_dim // 2), True)
+    yield Binding(names.ROPE_SIN, float32, ("P", shape.head_dim // 2), True)
+    yield Binding(names.POS_EMBED_INDEX, np.dtype(np.int64), (4, "P"), True)
+    yield Binding(names.POS_EMBED_WEIGHT, float32, (4, "P"), True)
+    yield Binding(names.IMAGE_EMBEDS, dtype, ("R", shape.out), False)
+    for i in range(tower.num_deepstack_features):
+        yield Binding(names.deepstack_embeds(i), dtype, ("R", shape.out), False)
+
+
+def choose_by_time(device: Device, runner: VisionRunner, rows_of: RowsOf) -> None:
+    """Let a runner's fused kernels encode images if they are faster than the engine.
+
+    The kernels are not used if their rows differ from the engine's, or from run to run. The log has the
+    choice and the times. rows_of: as of `VisionRunner.warm_up`.
+    """
+    if not runner.takes_camera_images:
+        return
+    image = np.random.default_rng(0).integers(0, 256, (*CAMERA, 3), np.uint8)
+    seconds, results, problem = [], [], ""
+    try:
+        for fused in (False, True):
+            runner.uses_fused = fused
+            times, found = [], []
+            for _ in range(RUNS + 2):  # the second one is recorded
+                device.synchronize()
+                start = time.perf_counter()
+                rows, deepstack = rows_of(runner.camera_tokens)
+                runner.encode(image, rows, deepstack)
+                device.synchronize()
+                times.append(time.perf_counter() - start)
+                found.append(np.concatenate([device.download(each) for each in (rows, *deepstack)]))
+            seconds.append(statistics.median(times[2:]))
+            results.append(found)
+        (engine, *_), (kernels, *repeated) = results
+        problem = disagreement(engine, kernels, repeated)
+    except DeviceLostError:
+        raise
+    except EngineError as error:
+        problem = f"failed: {error}"
+    runner.uses_fused = not problem and seconds[1] < seconds[0]
+    if problem:
+        logger.warning("the engine encodes images: the rows of the fused kernels %s", problem)
+        return
+    logger.info(
+        "the %s images (ms per image of %dx%d: %.3f fused, %.3f engine)",
+        "fused kernels encode" if runner.uses_fused else "engine encodes",
+        *CAMERA[::-1],
+        *(1e3 * each for each in reversed(seconds)),
+    )

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""VisionPlan: sizes of the kernels between the products of a vision tower."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.fused.plan.launch import Launch
+from edgellm_ros.fused.plan.prefill import ATTENTION_THREADS, KV_TILES, QUERY_TILE, THREADS, attention_smem
+from edgellm_ros.fused.plan.shape import DTYPES
+
+MOST_HEAD_DIM = 128  # queries of the attention are in registers
+
+
+@dataclass(frozen=True)
+class VisionShape:
+    """Sizes of a vision tower.
+
+    - dtype: of weights and embeddings, "fp16" or "bf16"
+    - patch: values of a patch
+    - merged: values of the patches that become a row of embeddings
+    - out: values of such a row
+    - deepstack: blocks, counted from 0, after which rows for the language model's first layers are made
+    """
+
+    dtype: str
+    depth: int
+    hidden: int
+    heads: int
+    inner: int
+    patch: int
+    merged: int
+    out: int
+    deepstack: tuple[int, ...]
+    epsilon: float
+
+    @property
+    def head_dim(self) -> int:
+        """Number of values of a head."""
+        return self.hidden // self.heads
+
+    @property
+    def patches_per_row(self) -> int:
+        """Number of patches that become a row of embeddings."""
+        return self.merged // self.hidden
+
+    def unsupported(self) -> str | None:
+        """Return why the kernels do not take this tower; None if they do."""
+        for problem, text in (
+            (self.dtype not in DTYPES, f"weights are {self.dtype}, not {' or '.join(DTYPES)}"),
+            (
+                self.head_dim % 8 != 0 or self.head_dim > MOST_HEAD_DIM,
+                f"heads have {self.head_dim} values, not a multiple of 8 up to {MOST_HEAD_DIM}",
+            ),
+            (self.inner % 8 != 0, f"the feed-forward size {self.inner} is not a multiple of 8"),
+            (self.out % 8 != 0, f"a row has {self.out} values, not a multiple of 8"),
+        ):
+            if problem:
+                return text
+        return None
+
+
+class VisionPlan:
+    """Sizes that the kernels are compiled with.
+
+    EngineError, with the reason, if they do not take the tower.
+    """
+
+    source = "vision.cu"
+
+    def __init__(self, shape: VisionShape, most_shared: int) -> None:
+        reason = shape.unsupported()
+        if reason is not None:
+            raise EngineError(f"no kernels for this vision tower: {reason}")
+        self.shape = shape
+        fitting = (tile for tile in KV_TILES if attention_smem(shape.head_dim, tile) <= most_shared)
+        self._kv_tile = next(fitting, 0)
+        if not self._kv_tile:
+            least = attention_smem(shape.head_dim, KV_TILES[-1])
+            raise EngineError(
+                f"no kernels for this vision tower: a block needs {least} of {most_shared} bytes of shared "
+                "memory"
+            )
+
+    def by_row(self, name: str, rows: int) -> Launch:
+        """Return how a kernel whose CTAs have one row each is launched."""
+        return Launch(name, (rows, 1), THREADS)
+
+    def by_quad(self, name: str, rows: int, size: int) -> Launch:
+        """Return how a kernel whose threads have four of a row's `size` values is launched."""
+        return Launch(name, (-(-size // (4 * THREADS)), rows), THREADS)
+
+    def attention(self, patches: int) -> Launch:
+        """Return how `patch_attention` is launched."""
+        grid = -(-patches // QUERY_TILE) * self.shape.heads, 1
+        smem = attention_smem(self.shape.head_dim, self._kv_tile)
+        return Launch("patch_attention", grid, ATTENTION_THREADS, smem)
+
+    def macros(self) -> list[tuple[str, str]]:
+        """Return names and values of the macros that the kernels are compiled with."""
+        shape = self.shape
+        values: dict[str, object] = {
+            "BF16": int(shape.dtype == "bf16"),
+            "FP8_CACHE": 0,
+            "THREADS": THREADS,
+            "ATTENTION_THREADS": ATTENTION_THREADS,
+            "PDL_TRIGGER_FIRST": 1,
+            "MOST_REGISTERS": 0,
+            "ATTENDS_TO_ALL": 1,
+            "TREES": 0,
+            "CAPACITY": 0,
+            "HIDDEN": shape.hidden,
+            "HEADS": shape.heads,
+            "KV_HEADS": shape.heads,
+            "HEAD_DIM": shape.head_dim,
+            "INNER": shape.inner,
+            "PATCH_SIZE": shape.patch,
+            "MERGED": shape.merged,
+            "OUT_SIZE": shape.out,
+            "EPSILON": f"{float(shape.epsilon)!r}f",
+            "KV_TILE": self._kv_tile,
+            "SPLIT_TILES": 1,
+            "PROMPT_ATTENTION_SMEM": attention_smem(shape.head_dim, self._kv_tile),
+        }
+        return [(name, str(value)) for name, value in values.items()]

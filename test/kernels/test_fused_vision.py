@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vision tower in the fused kernels against its graph, which ONNX Runtime runs on the CPU in fp32.
+
+Without a GPU the kernels are compiled for the host, and products are NumPy's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installed (requirements-test.txt)")
+
+from edgellm_ros.builder import export
+from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.fused.cuda import compiler
+from edgellm_ros.fused.loading import vision as loading
+from edgellm_ros.fused.loading.backend import element_type
+from edgellm_ros.fused.plan.vision import VisionPlan, VisionShape
+from edgellm_ros.fused.sources import expand
+from edgellm_ros.kernels import load_kernels
+from edgellm_ros.multimodal.vision_runner import VisionRunner
+from fixtures.fused_decoding import fused_on_host
+from fixtures.ptxas_report import ptxas_report
+from fixtures.reference_inputs import make_image
+from fixtures.tiny_checkpoint import write_tiny_checkpoint
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.only_on("cpu", "cuda", reason="TensorRT has no fused kernels"),
+]
+QWEN3_VL_2B = VisionShape(
+    "fp16", depth=24, hidden=1024, heads=16, inner=4096, patch=768, merged=4096, out=2048,
+    deepstack=(5, 11, 17), epsilon=1e-6,
+)  # fmt: skip
+MOST_TOKENS = 60
+TOLERANCE = {"fp16": 6e-3, "bf16": 4e-2}  # of the largest value
+SIZES = {
+    "heads of 16": {},
+    "heads of 64": {"hidden_size": 192, "num_heads": 3, "intermediate_size": 320},
+    "heads of 72, one deepstack level": {
+        "hidden_size": 144, "num_heads": 2, "intermediate_size": 168, "deepstack_visual_indexes": [1],
+    },
+}  # fmt: skip
+
+
+def encoded(runner: VisionRunner, image: np.ndarray, width: int, levels: int, dtype) -> list[np.ndarray]:
+    """Encode an image; return the rows of embeddings, then those of each deepstack level."""
+    rows, columns = runner.token_grid(image)
+    device = runner._device
+    outputs = [device.zeros((rows * columns, width), dtype) for _ in range(1 + levels)]
+    runner.encode(image, outputs[0], outputs[1:])
+    return [device.download(output).astype(np.float32) for output in outputs]
+
+
+@pytest.fixture(scope="module", params=SIZES, ids=SIZES)
+def towers(request, tmp_path_factory):
+    """Engine directories of one tower in fp32, fp16 and bf16."""
+    root = tmp_path_factory.mktemp("towers")
+    write_tiny_checkpoint(root / "checkpoint", vision=SIZES[request.param])
+    for precision in ("fp32", *TOLERANCE):
+        export(root / "checkpoint", root / precision, precision=precision)
+    return root
+
+
+def runner_of(towers, device, tower=None) -> VisionRunner:
+    """Make a runner of the fp32 graph on the CPU, or of the fused kernels on a device."""
+    config = EngineConfig.load(towers / "fp32").vision
+    executor = EngineExecutor.open(towers / "fp32" / "visual" / "model.onnx", CpuDevice())
+    fused = None if tower is None else tower.executor
+    device = CpuDevice() if tower is None else device
+    return VisionRunner(executor, config, device, load_kernels(device), MOST_TOKENS, fused)
+
+
+@pytest.mark.parametrize("precision", TOLERANCE)
+def test_the_rows_are_those_of_the_graph(towers, device, precision):
+    config = EngineConfig.load(towers / precision)
+    levels, width = config.vision.num_deepstack_features, config.vision.out_hidden_size
+    reference = runner_of(towers, device)
+    with fused_on_host() if device.memory != "cuda" else nullcontext():
+        tower = loading.load_fused_vision(towers / precision, config, device, "auto")
+        assert tower is not None
+        runner = runner_of(towers, device, tower)
+        for image in (make_image(48, 64), make_image(100, 130), make_image(16, 16)):
+            found = encoded(runner, image, width, levels, element_type(precision))
+            expected = encoded(reference, image, width, levels, np.float32)
+            for mine, theirs in zip(found, expected, strict=True):
+                error = np.abs(mine - theirs).max() / np.abs(theirs).max()
+                assert error < TOLERANCE[precision], f"relative error {error:.2g}"
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"heads": 2}, "heads have 512 values, not a multiple of 8 up to 128"),
+        ({"inner": 4100}, "the feed-forward size 4100 is not a multiple of 8"),
+        ({"dtype": "fp32"}, "weights are fp32, not fp16 or bf16"),
+    ],
+)
+def test_a_tower_that_is_not_taken_has_a_reason(changes, reason):
+    assert dataclasses.replace(QWEN3_VL_2B, **changes).unsupported() == reason
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_87"])
+def test_the_kernels_spill_no_registers(arch):
+    plan = VisionPlan(QWEN3_VL_2B, 99 << 10)
+    report = ptxas_report(expand(plan.source), compiler.options(arch, plan))
+    assert "0 bytes spill stores" in report
+    assert all("0 bytes spill stores" in line for line in report.splitlines() if "spill stores" in line)
+
+
+@pytest.mark.only_on("cpu", reason="the kernels compiled for the host")
+class TestChoice:
+    """The kernels encode images if their rows are the engine's and they are faster."""
+
+    def choose(self, towers, device, monkeypatch, times, factor=1.0):
+        """Choose with these seconds of engine and kernels, and with rows times a factor."""
+        config = EngineConfig.load(towers / "fp16")
+        clock = iter(np.cumsum([each for pair in times for each in [0, pair] * (loading.RUNS + 2)]))
+        monkeypatch.setattr(loading.time, "perf_counter", lambda: next(clock))
+        monkeypatch.setattr(loading, "CAMERA", (48, 64))
+        monkeypatch.setattr("edgellm_ros.multimodal.vision_runner.CAMERA", (48, 64))
+        with fused_on_host():
+            tower = loading.load_fused_vision(towers / "fp16", config, device, "auto")
+            runner = runner_of(towers, device, tower)
+            width, levels = config.vision.out_hidden_size, config.vision.num_deepstack_features
+            dtypes = {False: np.float32, True: np.float16}
+            rows = {
+                fused: [device.zeros((12, width), dtype) for _ in range(1 + levels)]
+                for fused, dtype in dtypes.items()
+            }
+            encode = runner.encode
+
+            def scaled(image, *outputs):
+                encode(image, *outputs)
+                if runner.uses_fused:
+                    rows[True][0].array[...] *= factor
+
+            def rows_of(tokens):
+                first, *others = rows[runner.uses_fused]
+                return first, others
+
+            monkeypatch.setattr(runner, "encode", scaled)
+            loading.choose_by_time(device, runner, rows_of)
+        return runner.uses_fused
+
+    def test_the_faster_one_encodes(self, towers, device, monkeypatch, caplog):
+        caplog.set_level(logging.INFO)
+        assert self.choose(towers, device, monkeypatch, [2e-3, 1e-3])
+        assert (
+            "the fused kernels encode images (ms per image of 64x48: 1.000 fused, 2.000 engine)"
+            in caplog.text
+        )
+        assert not self.choose(towers, device, monkeypatch, [1e-3, 2e-3])
+
+    def test_kernels_with_wrong_rows_are_not_used(self, towers, device, monkeypatch, caplog):
+        assert not self.choose(towers, device, monkeypatch, [2e-3, 1e-3], factor=3)
+        assert "the engine encodes images: the rows of the fused kernels differ" in caplog.text
