@@ -674,17 +674,6 @@ class PatchAttentionParams(KernelParams):
 
 
 @dataclass(kw_only=True)
-class ActivateInnerParams(KernelParams):
-    """Bias and GELU in a block of a vision tower."""
-
-    source: ClassVar[str] = "vision.cu"
-    kernel: ClassVar[str] = "activate_inner"
-
-    values: OutU16
-    bias: U16
-
-
-@dataclass(kw_only=True)
 class ActivateMergedParams(KernelParams):
     """Bias and GELU in a merger of a vision tower."""
 

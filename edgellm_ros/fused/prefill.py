@@ -35,10 +35,13 @@ MOST_TOKENS = 4096  # at once, over all sequences: then the GPU is busy, and scr
 class Products(Protocol):
     """Products of rows with weights; `CublasProducts` on a GPU."""
 
-    def multiply(self, x: int, weights: int, out: int, rows: int, k: int, n: int, adds: bool) -> None:
+    def multiply(
+        self, x: int, weights: int, out: int, rows: int, k: int, n: int, adds: bool, gelu_bias: int = 0
+    ) -> None:
         """Queue out [rows,n] = x [rows,k] weights [k,n], all row-major.
 
-        Addresses of values of the model's type; `adds`: out is fp32, and the product is added to it.
+        Addresses of values of the model's type; `adds`: out is fp32, and the product is added to it;
+        `gelu_bias`: out is GELU (with tanh) of the product plus this bias [n], unless 0.
         """
         ...
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.fused.params import (
-    ActivateInnerParams,
     ActivateMergedParams,
     AddBiasParams,
     BeginPatchesParams,
@@ -150,9 +149,7 @@ class FusedVision:
         self._program.launch(plan.attention(patches), attention)
         multiply(x, weights.proj, residual, patches, hidden, hidden, True)
         self._norm(weights.norm2, weights.norm2_bias, weights.proj_bias, patches, scratch)
-        multiply(x, weights.fc1, inner, patches, hidden, shape.inner, False)
-        activate = plan.by_quad("activate_inner", patches, shape.inner)
-        self._program.launch(activate, ActivateInnerParams(values=inner, bias=weights.fc1_bias))
+        multiply(x, weights.fc1, inner, patches, hidden, shape.inner, False, weights.fc1_bias)
         multiply(inner, weights.fc2, residual, patches, shape.inner, hidden, True)
 
     def _merge(self, weights: MergerWeights, rows: int, scratch: Mapping[str, int], out: int) -> None:

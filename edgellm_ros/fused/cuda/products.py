@@ -21,7 +21,9 @@ WORKSPACE_BYTES = 32 << 20  # as NVIDIA recommends for Hopper
 COMPUTE_32F, R_32F = 68, 0
 TYPES = {"fp16": 2, "bf16": 14}
 PREF_MAX_WORKSPACE_BYTES = 1
-DESC_TRANSA = 3
+DESC_TRANSA, DESC_EPILOGUE, DESC_BIAS_POINTER = 3, 7, 8
+EPILOGUE_GELU_BIAS = 36  # 1: none
+PLAIN, TRANSPOSED, GELU = "plain", "transposed", "gelu"  # kinds of products
 
 
 class _Algorithm(ctypes.Structure):
@@ -46,7 +48,7 @@ class _Sizes(NamedTuple):
     n: int
     columns: int
     wide: bool = False  # the result is fp32
-    transposed: bool = False  # weights are [n,k]
+    operation: str = PLAIN  # TRANSPOSED: weights are [n,k]
 
 
 class _Product(NamedTuple):
@@ -74,21 +76,34 @@ class CublasProducts:
         self._workspace = device.empty((WORKSPACE_BYTES,), np.uint8)
         self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
         self._handle = self._make("cublasLtCreate")
-        self._plain, self._transposing = self._operation(False), self._operation(True)
+        self._operations = {kind: self._operation(kind) for kind in (PLAIN, TRANSPOSED, GELU)}
         self._preference = self._make("cublasLtMatmulPreferenceCreate")
         limit = ctypes.c_uint64(WORKSPACE_BYTES)
         self._set("cublasLtMatmulPreferenceSetAttribute", self._preference, PREF_MAX_WORKSPACE_BYTES, limit)
         self._products: dict[_Sizes, _Product] = {}
 
-    def multiply(self, x: int, weights: int, out: int, rows: int, k: int, n: int, adds: bool) -> None:
+    def multiply(
+        self, x: int, weights: int, out: int, rows: int, k: int, n: int, adds: bool, gelu_bias: int = 0
+    ) -> None:
         """Queue out [rows,n] = x [rows,k] weights [k,n]; see `Products`."""
-        self._queue(x, weights, out, _Sizes(rows, k, n, n, wide=adds), self._one if adds else self._zero)
+        operation = PLAIN
+        if gelu_bias:
+            operation, address = GELU, ctypes.c_void_p(gelu_bias)
+            self._set("cublasLtMatmulDescSetAttribute", self._operations[GELU], DESC_BIAS_POINTER, address)
+        sizes = _Sizes(rows, k, n, n, wide=adds, operation=operation)
+        self._queue(x, weights, out, sizes, self._one if adds else self._zero)
 
     def logits(
         self, x: int, head: int, out: int, rows: int, k: int, n: int, columns: int, tied: bool
     ) -> None:
         """Queue out [rows,n] fp32 = x [rows,k] head [k,columns]; see `Products`."""
-        self._queue(x, head, out, _Sizes(rows, k, n, columns, wide=True, transposed=tied), self._zero)
+        self._queue(
+            x,
+            head,
+            out,
+            _Sizes(rows, k, n, columns, wide=True, operation=TRANSPOSED if tied else PLAIN),
+            self._zero,
+        )
 
     def _queue(self, x: int, weights: int, out: int, sizes: _Sizes, kept: ctypes.c_float) -> None:
         """Queue a product; kept: the factor of what `out` has."""
@@ -97,7 +112,7 @@ class CublasProducts:
         self._call(
             "cublasLtMatmul",
             self._handle,
-            self._transposing if sizes.transposed else self._plain,
+            self._operations[sizes.operation],
             ctypes.byref(self._one),
             ctypes.c_void_p(weights),
             product.weights,
@@ -120,15 +135,16 @@ class CublasProducts:
         The library's matrices are column-major, so it computes the transposed product: weights [n,k] times x
         [k,rows].
         """
-        rows, k, n, columns, wide, transposed = sizes
-        left = self._layout(self._type, k, n, k) if transposed else self._layout(self._type, n, k, columns)
+        rows, k, n, columns, wide, operation = sizes
+        stored = (k, n, k) if operation == TRANSPOSED else (n, k, columns)
+        left = self._layout(self._type, *stored)
         right = self._layout(self._type, k, rows, k)
         result = self._layout(R_32F if wide else self._type, n, rows, n)
         found, count = _Heuristic(), ctypes.c_int(0)
         self._call(
             "cublasLtMatmulAlgoGetHeuristic",
             self._handle,
-            self._transposing if transposed else self._plain,
+            self._operations[operation],
             left,
             right,
             result,
@@ -143,11 +159,12 @@ class CublasProducts:
         self._products[sizes] = product = _Product(left, right, result, found.algorithm)
         return product
 
-    def _operation(self, transposes: bool) -> ctypes.c_void_p:
-        """Describe a product, of the stored weights or of their transpose."""
+    def _operation(self, kind: str) -> ctypes.c_void_p:
+        """Describe a kind of product."""
         operation = self._make("cublasLtMatmulDescCreate", COMPUTE_32F, R_32F)
-        value = ctypes.c_int32(int(transposes))
-        self._set("cublasLtMatmulDescSetAttribute", operation, DESC_TRANSA, value)
+        values = {DESC_TRANSA: kind == TRANSPOSED, DESC_EPILOGUE: EPILOGUE_GELU_BIAS if kind == GELU else 1}
+        for attribute, value in values.items():
+            self._set("cublasLtMatmulDescSetAttribute", operation, attribute, ctypes.c_int32(value))
         return operation
 
     def _set(self, function: str, described: ctypes.c_void_p, attribute: int, value: Any) -> None:

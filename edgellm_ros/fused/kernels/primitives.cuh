@@ -299,6 +299,11 @@ __device__ inline u16 from_float(float value) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
 }
+__device__ inline u32 from_floats(float low, float high) {
+  u32 bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
 #else
 __device__ inline float to_float(u16 bits) {
   float value;
@@ -315,6 +320,11 @@ __device__ inline float2 to_floats(u32 bits) {
 __device__ inline u16 from_float(float value) {
   u16 bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+__device__ inline u32 from_floats(float low, float high) {
+  u32 bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
 }
 #endif

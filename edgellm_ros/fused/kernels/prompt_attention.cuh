@@ -192,7 +192,7 @@ __device__ inline void attend_prompt(const u16* qkv, int length, const CacheValu
         const float first = exp2_fast(scores[i][2 * half] * scale - shift);
         const float second = exp2_fast(scores[i][2 * half + 1] * scale - shift);
         total[half] += first + second;
-        weights[i / 2][i % 2 * 2 + half] = from_float(first) | (u32)from_float(second) << 16;
+        weights[i / 2][i % 2 * 2 + half] = from_floats(first, second);
       }
 #pragma unroll
       for (int i = 0; i < 2 * STEPS; ++i) result[i][2 * half] *= factor, result[i][2 * half + 1] *= factor;
@@ -223,7 +223,7 @@ __device__ inline void attend_prompt(const u16* qkv, int length, const CacheValu
       u32* const words = reinterpret_cast<u32*>(out + rows.place_of(query, sequence) * HEAD_DIM) + t;
 #pragma unroll
       for (int i = 0; i < ROW_CHUNKS; ++i)
-        words[4 * i] = from_float(share * result[i][2 * half]) | (u32)from_float(share * result[i][2 * half + 1]) << 16;
+        words[4 * i] = from_floats(share * result[i][2 * half], share * result[i][2 * half + 1]);
       continue;
     }
     const i64 place = rows.scratch_of(query, sequence, split, splits);
@@ -270,5 +270,5 @@ __device__ inline void combine_prompt_splits(const float* sums, const float2* sc
 #pragma unroll
   for (int i = 0; i < SHARE; ++i)
     if (PAIRS % 32 == 0 || lane + 32 * i < PAIRS)
-      words[lane + 32 * i] = from_float(result[i].x / sum) | (u32)from_float(result[i].y / sum) << 16;
+      words[lane + 32 * i] = from_floats(result[i].x / sum, result[i].y / sum);
 }

@@ -6,8 +6,7 @@
 #include "primitives.cuh"
 
 __device__ inline uint2 pack(const float (&values)[4]) {
-  return {from_float(values[0]) | (u32)from_float(values[1]) << 16, from_float(values[2]) | (u32)from_float(values[3])
-                                                                                                << 16};
+  return {from_floats(values[0], values[1]), from_floats(values[2], values[3])};
 }
 __device__ inline void unpack(float (&values)[4], uint2 words) {
   const float2 low = to_floats(words.x), high = to_floats(words.y);

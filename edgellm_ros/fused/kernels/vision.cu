@@ -3,12 +3,11 @@
 //
 // begin_patches -- (patch_embed) -- blocks -- norm_patches -- (first) -- activate_merged -- (second) -- add_bias
 //
-// a block: norm_patches -- (qkv) -- rope_patches -- patch_attention -- (proj) -- norm_patches -- (fc1) --
-//          activate_inner -- (fc2)
+// a block: norm_patches -- (qkv) -- rope_patches -- patch_attention -- (proj) -- norm_patches -- (fc1) -- (fc2)
 //
-// Products with the weights are a library's (`FusedVision`). The residual stream is fp32 [patches,H]: patch_embed, proj
-// and fc2 add to it, and the norm after proj or fc2 adds its bias. Patches are in merge order: MERGED / H of them, side
-// by side, become one row of embeddings.
+// Products with the weights are a library's (`FusedVision`); that of fc1 ends with bias and GELU. The residual stream
+// is fp32 [patches,H]: patch_embed, proj and fc2 add to it, and the norm after proj or fc2 adds its bias. Patches are
+// in merge order: MERGED / H of them, side by side, become one row of embeddings.
 
 #include "prompt_attention.cuh"
 #include "row.cuh"
@@ -112,8 +111,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       low = {low.x * cos.x - high.x * sin.x, low.y * cos.y - high.y * sin.y};
       high = {high.x * cos.x + before.x * sin.x, high.y * cos.y + before.y * sin.y};
     }
-    row[first] = from_float(low.x) | (u32)from_float(low.y) << 16;
-    row[second] = from_float(high.x) | (u32)from_float(high.y) << 16;
+    row[first] = from_floats(low.x, low.y);
+    row[second] = from_floats(high.x, high.y);
   }
 }
 
@@ -123,10 +122,6 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
   attend_prompt(qkv, (int)patches, qkv + HIDDEN, qkv + 2 * HIDDEN, out, nullptr, nullptr, 0, (int)patches, 1, nullptr);
 }
 
-__device__ inline float gelu_tanh(float value) {
-  const float inner = 0.7978845608f * (value + 0.044715f * value * value * value);
-  return value / (1.0f + exp2_fast(-2.0f * LOG2E * inner));  // 0.5 (1 + tanh(x)) = 1 / (1 + exp(-2x))
-}
 __device__ inline float gelu_erf(float value) { return 0.5f * value * (1.0f + erff(value * 0.7071067812f)); }
 
 // values = activation(values + bias), rows of SIZE; four values per thread.
@@ -142,10 +137,6 @@ __device__ inline void activate_rows(u16* values, const u16* bias, Activation ac
 #pragma unroll
   for (int j = 0; j < 4; ++j) four[j] = activation(four[j]);
   *place = pack(four);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) activate_inner(u16* values, const u16* bias) {
-  activate_rows<INNER>(values, bias, gelu_tanh);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) activate_merged(u16* values, const u16* bias) {

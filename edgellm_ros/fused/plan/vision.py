@@ -114,7 +114,6 @@ class VisionPlan:
             "HEADS": shape.heads,
             "KV_HEADS": shape.heads,
             "HEAD_DIM": shape.head_dim,
-            "INNER": shape.inner,
             "PATCH_SIZE": shape.patch,
             "MERGED": shape.merged,
             "OUT_SIZE": shape.out,

@@ -28,7 +28,6 @@ KERNELS = {
         "norm_merged",
         "rope_patches",
         "patch_attention",
-        "activate_inner",
         "activate_merged",
         "add_bias",
     ),

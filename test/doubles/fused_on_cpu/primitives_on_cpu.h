@@ -205,6 +205,7 @@ inline u16 from_float(float value) {
 inline float to_float(u16 bits) { return cuda_on_cpu::same_bits<_Float16>(bits); }
 inline u16 from_float(float value) { return cuda_on_cpu::same_bits<u16>((_Float16)value); }
 #endif
+inline u32 from_floats(float low, float high) { return from_float(low) | (u32)from_float(high) << 16; }
 inline float2 to_floats(u32 bits) { return {to_float(bits), to_float(bits >> 16)}; }
 
 #if FP8_CACHE
