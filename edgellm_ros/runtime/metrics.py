@@ -6,8 +6,9 @@ Seconds are those of requests that were answered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from edgellm_ros.engine.device import Mark
 
@@ -84,6 +85,14 @@ class RuntimeMetrics:
     spec_decode: SpecDecodeGenerationMetrics = field(default_factory=SpecDecodeGenerationMetrics)
     multimodal: MultimodalMetrics = field(default_factory=MultimodalMetrics)
     action: ActionMetrics = field(default_factory=ActionMetrics)
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Restore all counters after the block."""
+        before = {name: replace(counters) for name, counters in vars(self).items()}
+        yield
+        for name, counters in before.items():
+            vars(getattr(self, name)).update(vars(counters))  # others hold the object
 
     def add_seconds(self, stages: Mapping[str, float]) -> None:
         """Add the seconds of a batch's stages, which `StageClock.metrics` returned."""
