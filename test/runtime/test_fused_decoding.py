@@ -531,7 +531,7 @@ class TestChoice:
             "batch 1: 1.500 fused, 3.000 engine, batch 2: 1.600 fused, 3.100 engine, "
             "batch 3: 1.700 fused, 3.200 engine)" + self.PROMPT
         ]
-        assert decoders[0].sizes[-1] == (2, 6)
+        assert decoders[0].sizes[-1] == (3, 6)
 
     def test_the_engine_verifies_if_it_is_faster(self, decoders, llama, caplog, monkeypatch):
         times = [2.0, 1.0, 2.0, 1.0, 2.0, 1.0, 1.0, 1.5]
