@@ -29,7 +29,7 @@ LAYERS = {
     "multimodal": {"engine", "kernels"},
     "diffusion": {"engine", "kernels"},
     "engine_directory": {"multimodal", "diffusion"},
-    "fused": {"engine", "kernels", "diffusion", "engine_directory"},
+    "fused": {"engine", "kernels", "diffusion", "engine_directory", "multimodal"},
     "runtime": CORE,
     "builder": CORE - {"kernels"},
     "io": {"multimodal", "engine_directory"},

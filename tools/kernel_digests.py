@@ -27,10 +27,12 @@ from edgellm_ros.fused.plan.decoder import FusedPlan  # noqa: E402
 from edgellm_ros.fused.plan.expert import ExpertPlan, ExpertTuning  # noqa: E402
 from edgellm_ros.fused.plan.expert_shape import ExpertShape  # noqa: E402
 from edgellm_ros.fused.plan.fusion import FusionPlan, FusionShape  # noqa: E402
+from edgellm_ros.fused.plan.prefill import PrefillPlan  # noqa: E402
 from edgellm_ros.fused.plan.prompt import PromptPlan  # noqa: E402
 from edgellm_ros.fused.plan.quantized import Quantized  # noqa: E402
 from edgellm_ros.fused.plan.shape import FusedDraftShape, FusedShape  # noqa: E402
 from edgellm_ros.fused.plan.tuning import load_tuning  # noqa: E402
+from edgellm_ros.fused.plan.vision import VisionPlan, VisionShape  # noqa: E402
 from edgellm_ros.kernels.cuda import compiler  # noqa: E402
 
 MULTIPROCESSORS, SHARED_BYTES = 132, 227 << 10  # of an H100 or H200
@@ -92,6 +94,19 @@ EXPERT = ExpertShape(
     actions=2,
 )
 
+TOWER = VisionShape(
+    "fp16",
+    depth=24,
+    hidden=1024,
+    heads=16,
+    inner=4096,
+    patch=768,
+    merged=4096,
+    out=2048,
+    deepstack=(5, 11, 17),
+    epsilon=1e-6,
+)
+
 
 def _quantized(shape: FusedShape, form: Quantized) -> FusedShape:
     return replace(shape, quantized=tuple((name, form) for name in ("qkv", "o", "gate_up", "down")))
@@ -123,6 +138,10 @@ def programs() -> Iterator[tuple[str, Any]]:
         yield f"fusion, {rows} rows", FusionPlan(FusionShape("fp16", 2048, 256), rows, *limits)
     for rows in (8, 32):
         yield f"expert, {rows} rows", ExpertPlan(EXPERT, rows, SHARED_BYTES, ExpertTuning())
+    for name, shape in (("qwen3-1.7b", QWEN3), ("fp8 cache", replace(QWEN3, fp8_cache=True))):
+        yield f"{name}, prefill", PrefillPlan(shape, *limits)
+    yield "qwen3-1.7b, trees", PrefillPlan(QWEN3, *limits, trees=True)
+    yield "qwen3-vl-2b, vision", VisionPlan(TOWER, SHARED_BYTES)
 
 
 def machine_code(cubin: bytes) -> Iterator[tuple[str, bytes]]:

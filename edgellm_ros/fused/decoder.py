@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,15 @@ from edgellm_ros.fused.plan.decoder import FusedPlan
 from edgellm_ros.fused.plan.launch import OLDEST
 from edgellm_ros.fused.plan.shape import FusedShape
 from edgellm_ros.fused.plan.tuning import Tuning, load_tuning
-from edgellm_ros.fused.variants import Compile, Step, Variant, compiler_for, variant_for
+from edgellm_ros.fused.variants import (
+    Compile,
+    Step,
+    Variant,
+    compiler_for,
+    make_plans,
+    make_scratch,
+    variant_for,
+)
 from edgellm_ros.fused.weights import FusedLayerWeights, FusedWeights
 from edgellm_ros.kernels.capability import EARLY_START, compute_capability
 
@@ -81,13 +89,13 @@ class FusedDecoder:
         self._tuning = tuning or load_tuning(device.arch)
         self.starts_early = self._tuning.early_start and capability >= EARLY_START
         self._device, self._compile = device, compile or compiler_for(device)
-        self._variants = self._make_variants(shape)
+        self._variants = self._compiled(make_plans(device, shape, self._tuning))
         self._adapted: dict[int, Variant] | None = None  # compiled when the first adapter is used
-        self._adapted_plans = self._make_plans(shape, adapted=True) if shape.lora_rank else {}
+        self._adapted_plans = make_plans(device, shape, self._tuning, adapted=True) if shape.lora_rank else {}
         self.max_adapted_rows = min(shape.max_rows, max(self._adapted_plans, default=0))
         self.max_rows = min(shape.max_rows, max(self._variants))
         plans = [variant.plan for variant in self._variants.values()]
-        self._scratch = self._make_scratch([*plans, *self._adapted_plans.values()])
+        self._scratch = make_scratch(device, [*plans, *self._adapted_plans.values()])
         self._fusion = fusion
         self._states: dict[int, Tensor] = {}  # by layer from 0
         if fusion is not None:
@@ -96,37 +104,8 @@ class FusedDecoder:
             rows = (self.max_rows, shape.hidden)
             self._states = {layer: device.empty(rows, np.uint16) for layer in fusion.layers if layer}
 
-    def _make_plans(self, shape: FusedShape, adapted: bool = False) -> dict[int, FusedPlan]:
-        """Plan kernels for a shape, by largest number of rows.
-
-        Plans end where the device has too little smem. adapted: for sequences with LoRA adapters.
-        """
-        device, plans, rows = self._device, dict[int, FusedPlan](), 1
-        while rows < 2 * shape.max_rows:
-            sizes = rows, device.multiprocessors, device.most_shared_memory
-            try:
-                plans[rows] = FusedPlan(shape, *sizes, self._tuning, adapted)
-            except EngineError:
-                if rows == 1 and not adapted:
-                    raise
-                break
-            rows *= 2
-        return plans
-
-    def _make_variants(self, shape: FusedShape) -> dict[int, Variant]:
-        """Make kernels for a shape, by largest number of rows."""
-        return self._compiled(self._make_plans(shape))
-
     def _compiled(self, plans: Mapping[int, FusedPlan]) -> dict[int, Variant]:
         return {rows: Variant(plan, self._compile(plan)) for rows, plan in plans.items()}
-
-    def _make_scratch(self, plans: Iterable[FusedPlan]) -> dict[str, Tensor]:
-        """Allocate the buffers between the kernels of any of the plans."""
-        sizes: dict[str, int] = {}
-        for plan in plans:
-            for name, nbytes in plan.scratch_bytes().items():
-                sizes[name] = max(nbytes, sizes.get(name, 0))
-        return {name: self._device.zeros((nbytes,), np.uint8) for name, nbytes in sizes.items()}
 
     def run(self, tensors: Mapping[str, Tensor]) -> None:
         """Queue one step on the device's stream.

@@ -16,7 +16,7 @@ from edgellm_ros.fused.decoder import FusedDecoder
 from edgellm_ros.fused.params import DraftHeadParams, JoinedQkvParams, KernelParams
 from edgellm_ros.fused.plan.shape import FusedDraftShape
 from edgellm_ros.fused.plan.tuning import Tuning
-from edgellm_ros.fused.variants import Compile, Step, variant_for
+from edgellm_ros.fused.variants import Compile, Step, make_plans, make_scratch, variant_for
 from edgellm_ros.fused.weights import FusedWeights
 
 
@@ -37,9 +37,11 @@ class FusedDraft(FusedDecoder):
         super().__init__(device, shape, weights, compile, tuning)
         self._draft, self._later = shape, self._variants
         if shape.layers > 1:
-            self._later = self._make_variants(dataclasses.replace(shape, joined=False))
+            self._later = self._compiled(
+                make_plans(device, dataclasses.replace(shape, joined=False), self._tuning)
+            )
             variants = [*self._variants.values(), *self._later.values()]
-            self._scratch = self._make_scratch(variant.plan for variant in variants)
+            self._scratch = make_scratch(device, (variant.plan for variant in variants))
 
     def launches(self, tensors: Mapping[str, Tensor]) -> Iterator[Step]:
         """Yield program, kernel and parameters of each launch of a run.

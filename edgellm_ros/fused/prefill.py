@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusedPrefill and FusedVerification: many tokens through all layers, with products of a library."""
+"""FusedPrefill and FusedVerification: many tokens through all layers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,33 +26,11 @@ from edgellm_ros.fused.params import (
 from edgellm_ros.fused.plan.launch import Launch
 from edgellm_ros.fused.plan.prefill import PrefillPlan
 from edgellm_ros.fused.plan.shape import FusedShape
+from edgellm_ros.fused.products import Matrix, Products
 from edgellm_ros.fused.variants import Compile, compiler_for
 from edgellm_ros.fused.weights import FusedWeights
 
 MOST_TOKENS = 4096  # at once, over all sequences: then the GPU is busy, and scratch takes memory for each
-
-
-class Products(Protocol):
-    """Products of rows with weights; `CublasProducts` on a GPU."""
-
-    def multiply(
-        self, x: int, weights: int, out: int, rows: int, k: int, n: int, adds: bool, gelu_bias: int = 0
-    ) -> None:
-        """Queue out [rows,n] = x [rows,k] weights [k,n], all row-major.
-
-        Addresses of values of the model's type; `adds`: out is fp32, and the product is added to it;
-        `gelu_bias`: out is GELU (with tanh) of the product plus this bias [n], unless 0.
-        """
-        ...
-
-    def logits(
-        self, x: int, head: int, out: int, rows: int, k: int, n: int, columns: int, tied: bool
-    ) -> None:
-        """Queue out [rows,n] fp32 = x [rows,k] times the first n columns of head [k,columns].
-
-        tied: head is the embedding table [n,k].
-        """
-        ...
 
 
 class FusedPrefill:
@@ -138,15 +116,15 @@ class FusedPrefill:
                 x=x,
             )
             self._launch(self._plan.by_row("norm_tokens", rows), begin)
-            multiply(x, layer.qkv, scratch["qkv"], rows, hidden, shape.qkv_size, False)
+            multiply(x, Matrix(layer.qkv, hidden, shape.qkv_size), scratch["qkv"], rows)
             self._attend(part, number, scratch)
-            multiply(x, layer.o, residual, rows, shape.q_size, hidden, True)
+            multiply(x, Matrix(layer.o, shape.q_size, hidden), residual, rows, adds=True)
             post_norm = NormTokensParams(norm=layer.post_norm, bias=layer.o_bias, residual=residual, x=x)
             self._launch(self._plan.by_row("norm_tokens", rows), post_norm)
-            multiply(x, layer.gate_up, scratch["gate_up"], rows, hidden, shape.gate_up_size, False)
+            multiply(x, Matrix(layer.gate_up, hidden, shape.gate_up_size), scratch["gate_up"], rows)
             activate = ActivateParams(gate_up=scratch["gate_up"], bias=layer.gate_up_bias, x=x, rows=rows)
             self._launch(self._plan.activate(rows), activate)
-            multiply(x, layer.down, residual, rows, inner, hidden, True)
+            multiply(x, Matrix(layer.down, inner, hidden), residual, rows, adds=True)
             bias = layer.down_bias
         return bias
 
@@ -205,7 +183,10 @@ class FusedPrefill:
         self._finish(part, bias, part.of(f"hidden_states_{last}"))
 
     def _finish(self, part: _Part, bias: int, normed: int) -> None:
-        """Write the states after the last layer; normed: address of those after the last norm, or 0."""
+        """Write the states after the last layer.
+
+        normed: address of those after the last norm, 0 = they are not needed.
+        """
         last, scratch = self._shape.layers, self._addresses()
         state = scratch.get(_state(last), 0)
         if normed or state:
@@ -241,8 +222,8 @@ class FusedPrefill:
             fused=fused,
         )
         self._launch(self._plan.by_row("join_states", rows), join)
-        size = fusion.shape.fused_size
-        self._products.multiply(joined, weights.fc, fused, rows, 3 * self._shape.hidden, size, True)
+        matrix = Matrix(weights.fc, 3 * self._shape.hidden, fusion.shape.fused_size)
+        self._products.multiply(joined, matrix, fused, rows, adds=True)
         params = RoundStatesParams(fused=fused, out=part.of("fused_hidden_states"))
         self._launch(self._plan.by_row("round_states", rows), params)
 
@@ -271,12 +252,13 @@ class FusedVerification(FusedPrefill):
         self._finish(part, bias, normed)
         head = self._weights.lm_head
         head = head or tensors["embedding" if shape.tied else "lm_head.weight"].pointer
-        sizes = part.rows, shape.hidden, shape.vocab, shape.all_head_columns
-        self._products.logits(normed, head, tensors["logits"].pointer, *sizes, shape.tied)
+        sizes = shape.hidden, shape.vocab, shape.all_head_columns
+        matrix = Matrix(head, *sizes, transposed=shape.tied)
+        self._products.multiply(normed, matrix, tensors["logits"].pointer, part.rows, wide=True)
 
 
 def _state(layer: int) -> str:
-    """Return the name of the buffer of the states at the input of a layer, counted from 0."""
+    """Return the name of the buffer of a layer's input; layers count from 0."""
     return f"state_{layer}"
 
 
@@ -291,7 +273,10 @@ class _Part:
         self.rows, self.behind = batch * tokens, all_tokens - first - tokens
 
     def of(self, name: str) -> int:
-        """Return the address of the part's first token in a tensor [B,S,...]; 0 = there is none."""
+        """Return the address of the part's first token in a tensor [B,S,...].
+
+        0 = there is no such tensor.
+        """
         tensor = self.tensors.get(name)
         if tensor is None:
             return 0

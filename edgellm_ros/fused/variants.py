@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.fused.params import KernelParams
 from edgellm_ros.fused.plan.decoder import FusedPlan
 from edgellm_ros.fused.plan.launch import Launch
+from edgellm_ros.fused.plan.shape import FusedShape
+from edgellm_ros.fused.plan.tuning import Tuning
 
 Step = tuple[Any, Launch, KernelParams]  # a program, and a launch of one of its kernels
 Compile = Callable[[Any], Any]  # a plan to an object with the method `launch` of `FusedProgram`
@@ -37,3 +43,30 @@ def compiler_for(device: Any) -> Callable[[Any], Any]:
     from edgellm_ros.fused.cuda.program import FusedProgram
 
     return lambda plan: FusedProgram(device, cached_kernels(device.arch, plan))
+
+
+def make_plans(device: Any, shape: FusedShape, tuning: Tuning, adapted: bool = False) -> dict[int, FusedPlan]:
+    """Plan kernels for a shape, by largest number of rows.
+
+    Plans end where the device has too little smem. adapted: for sequences with LoRA adapters.
+    """
+    plans, rows = dict[int, FusedPlan](), 1
+    while rows < 2 * shape.max_rows:
+        sizes = rows, device.multiprocessors, device.most_shared_memory
+        try:
+            plans[rows] = FusedPlan(shape, *sizes, tuning, adapted)
+        except EngineError:
+            if rows == 1 and not adapted:
+                raise
+            break
+        rows *= 2
+    return plans
+
+
+def make_scratch(device: Any, plans: Iterable[FusedPlan]) -> dict[str, Tensor]:
+    """Allocate the buffers between the kernels of any of the plans."""
+    sizes: dict[str, int] = {}
+    for plan in plans:
+        for name, nbytes in plan.scratch_bytes().items():
+            sizes[name] = max(nbytes, sizes.get(name, 0))
+    return {name: device.zeros((nbytes,), np.uint8) for name, nbytes in sizes.items()}

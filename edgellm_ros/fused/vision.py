@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusedVision: a vision tower of Qwen3-VL, in kernels and in products of a library."""
+"""FusedVision: a vision tower of Qwen3-VL in kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgellm_ros.fused.params import (
     RopePatchesParams,
 )
 from edgellm_ros.fused.plan.vision import VisionPlan, VisionShape
-from edgellm_ros.fused.prefill import Products
+from edgellm_ros.fused.products import Matrix, Products
 from edgellm_ros.fused.variants import Compile, compiler_for
 
 
@@ -56,7 +56,10 @@ class MergerWeights:
 
 @dataclass(frozen=True)
 class VisionWeights:
-    """Addresses of all weights, multiples of 16 bytes; owners: objects that keep the memory alive."""
+    """Addresses of all weights, multiples of 16 bytes.
+
+    owners: objects that keep the memory alive.
+    """
 
     patch_embed: int
     patch_embed_bias: int
@@ -114,7 +117,7 @@ class FusedVision:
             patches=patches,
         )
         self._by_row("begin_patches", patches, begin)
-        multiply(x, weights.patch_embed, residual, patches, shape.patch, hidden, True)
+        multiply(x, Matrix(weights.patch_embed, shape.patch, hidden), residual, patches, adds=True)
         bias = 0
         for number, block in enumerate(weights.blocks):
             self._block(block, bias, patches, scratch, pointers)
@@ -142,24 +145,25 @@ class FusedVision:
         residual, x, qkv, inner = (scratch[name] for name in ("residual", "x", "qkv", "inner"))
         hidden = shape.hidden
         self._norm(weights.norm1, weights.norm1_bias, bias, patches, scratch)
-        multiply(x, weights.qkv, qkv, patches, hidden, 3 * hidden, False)
+        multiply(x, Matrix(weights.qkv, hidden, 3 * hidden), qkv, patches)
         angles = {"cos_rows": pointers["rope_cos"], "sin_rows": pointers["rope_sin"]}
         self._by_row("rope_patches", patches, RopePatchesParams(qkv=qkv, bias=weights.qkv_bias, **angles))
         attention = PatchAttentionParams(qkv=qkv, out=x, patches=patches)
         self._program.launch(plan.attention(patches), attention)
-        multiply(x, weights.proj, residual, patches, hidden, hidden, True)
+        multiply(x, Matrix(weights.proj, hidden, hidden), residual, patches, adds=True)
         self._norm(weights.norm2, weights.norm2_bias, weights.proj_bias, patches, scratch)
-        multiply(x, weights.fc1, inner, patches, hidden, shape.inner, False, weights.fc1_bias)
-        multiply(inner, weights.fc2, residual, patches, shape.inner, hidden, True)
+        raising = Matrix(weights.fc1, hidden, shape.inner)
+        multiply(x, raising, inner, patches, gelu_bias=weights.fc1_bias)
+        multiply(inner, Matrix(weights.fc2, shape.inner, hidden), residual, patches, adds=True)
 
     def _merge(self, weights: MergerWeights, rows: int, scratch: Mapping[str, int], out: int) -> None:
         """Run a merger, from x to rows of embeddings."""
         shape, plan, multiply = self._shape, self._plan, self._products.multiply
         x, inner, merged = scratch["x"], scratch["inner"], shape.merged
-        multiply(x, weights.first, inner, rows, merged, merged, False)
+        multiply(x, Matrix(weights.first, merged, merged), inner, rows)
         activate = plan.by_quad("activate_merged", rows, merged)
         self._program.launch(activate, ActivateMergedParams(values=inner, bias=weights.first_bias))
-        multiply(inner, weights.second, out, rows, merged, shape.out, False)
+        multiply(inner, Matrix(weights.second, merged, shape.out), out, rows)
         add = plan.by_quad("add_bias", rows, shape.out)
         self._program.launch(add, AddBiasParams(values=out, bias=weights.second_bias))
 
@@ -174,7 +178,10 @@ class FusedVision:
         self._program.launch(self._plan.by_row(name, rows), params)
 
     def _buffers(self, patches: int) -> dict[str, int]:
-        """Return the addresses of buffers for so many patches; larger ones are made for a larger image."""
+        """Return the addresses of buffers for so many patches.
+
+        Larger ones are made for a larger image.
+        """
         if patches > self._most_patches:
             shape = self._shape
             self._most_patches = most = max(patches, 3 * self._most_patches // 2)

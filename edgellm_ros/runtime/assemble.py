@@ -133,13 +133,11 @@ def open_engines(opening: Opening) -> Engines:
     vision = audio = action = None
     most_tokens = config.builder.max_input_len
     if config.vision is not None and not opening.parts.missing(VISUAL):
-        tower = load_fused_vision(opening.root, config, device, options.decode)
-        engine = opening.engine(VISUAL, shared=tower.shared if tower else None)
-        encoder = tower.executor if tower else None
-        vision = VisionRunner(engine, config.vision, device, kernels, most_tokens, encoder)
+        fused_tower = load_fused_vision(opening.root, config, device, options.decode)
+        tower = opening.engine(VISUAL, shared=fused_tower.shared)
+        vision = VisionRunner(tower, config.vision, device, kernels, most_tokens, fused_tower.executor)
     if config.audio is not None and not opening.parts.missing(AUDIO):
-        pads = pads_prompts(device)
-        audio = AudioRunner(opening.engine(AUDIO), config.audio, device, most_tokens, pads)
+        audio = AudioRunner(opening.engine(AUDIO), config.audio, device, most_tokens, pads_prompts(device))
     if not opening.parts.missing(ACTION):
         action = _open_action_head(opening, kernels, runner)
     if not options.cuda_graphs:

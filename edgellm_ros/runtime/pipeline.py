@@ -14,6 +14,7 @@ from functools import partial
 
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.runtime.adapters.lora import LoraAdapter
+from edgellm_ros.runtime.answer_in_advance import answer_in_advance
 from edgellm_ros.runtime.assemble import (
     choose_by_times,
     load_inputs,
@@ -35,7 +36,6 @@ from edgellm_ros.runtime.prefix_reuse import prefill_parts
 from edgellm_ros.runtime.prompt.tool_call_formats import ParsedAnswer
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse
 from edgellm_ros.runtime.response import response_of
-from edgellm_ros.runtime.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -323,7 +323,9 @@ class Pipeline:
             self.runner.records_prefills = self.method.capture(self.loras.loaded())
             self._encoders.warm_up(self.device)
             self._prefill.warm_up(self.device)
-            self._answer_in_advance()
+            if not self._is_warm:
+                self._is_warm = True
+                answer_in_advance(self, self._metrics)
         except DeviceLostError:
             raise
         except EngineError as error:
@@ -331,26 +333,3 @@ class Pipeline:
             logger.warning("decoding goes on with the graphs recorded so far: a step failed: %s", error)
             return False
         return self.runner.records_prefills
-
-    def _answer_in_advance(self) -> None:
-        """Answer a few words, so that nothing of a user's first answer runs for the first time.
-
-        On devices with graphs; a second call does nothing. Neither counters nor the prefix cache change. The
-        log says why nothing could be answered. Plans of TensorRT are left out, of which each recorded run
-        takes memory.
-        """
-        if self._is_warm or not self.device.has_graphs or self.runner.prefill_executor.is_plan:
-            return
-        self._is_warm = True
-        request = LLMGenerationRequest("hello", sampling=SamplingParams(temperature=0.0, max_tokens=4))
-        try:
-            sequences = self.prepare([request], noise_seed=0)
-            with self._metrics.unchanged():
-                self.prefill(sequences)
-                while self.batch.sequences:
-                    self.batch.evict(self.decode())
-        except DeviceLostError:
-            raise
-        except (EngineError, ValueError) as error:
-            self.recover_after(error)
-            logger.warning("nothing is answered in advance: %s", error)

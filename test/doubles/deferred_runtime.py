@@ -15,9 +15,9 @@ from doubles.deferred_device import DeferredDevice, DeferredGraph, DeferredHostC
 from edgellm_ros.engine.onnxruntime.backend import OnnxRuntimeBackend
 from edgellm_ros.engine.tensor import Shape, Tensor
 from edgellm_ros.kernels import host, tree_host
+from edgellm_ros.runtime import pipeline
 from edgellm_ros.runtime.encoders import Encoders
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-from edgellm_ros.runtime.pipeline import Pipeline
 from edgellm_ros.runtime.prefill import Prefill
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
@@ -102,11 +102,11 @@ def queueing() -> Iterator[None]:
 
 @contextmanager
 def without_warm_up() -> Iterator[None]:
-    """Inside the block, a runtime runs no prompts, images, sounds and answers when it is made."""
+    """Inside the block, a runtime runs nothing when it is made."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Prefill, "warm_up", lambda prefill, device: None)
         patch.setattr(Encoders, "warm_up", lambda encoders, device: None)
-        patch.setattr(Pipeline, "_answer_in_advance", lambda pipeline: None)
+        patch.setattr(pipeline, "answer_in_advance", lambda pipeline, metrics: None)
         yield
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A vision tower in the fused kernels against its graph, which ONNX Runtime runs on the CPU in fp32.
+"""A vision tower in the fused kernels against its graph.
 
-Without a GPU the kernels are compiled for the host, and products are NumPy's.
+ONNX Runtime runs the graph on the CPU in fp32. Without a GPU the kernels are compiled for the host, and
+products are NumPy's.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from fixtures.tiny_checkpoint import write_tiny_checkpoint
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.only_on("cpu", "cuda", reason="TensorRT has no fused kernels"),
+    pytest.mark.kernel_doubles,
 ]
 QWEN3_VL_2B = VisionShape(
     "fp16", depth=24, hidden=1024, heads=16, inner=4096, patch=768, merged=4096, out=2048,
@@ -51,7 +53,7 @@ SIZES = {
 
 
 def encoded(runner: VisionRunner, image: np.ndarray, width: int, levels: int, dtype) -> list[np.ndarray]:
-    """Encode an image; return the rows of embeddings, then those of each deepstack level."""
+    """Encode an image; return its rows, then those of each deepstack level."""
     rows, columns = runner.token_grid(image)
     device = runner._device
     outputs = [device.zeros((rows * columns, width), dtype) for _ in range(1 + levels)]
@@ -85,7 +87,7 @@ def test_the_rows_are_those_of_the_graph(towers, device, precision):
     reference = runner_of(towers, device)
     with fused_on_host() if device.memory != "cuda" else nullcontext():
         tower = loading.load_fused_vision(towers / precision, config, device, "auto")
-        assert tower is not None
+        assert tower.executor is not None
         runner = runner_of(towers, device, tower)
         for image in (make_image(48, 64), make_image(100, 130), make_image(16, 16)):
             found = encoded(runner, image, width, levels, element_type(precision))

@@ -15,6 +15,7 @@ from cuda.pathfinder import load_nvidia_dynamic_lib
 
 from edgellm_ros.engine.cuda.device import CudaDevice
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.fused.products import Matrix
 
 WORKSPACE_BYTES = 32 << 20  # as NVIDIA recommends for Hopper
 # Values of cublas_api.h, library_types.h and cublasLt.h.
@@ -40,20 +41,19 @@ class _Heuristic(ctypes.Structure):
     ]
 
 
-class _Sizes(NamedTuple):
-    """What a product's kernel depends on: x [rows,k] times weights [k,columns], of which n count."""
+class _Kind(NamedTuple):
+    """What the kernel of a product depends on; the matrix is at any address."""
 
     rows: int
-    k: int
-    n: int
-    columns: int
-    wide: bool = False  # the result is fp32
-    operation: str = PLAIN  # TRANSPOSED: weights are [n,k]
+    matrix: Matrix
+    wide: bool  # the result is fp32
+    gelu: bool
 
 
 class _Product(NamedTuple):
     """How cuBLASLt computes a product of these sizes."""
 
+    operation: ctypes.c_void_p
     weights: ctypes.c_void_p  # layouts of the matrices
     x: ctypes.c_void_p
     out: ctypes.c_void_p
@@ -80,45 +80,35 @@ class CublasProducts:
         self._preference = self._make("cublasLtMatmulPreferenceCreate")
         limit = ctypes.c_uint64(WORKSPACE_BYTES)
         self._set("cublasLtMatmulPreferenceSetAttribute", self._preference, PREF_MAX_WORKSPACE_BYTES, limit)
-        self._products: dict[_Sizes, _Product] = {}
+        self._products: dict[_Kind, _Product] = {}
 
     def multiply(
-        self, x: int, weights: int, out: int, rows: int, k: int, n: int, adds: bool, gelu_bias: int = 0
+        self,
+        x: int,
+        matrix: Matrix,
+        out: int,
+        rows: int,
+        *,
+        adds: bool = False,
+        wide: bool = False,
+        gelu_bias: int = 0,
     ) -> None:
-        """Queue out [rows,n] = x [rows,k] weights [k,n]; see `Products`."""
-        operation = PLAIN
-        if gelu_bias:
-            operation, address = GELU, ctypes.c_void_p(gelu_bias)
-            self._set("cublasLtMatmulDescSetAttribute", self._operations[GELU], DESC_BIAS_POINTER, address)
-        sizes = _Sizes(rows, k, n, n, wide=adds, operation=operation)
-        self._queue(x, weights, out, sizes, self._one if adds else self._zero)
-
-    def logits(
-        self, x: int, head: int, out: int, rows: int, k: int, n: int, columns: int, tied: bool
-    ) -> None:
-        """Queue out [rows,n] fp32 = x [rows,k] head [k,columns]; see `Products`."""
-        self._queue(
-            x,
-            head,
-            out,
-            _Sizes(rows, k, n, columns, wide=True, operation=TRANSPOSED if tied else PLAIN),
-            self._zero,
-        )
-
-    def _queue(self, x: int, weights: int, out: int, sizes: _Sizes, kept: ctypes.c_float) -> None:
-        """Queue a product; kept: the factor of what `out` has."""
+        """Queue out [rows,n] = x [rows,k] times a matrix; see `Products`."""
         self._device.activate()
-        product = self._products.get(sizes) or self._choose(sizes)
-        self._call(
-            "cublasLtMatmul",
+        kind = _Kind(rows, matrix._replace(address=0), adds or wide, bool(gelu_bias))
+        product = self._products.get(kind) or self._choose(kind)
+        if gelu_bias:
+            address = ctypes.c_void_p(gelu_bias)
+            self._set("cublasLtMatmulDescSetAttribute", product.operation, DESC_BIAS_POINTER, address)
+        arguments = (
             self._handle,
-            self._operations[sizes.operation],
+            product.operation,
             ctypes.byref(self._one),
-            ctypes.c_void_p(weights),
+            ctypes.c_void_p(matrix.address),
             product.weights,
             ctypes.c_void_p(x),
             product.x,
-            ctypes.byref(kept),
+            ctypes.byref(self._one if adds else self._zero),
             ctypes.c_void_p(out),
             product.out,
             ctypes.c_void_p(out),
@@ -128,35 +118,27 @@ class CublasProducts:
             ctypes.c_size_t(WORKSPACE_BYTES),
             ctypes.c_void_p(int(self._device.stream.handle)),
         )
+        self._call("cublasLtMatmul", *arguments)
 
-    def _choose(self, sizes: _Sizes) -> _Product:
+    def _choose(self, kind: _Kind) -> _Product:
         """Let the library choose the kernel of a product.
 
         The library's matrices are column-major, so it computes the transposed product: weights [n,k] times x
         [k,rows].
         """
-        rows, k, n, columns, wide, operation = sizes
-        stored = (k, n, k) if operation == TRANSPOSED else (n, k, columns)
-        left = self._layout(self._type, *stored)
-        right = self._layout(self._type, k, rows, k)
-        result = self._layout(R_32F if wide else self._type, n, rows, n)
+        (_, k, n, columns, transposed), rows = kind.matrix, kind.rows
+        operation = self._operations[TRANSPOSED if transposed else GELU if kind.gelu else PLAIN]
+        stored = (k, n, k) if transposed else (n, k, columns or n)
+        left, right = self._layout(self._type, *stored), self._layout(self._type, k, rows, k)
+        result = self._layout(R_32F if kind.wide else self._type, n, rows, n)
         found, count = _Heuristic(), ctypes.c_int(0)
-        self._call(
-            "cublasLtMatmulAlgoGetHeuristic",
-            self._handle,
-            self._operations[operation],
-            left,
-            right,
-            result,
-            result,
-            self._preference,
-            1,
-            ctypes.byref(found),
-            ctypes.byref(count),
-        )
+        layouts = left, right, result, result
+        results = self._preference, 1, ctypes.byref(found), ctypes.byref(count)
+        self._call("cublasLtMatmulAlgoGetHeuristic", self._handle, operation, *layouts, *results)
         if not count.value or found.state:
             raise EngineError(f"cuBLASLt has no kernel for [{rows},{k}] times [{k},{n}]")
-        self._products[sizes] = product = _Product(left, right, result, found.algorithm)
+        product = _Product(operation, left, right, result, found.algorithm)
+        self._products[kind] = product
         return product
 
     def _operation(self, kind: str) -> ctypes.c_void_p:

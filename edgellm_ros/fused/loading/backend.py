@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusedBackend: the fused kernels as an engine backend, for decode steps and prefills."""
+"""FusedBackend: the fused kernels as an engine backend."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Head(NamedTuple):
 
 
 class FusedBackend:
-    """Runs of one model in the fused kernels, with bindings of the model's graph for CUDA."""
+    """Runs of one part in the fused kernels; bindings: as of the part's graph."""
 
     supports_empty_tensors = True
 

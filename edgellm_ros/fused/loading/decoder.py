@@ -102,7 +102,8 @@ def _load(
         tensors |= load_weights(path.parent, draft, dtype, device)
         fusion = state_fusion(config, draft, tensors, shape.max_rows)
     with made_or_unavailable():
-        decoder = make_decoder(device, shape, fused_weights(model, tensors), fusion)
+        weights = fused_weights(model, tensors)
+        decoder = make_decoder(device, shape, weights, fusion)
     trees = drafting is not None and not drafting.is_chain
     fused_size = fusion.shape.fused_size if fusion is not None else 0
     head = _head(model, config)
@@ -110,7 +111,7 @@ def _load(
         step_bindings, shape, head, trees=trees, fused_size=fused_size, recurrent=config.llm.recurrent
     )
     most_rows, verified = min(batch, decoder.max_rows), min(batch, decoder.max_rows // nodes) * nodes
-    many = load_many_tokens(device, shape, fused_weights(model, tensors), decoder, config, drafting, fusion)
+    many = load_many_tokens(device, shape, weights, decoder, config=config, drafting=drafting, fusion=fusion)
 
     def executor(name: str, bindings: Iterable[Binding], runs: Decoder = decoder) -> EngineExecutor:
         return EngineExecutor(FusedBackend(runs, bindings, device), name)
@@ -129,9 +130,9 @@ def _load(
         most_rows,
         {name: tensor for name, tensor in tensors.items() if name not in own},
         max(verified, many.most_nodes) if drafting is not None else 0,
-        adapted,
-        decoder.max_adapted_rows,
-        shape.lora_rank,
+        adapted=adapted,
+        most_adapted_rows=decoder.max_adapted_rows,
+        most_lora_rank=shape.lora_rank,
         most_step_rows=decoder.max_rows,
         prefill=prefill,
         verification=verification,

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads what runs many tokens in the fused kernels: prompts, and verifications of batches of trees."""
+"""Loads what runs many tokens in the fused kernels.
+
+These are prompts, and verifications of batches of trees.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,7 @@ def load_many_tokens(
     shape: FusedShape,
     weights: FusedWeights,
     decoder: FusedDecoder,
+    *,
     config: EngineConfig,
     drafting: DraftSizes | None,
     fusion: StateFusion | None,

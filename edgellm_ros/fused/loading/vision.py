@@ -49,23 +49,21 @@ RUNS = 5  # whose median is compared
 class FusedVisionTower(NamedTuple):
     """The fused kernels of a vision tower, and their weights, which the engine shares."""
 
-    executor: EngineExecutor
-    shared: dict[str, Tensor]  # by name of the graph's initializer
+    executor: EngineExecutor | None = None  # None = the engine encodes images
+    shared: dict[str, Tensor] | None = None  # by name of the graph's initializer
 
 
-def load_fused_vision(
-    root: Path, config: EngineConfig, device: Device, decode: str
-) -> FusedVisionTower | None:
+def load_fused_vision(root: Path, config: EngineConfig, device: Device, decode: str) -> FusedVisionTower:
     """Load a vision tower's fused kernels unless `decode` is "engine".
 
-    None, with the reason in the log, if the engine encodes images: with `decode` "fused" too, which is about
+    Empty, with the reason in the log, if the engine encodes images: with `decode` "fused" too, which is about
     decode steps.
     """
     if not isinstance(config.vision, Qwen3VisionConfig):
-        return None
+        return FusedVisionTower()
     what, instead = "the vision tower's fused kernels are", "the engine encodes images"
     load, wanted = partial(_load, root, config, config.vision, device), ENGINE if decode == ENGINE else AUTO
-    return load_if_wanted(load, wanted, logger, what=what, instead=instead)
+    return load_if_wanted(load, wanted, logger, what=what, instead=instead) or FusedVisionTower()
 
 
 def _load(root: Path, config: EngineConfig, tower: Qwen3VisionConfig, device: Device) -> FusedVisionTower:

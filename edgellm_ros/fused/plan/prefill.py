@@ -131,7 +131,7 @@ class PrefillPlan:
 
 
 def attention_smem(head_dim: int, kv_tile: int) -> int:
-    """Return bytes of a CTA's smem; `PromptTiles` in prompt_attention.cuh has the same fields."""
+    """Return bytes of a CTA's smem, which are those of `PromptTiles`."""
     return 16 * (2 * -(-head_dim // 16) + 1) * (QUERY_TILE + 4 * kv_tile)
 
 

@@ -88,7 +88,7 @@ class VisionPlan:
         return Launch(name, (rows, 1), THREADS)
 
     def by_quad(self, name: str, rows: int, size: int) -> Launch:
-        """Return how a kernel whose threads have four of a row's `size` values is launched."""
+        """Return how a kernel is launched whose threads have four values of a row."""
         return Launch(name, (-(-size // (4 * THREADS)), rows), THREADS)
 
     def attention(self, patches: int) -> Launch:

@@ -56,7 +56,7 @@ def choose_by_time(
     verification: Verification | None = None,
     cuda_graphs: bool = True,
 ) -> None:
-    """Set the largest batches that the fused kernels decode and verify, and whether they compute prompts.
+    """Set what the fused kernels run: which batches, and whether prompts.
 
     So each batch gets the faster of kernels and engine. The batch must be empty. The fused kernels are not
     used if their logits differ from the engine's, or from run to run.

@@ -21,11 +21,10 @@ from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.fused.loading.fused_decoding import FusedDecoding
 from edgellm_ros.kernels import DraftTree, Kernels, TreeKernels
 from edgellm_ros.runtime.adapters.lora import LoraAdapter, LoraAdapters
-from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
-from edgellm_ros.runtime.batch.recurrent_state import RecurrentState
 from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs
 from edgellm_ros.runtime.engines.engine_runs import EngineRuns, RunnableEngine
 from edgellm_ros.runtime.engines.lm_heads import LMHeads
+from edgellm_ros.runtime.engines.row_states import make_kv_cache, make_recurrent_state
 from edgellm_ros.runtime.engines.step_engines import StepEngines, check_shared_cache
 from edgellm_ros.runtime.engines.step_tensors import StepTensors
 from edgellm_ros.runtime.prompt.rope import make_rope_table
@@ -80,8 +79,8 @@ class LLMEngineRunner:
         self.most_verified_rows = fused.most_verified_rows if fused else 0
         self.fuses_prompts = fused is not None and fused.prefill is not None
         self.embeds_dtype = executor.dtype(names.INPUTS_EMBEDS)
-        self.kv_cache = _make_kv_cache(device, kernels, config, executor)
-        self.recurrent = _make_recurrent_state(device, kernels, config, executor, verifies=max_tree_size > 0)
+        self.kv_cache = make_kv_cache(device, kernels, config, executor)
+        self.recurrent = make_recurrent_state(device, kernels, config, executor, verifies=max_tree_size > 0)
         self.verified_nodes = 0  # of each row, in the verification that is committed
         positions = config.max_kv_cache_capacity + positions_beyond
         self.rope_table = make_rope_table(config.rope_config, positions, device)
@@ -324,33 +323,3 @@ class LLMEngineRunner:
     def drop(self, adapter: LoraAdapter) -> None:
         """Drop the tables of a removed adapter."""
         self._engines.drop(adapter)
-
-
-def _make_kv_cache(
-    device: Device, kernels: Kernels, config: EngineConfig, executor: EngineExecutor
-) -> LinearKVCache:
-    return LinearKVCache(
-        device,
-        kernels,
-        layers=config.num_attention_layers,
-        max_batch_size=config.max_supported_batch_size,
-        kv_heads=config.num_kv_heads,
-        capacity=config.max_kv_cache_capacity,
-        head_dim=config.head_dim,
-        dtype=executor.dtype(names.key_cache(0)),
-    )
-
-
-def _make_recurrent_state(
-    device: Device, kernels: Kernels, config: EngineConfig, executor: EngineExecutor, verifies: bool
-) -> RecurrentState | None:
-    if config.llm.recurrent is None:
-        return None
-    return RecurrentState(
-        device,
-        kernels,
-        config.llm.recurrent,
-        max_batch_size=config.max_supported_batch_size,
-        conv_dtype=executor.dtype(names.conv_state(0)),
-        verifies=verifies,
-    )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes the vision tower of Qwen3-VL for the fused kernels: `visual/fused.json`."""
+"""Describes the vision tower of Qwen3-VL: `visual/fused.json`."""
 
 from __future__ import annotations
 
