@@ -95,11 +95,11 @@ class CublasProducts:
     ) -> None:
         """Queue out [rows,n] = x [rows,k] times a matrix; see `Products`."""
         self._device.activate()
-        kind = _Kind(rows, matrix._replace(address=0), adds or wide, bool(gelu_bias))
-        product = self._products.get(kind) or self._choose(kind)
         if gelu_bias:
             address = ctypes.c_void_p(gelu_bias)
-            self._set("cublasLtMatmulDescSetAttribute", product.operation, DESC_BIAS_POINTER, address)
+            self._set("cublasLtMatmulDescSetAttribute", self._operations[GELU], DESC_BIAS_POINTER, address)
+        kind = _Kind(rows, matrix._replace(address=0), adds or wide, bool(gelu_bias))
+        product = self._products.get(kind) or self._choose(kind)
         arguments = (
             self._handle,
             product.operation,
