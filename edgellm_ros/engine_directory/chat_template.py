@@ -54,6 +54,7 @@ class ChatTemplate:
 
     def _compile(self, where: str, text: str, special_tokens: Mapping[str, str]) -> None:
         self.where = where
+        self.reads_clock = "strftime_now" in text  # so that equal messages may become other texts
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )

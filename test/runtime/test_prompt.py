@@ -13,7 +13,7 @@ from edgellm_ros.builder import export
 from edgellm_ros.builder.config.prompt_files import chat_template, template_tokens
 from edgellm_ros.engine_directory.chat_template import ChatTemplate
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
+from edgellm_ros.runtime.prompt.prompt_builder import KEPT_PROMPTS, PromptBuilder
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from edgellm_ros.runtime.text.tokenizer import Tokenizer
 
@@ -68,6 +68,58 @@ def test_a_template_without_placeholders_for_images_or_sounds_is_an_error(tmp_pa
         builder.build(LLMGenerationRequest("go"), [4], [], [])
     with pytest.raises(ValueError, match="has 0 placeholders for 2 sounds"):
         builder.build(LLMGenerationRequest("go"), [], [4, 1], [])
+
+
+@pytest.fixture
+def rendered(monkeypatch):
+    """The numbers of messages that templates have rendered."""
+    counts, render = [], ChatTemplate.render
+
+    def watched(template, messages, *others):
+        counts.append(len(messages))
+        return render(template, messages, *others)
+
+    monkeypatch.setattr(ChatTemplate, "render", watched)
+    return counts
+
+
+def test_the_same_words_with_other_media_are_rendered_once(builder, rendered):
+    first = builder.build(LLMGenerationRequest("new words"), [3], [2], [700])
+    assert builder.build(LLMGenerationRequest("new words"), [3], [2], [700]) == first
+    longer = builder.build(LLMGenerationRequest("new words"), [5], [2], [701])
+    assert len(longer) == len(first) + 2
+    assert rendered == [1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt": "other words"},
+        {"system_prompt": "Be brief."},
+        {"tools": ({"type": "function", "function": {"name": "f"}},)},
+        {"chat_template_kwargs": {"language": "de"}},
+        {"enable_thinking": True},
+    ],
+)
+def test_other_words_tools_and_variables_are_rendered(builder, rendered, changes):
+    builder.build(LLMGenerationRequest("some words"), [], [], [])
+    before = len(rendered)
+    builder.build(LLMGenerationRequest(**{"prompt": "some words", **changes}), [], [], [])
+    assert len(rendered) == before + 1
+
+
+def test_a_template_that_reads_the_clock_is_always_rendered(tmp_path, tokenizer, tiny_engine, rendered):
+    (tmp_path / "t.jinja").write_text("{{ strftime_now('%Y') }} {{ messages[0].content[-1].text }}")
+    builder = PromptBuilder(tokenizer, ChatTemplate(tmp_path / "t.jinja"), EngineConfig.load(tiny_engine))
+    for _ in range(2):
+        builder.build(LLMGenerationRequest("go"), [], [], [])
+    assert rendered == [1, 1]
+
+
+def test_few_prompts_are_kept(builder):
+    for number in range(3 * KEPT_PROMPTS):
+        builder.build(LLMGenerationRequest(f"go {number}"), [], [], [])
+    assert len(builder._encoded) == KEPT_PROMPTS
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_an_error(tokenizer, tiny_engine):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
@@ -23,6 +24,7 @@ from edgellm_ros.runtime.request import LLMGenerationRequest
 from edgellm_ros.runtime.text.tokenizer import Tokenizer
 
 NO_TOKEN = -1  # an id that occurs in no prompt
+KEPT_PROMPTS = 4  # whose ids are kept
 
 
 class PromptBuilder:
@@ -35,6 +37,7 @@ class PromptBuilder:
             )
         self._tokenizer = tokenizer
         self._template = template
+        self._encoded: OrderedDict[str, list[int]] = OrderedDict()  # ids by what was rendered, latest last
         self._image_token = _or_no_token(config.special_tokens.image_token_id)
         self._image_boundaries: tuple[list[int], list[int]] = [], []
         if config.vision is not None and config.vision.adds_image_boundaries:
@@ -134,8 +137,25 @@ class PromptBuilder:
     ) -> list[int]:
         """Render the template and convert its text to ids.
 
-        Special tokens in texts stay plain text.
+        Special tokens in texts stay plain text. The latest results are kept: a robot asks for every plan with
+        the same words, and a new frame.
         """
+        key = repr((messages, tools, sorted(variables.items(), key=repr), continue_final_message))
+        ids = self._encoded.get(key)
+        if ids is None or self._template.reads_clock:
+            ids = self._encoded[key] = self._render(messages, tools, variables, continue_final_message)
+            if len(self._encoded) > KEPT_PROMPTS:
+                self._encoded.popitem(last=False)
+        self._encoded.move_to_end(key)
+        return ids
+
+    def _render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: dict[str, Any],
+        continue_final_message: bool,
+    ) -> list[int]:
         texts: list[str] = []
         _change_texts(messages, tools, texts.append)
         guard, protected = self._tokenizer.protect(*texts)
