@@ -35,6 +35,7 @@ from edgellm_ros.fused.variants import (
     Compile,
     Step,
     Variant,
+    compile_all,
     compiler_for,
     make_plans,
     make_scratch,
@@ -105,7 +106,8 @@ class FusedDecoder:
             self._states = {layer: device.empty(rows, np.uint16) for layer in fusion.layers if layer}
 
     def _compiled(self, plans: Mapping[int, FusedPlan]) -> dict[int, Variant]:
-        return {rows: Variant(plan, self._compile(plan)) for rows, plan in plans.items()}
+        programs = compile_all(self._compile, plans)
+        return {rows: Variant(plan, programs[rows]) for rows, plan in plans.items()}
 
     def run(self, tensors: Mapping[str, Tensor]) -> None:
         """Queue one step on the device's stream.

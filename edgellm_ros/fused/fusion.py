@@ -12,6 +12,7 @@ import numpy as np
 from edgellm_ros.fused.params import FusedStatesParams, FuseParams, KernelParams
 from edgellm_ros.fused.plan.fusion import FusionPlan, FusionShape
 from edgellm_ros.fused.plan.launch import Launch
+from edgellm_ros.fused.variants import compile_all
 from edgellm_ros.fused.weights import FusionWeights
 
 
@@ -42,12 +43,12 @@ class FusedFusion:
         threads: int = 256,
     ) -> None:
         self._shape, self._weights = shape, weights
-        self._variants: dict[int, tuple[FusionPlan, Any]] = {}  # by number of rows
-        rows = 1
+        limits, plans, rows = (device.multiprocessors, device.most_shared_memory), {}, 1
         while rows < 2 * shape.max_rows:
-            plan = FusionPlan(shape, rows, device.multiprocessors, device.most_shared_memory, threads)
-            self._variants[rows] = plan, compile(plan)
+            plans[rows] = FusionPlan(shape, rows, *limits, threads)
             rows *= 2
+        programs = compile_all(compile, plans)
+        self._variants = {rows: (plan, programs[rows]) for rows, plan in plans.items()}
         nbytes = max(plan.scratch_bytes for plan, _ in self._variants.values())
         self._parts = device.empty((nbytes,), np.uint8)
 

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from edgellm_ros.fused.plan.launch import Launch
 from edgellm_ros.fused.plan.shape import FusedShape
 from edgellm_ros.fused.plan.tuning import Tuning
 
+MOST_COMPILERS = 4  # at once; each takes some 100 MB
+Plan = TypeVar("Plan")
+Program = TypeVar("Program")
 Step = tuple[Any, Launch, KernelParams]  # a program, and a launch of one of its kernels
 Compile = Callable[[Any], Any]  # a plan to an object with the method `launch` of `FusedProgram`
 
@@ -43,6 +47,15 @@ def compiler_for(device: Any) -> Callable[[Any], Any]:
     from edgellm_ros.fused.cuda.program import FusedProgram
 
     return lambda plan: FusedProgram(device, cached_kernels(device.arch, plan))
+
+
+def compile_all(compile: Callable[[Plan], Program], plans: Mapping[int, Plan]) -> dict[int, Program]:
+    """Make a program of each plan, in threads.
+
+    NVRTC does not hold Python's lock. Errors of `compile` are raised.
+    """
+    with ThreadPoolExecutor(MOST_COMPILERS) as pool:
+        return dict(zip(plans, pool.map(compile, plans.values()), strict=True))
 
 
 def make_plans(device: Any, shape: FusedShape, tuning: Tuning, adapted: bool = False) -> dict[int, FusedPlan]:

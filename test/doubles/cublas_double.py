@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cuBLASLt on host memory: the functions that CublasProducts calls, as cublasLt.h documents them.
+"""The functions of cuBLASLt that CublasProducts calls, on host memory.
 
-Descriptors are dictionaries behind handles. A product reads its matrices as the layouts describe them,
-column-major, and is computed in NumPy.
+Source: cublasLt.h. Descriptors are dictionaries behind handles. A product reads its matrices as the layouts
+describe them, column-major, and is computed in NumPy.
 """
 
 from __future__ import annotations

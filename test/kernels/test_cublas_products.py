@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CublasProducts on a double of cuBLASLt: which matrices, layouts and epilogues it asks for."""
+"""Which matrices, layouts and epilogues CublasProducts passes to cuBLASLt."""
 
 from __future__ import annotations
 

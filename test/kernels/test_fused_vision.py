@@ -65,7 +65,7 @@ def encoded(runner: VisionRunner, image: np.ndarray, width: int, levels: int, dt
 
 @pytest.fixture(scope="module")
 def make_towers(tmp_path_factory):
-    """A function from sizes and a precision to a folder with engines in fp32 and in it, made once."""
+    """A function that makes engines of given sizes, in fp32 and a precision, once."""
 
     @functools.cache
     def make(sizes: str, precision: str) -> Path:
