@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from edgellm_ros.builder import export
 from edgellm_ros.fused.description.draft import FUSED_DRAFT_FILE, FusedDraftModel
-from fixtures.decoder_checkpoint import write_decoder_checkpoint
+from fixtures.decoder_checkpoint import lm_head_columns, write_decoder_checkpoint
 from fixtures.random_head import base_config, write_random_head
 
 pytestmark = pytest.mark.only_on("cpu", reason="files are the same for every device")
@@ -97,7 +97,7 @@ def test_a_joined_norm_and_a_normed_residual_are_told(exported):
 def test_a_head_without_an_lm_head_has_a_place_for_the_bases(exported):
     _, model, engine = exported(vocabulary=None)
     table = exported.base["model.embed_tokens.weight"]
-    assert_stored(engine, f"draft/{model.file}", model.lm_head, table.T)
+    assert_stored(engine, f"draft/{model.file}", model.lm_head, lm_head_columns(table))
 
 
 def test_an_export_in_fp32_removes_the_description_of_an_earlier_one(tmp_path):

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import export
 from edgellm_ros.fused.description.decoder import FUSED_FILE, FusedModel
-from fixtures.decoder_checkpoint import write_decoder_checkpoint
+from fixtures.decoder_checkpoint import lm_head_columns, write_decoder_checkpoint
 
 LAYER = "model.layers.1"
 JOINED = {  # field: (the checkpoint's tensors, side by side, transposed)
@@ -92,7 +92,8 @@ def test_an_lm_head_of_its_own_has_a_place(exported):
     tensors, engine = exported("llama", tie_word_embeddings=False)
     model = FusedModel.load(engine / FUSED_FILE)
     assert not model.tied
-    np.testing.assert_array_equal(read(engine, model.lm_head), tensors["lm_head.weight"].T.astype(np.float16))
+    expected = lm_head_columns(tensors["lm_head.weight"]).astype(np.float16)
+    np.testing.assert_array_equal(read(engine, model.lm_head), expected)
 
 
 def test_an_lm_head_that_is_an_input_has_no_place(exported):
@@ -108,7 +109,7 @@ def test_an_lm_head_for_a_part_of_the_vocabulary_has_a_place_though_it_is_tied(e
     _, engine = exported("llama", (("vocab_map", tmp_path / "map.safetensors"),))
     model = FusedModel.load(engine / FUSED_FILE)
     assert not model.tied
-    table = tensors["model.embed_tokens.weight"][kept].T.astype(np.float16)
+    table = lm_head_columns(tensors["model.embed_tokens.weight"][kept]).astype(np.float16)
     np.testing.assert_array_equal(read(engine, model.lm_head), table)
 
 

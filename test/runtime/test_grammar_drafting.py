@@ -192,6 +192,7 @@ def test_rounds_are_recorded_up_to_the_logits_when_they_first_run(draft_engine):
 def test_a_batch_without_a_grammar_copies_no_trees(draft_engine):
     with queueing(), LLMInferenceRuntime(draft_engine, WatchedDevice(), drafting=LOOKUP) as runtime:
         calls = runtime.pipeline.device.calls
+        calls.clear()
         runtime.handle_request(request(**TALKING))
         metrics = runtime.spec_decode_generation_metrics
         assert calls["copy_to_host"] == metrics.total_runs + metrics.vanilla_runs + 1
