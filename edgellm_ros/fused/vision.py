@@ -184,7 +184,7 @@ class FusedVision:
         """
         if patches > self._most_patches:
             shape = self._shape
-            self._most_patches = most = max(patches, 3 * self._most_patches // 2)
+            most = max(patches, 3 * self._most_patches // 2)
             sizes = {
                 "residual": 4 * most * shape.hidden,
                 "x": 2 * most * max(shape.hidden, shape.patch),
@@ -193,4 +193,5 @@ class FusedVision:
             }
             made = {name: self._device.zeros((nbytes,), np.uint8) for name, nbytes in sizes.items()}
             self._scratch.append(made)
+            self._most_patches = most
         return {name: tensor.pointer for name, tensor in self._scratch[-1].items()}

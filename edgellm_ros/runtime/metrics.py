@@ -90,9 +90,11 @@ class RuntimeMetrics:
     def unchanged(self) -> Iterator[None]:
         """Restore all counters after the block."""
         before = {name: replace(counters) for name, counters in vars(self).items()}
-        yield
-        for name, counters in before.items():
-            vars(getattr(self, name)).update(vars(counters))  # others hold the object
+        try:
+            yield
+        finally:
+            for name, counters in before.items():
+                vars(getattr(self, name)).update(vars(counters))  # others hold the object
 
     def add_seconds(self, stages: Mapping[str, float]) -> None:
         """Add the seconds of a batch's stages, which `StageClock.metrics` returned."""

@@ -18,8 +18,10 @@ import pytest
 
 pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installed (requirements-test.txt)")
 
+from doubles.fused_on_cpu import FusedDoubleDevice
 from edgellm_ros.builder import export
 from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.engine.errors import DeviceMemoryError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.fused.cuda import compiler
@@ -112,6 +114,25 @@ def test_the_rows_are_those_of_the_graph(make_towers, device, sizes, precision):
             for mine, theirs in zip(found, expected, strict=True):
                 error = np.abs(mine - theirs).max() / np.abs(theirs).max()
                 assert error < TOLERANCE[precision], f"relative error {error:.2g}"
+
+
+@pytest.mark.only_on("cpu", reason="the memory of the host")
+def test_an_image_without_memory_is_refused_until_there_is_some(towers, device, monkeypatch):
+    config = EngineConfig.load(towers / "fp16")
+    outputs = config.vision.out_hidden_size, config.vision.num_deepstack_features, np.float16
+
+    def none_left(device, shape, dtype):
+        raise DeviceMemoryError("none left")
+
+    with fused_on_host():
+        tower = loading.load_fused_vision(towers / "fp16", config, device, "auto")
+        runner = runner_of(towers, device, tower)
+        with monkeypatch.context() as patch:
+            patch.setattr(FusedDoubleDevice, "zeros", none_left)
+            for _ in range(2):
+                with pytest.raises(DeviceMemoryError, match="none left"):
+                    encoded(runner, make_image(100, 130), *outputs)
+        assert encoded(runner, make_image(100, 130), *outputs)[0].any()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 
 from doubles.deferred_runtime import WatchedDevice, queueing
+from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.metrics import RuntimeMetrics
 from edgellm_ros.runtime.pipeline import Pipeline
@@ -80,3 +81,16 @@ def test_counters_are_restored_in_place():
         prefill.total_runs, metrics.action.seconds = 5, 1.0
     assert dataclasses.asdict(metrics) == before
     assert metrics.prefill is prefill
+
+
+def test_counters_are_restored_after_an_error():
+    metrics = RuntimeMetrics()
+
+    def fail():
+        with metrics.unchanged():
+            metrics.prefill.total_runs = 5
+            raise EngineError("a step fails")
+
+    with pytest.raises(EngineError, match="a step fails"):
+        fail()
+    assert metrics == RuntimeMetrics()

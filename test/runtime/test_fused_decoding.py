@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from doubles.deferred_runtime import WatchedDevice, queueing
-from doubles.fused_decoder import HostFusedDecoder
+from doubles.fused_decoder import HostFusedDecoder, HostFusedPrefill
 from edgellm_ros.builder import export
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
@@ -519,6 +519,19 @@ class TestChoice:
         assert line[0].endswith(
             "; the engine computes prompts (ms per prompt of 128 tokens: 1.500 fused, 1.000 engine)"
         )
+
+    def test_prompts_that_fail_leave_decode_steps_to_the_kernels(self, decoders, llama, caplog, monkeypatch):
+        def fail(prefill, tensors):
+            raise EngineError("cuBLASLt has no kernel for [128,64] times [64,96]")
+
+        monkeypatch.setattr(HostFusedPrefill, "run", fail)
+        rows, lines = self.choose(llama, caplog, monkeypatch, [2.0, 1.0, 2.0, 1.0, 2.0, 1.0])
+        assert (rows, self.fuses_prompts) == (3, False)
+        reason, chosen = lines
+        assert reason == (
+            "the fused kernels do not compute prompts: cuBLASLt has no kernel for [128,64] times [64,96]"
+        )
+        assert chosen.endswith("; the engine computes prompts")
 
     def test_verifications_are_measured_beside_decode_steps(self, decoders, llama, caplog, monkeypatch):
         drafting = SpecDecodeDraftingConfig(1, 5, 6, "lookup")

@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgellm_ros.engine.device import Device
-from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
+from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.fused.loading.backend import Decoder
 from edgellm_ros.fused.loading.drafting import DraftSizes
@@ -54,7 +54,7 @@ def load_many_tokens(
 ) -> ManyTokens:
     """Make what runs many tokens.
 
-    Empty, with a line in the log, if the kernels do not take the shape.
+    Empty, with a line in the log, if the kernels do not take the shape, or there is no memory for prompts.
     """
     batch, tree = config.max_supported_batch_size, drafting.tree_size if drafting is not None else 0
     nodes = min(batch, MOST_NODES // tree) * tree if tree else 0
@@ -65,7 +65,7 @@ def load_many_tokens(
     )
     try:
         return make_many_tokens(device, shape, weights, decoder, sizes, fusion)
-    except (DeviceLostError, DeviceMemoryError):
+    except DeviceLostError:
         raise
     except (EngineError, ImportError) as reason:
         logger.info("the engine computes prompts: %s", reason)

@@ -145,6 +145,11 @@ def choose_by_time(device: Device, runner: VisionRunner, rows_of: RowsOf) -> Non
     choice and the times. rows_of: as of `VisionRunner.warm_up`.
     """
     if not runner.takes_camera_images:
+        runner.uses_fused = False
+        logger.info(
+            "the engine encodes images: it takes none of %dx%d, on which the kernels are compared",
+            *CAMERA[::-1],
+        )
         return
     image = np.random.default_rng(0).integers(0, 256, (*CAMERA, 3), np.uint8)
     seconds, results, problem = [], [], ""

@@ -79,9 +79,8 @@ def choose_by_time(
             chosen_nodes = largest * size
             text += f"; {describe_verification(verified, largest, size)}"
         if fuses_prompts:
-            prompt = measurement.prompt(logits.rows(0, 1))
-            fuses_prompts = prompt.fused < prompt.engine
-            text += f"; {describe_prompt(prompt)}"
+            fuses_prompts, reason = _prefers_fused_prompts(measurement, logits.rows(0, 1))
+            text += f"; {reason}"
         logger.info("%s", text)
     except DeviceLostError:
         raise
@@ -97,6 +96,18 @@ def choose_by_time(
         runner.kv_cache.clear()
     runner.most_fused_rows, runner.most_verified_rows = chosen, chosen_nodes
     runner.fuses_prompts = fuses_prompts
+
+
+def _prefers_fused_prompts(measurement: _Measurement, logits: Tensor) -> tuple[bool, str]:
+    """Return whether the fused kernels compute prompts, and why; logits [1,1,V]."""
+    try:
+        times = measurement.prompt(logits)
+    except DeviceLostError:
+        raise
+    except (_WrongLogits, EngineError) as problem:
+        logger.warning("the fused kernels do not compute prompts: %s", problem)
+        return False, "the engine computes prompts"
+    return times.fused < times.engine, describe_prompt(times)
 
 
 def describe(times: list[StepTimes], most_rows: int) -> str:

@@ -20,8 +20,11 @@ def describe_vision(
     """
     stored, prefix, names = StoredWeights(graph, file), architecture.prefix, architecture.names
     weight, config = stored.place, architecture.config
-    layers = (f"{prefix}.blocks.{i}.{name}.weight" for i in range(config.depth) for name in BLOCK_LAYERS)
-    if not all(map(stored.has, layers)):
+    levels = range(len(config.deepstack_visual_indexes))
+    mergers = [f"{prefix}.merger", *(f"{prefix}.{names.deepstack}.{level}" for level in levels)]
+    layers = [f"{prefix}.blocks.{i}.{name}" for i in range(config.depth) for name in BLOCK_LAYERS]
+    layers += [f"{module}.{name}" for module in mergers for name in (names.first, names.second)]
+    if not all(stored.has(f"{layer}.weight") for layer in layers):
         return None
 
     def block(module: str) -> FusedVisionBlock:
@@ -58,9 +61,6 @@ def describe_vision(
         patch_embed_bias=weight(f"{prefix}.patch_embed.proj.bias"),
         position_grid=weight(f"{prefix}.pos_embed.weight"),
         blocks=tuple(block(f"{prefix}.blocks.{i}") for i in range(config.depth)),
-        merger=merger(f"{prefix}.merger"),
-        deepstack_mergers=tuple(
-            merger(f"{prefix}.{names.deepstack}.{level}")
-            for level in range(len(config.deepstack_visual_indexes))
-        ),
+        merger=merger(mergers[0]),
+        deepstack_mergers=tuple(map(merger, mergers[1:])),
     )
