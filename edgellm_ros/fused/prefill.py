@@ -76,6 +76,7 @@ class FusedPrefill:
             states = [layer for layer in fusion.layers if layer]
             scratch |= {_state(layer): 2 * rows * shape.hidden for layer in states}
         self._scratch = {name: device.zeros((nbytes,), np.uint8) for name, nbytes in scratch.items()}
+        self._addresses = {name: tensor.pointer for name, tensor in self._scratch.items()}
 
     def run(self, tensors: Mapping[str, Tensor]) -> None:
         """Queue one prefill on the device's stream.
@@ -101,7 +102,7 @@ class FusedPrefill:
 
         Return the address of the last layer's bias, which the residual stream lacks; 0 = there is none.
         """
-        shape, scratch, rows = self._shape, self._addresses(), part.rows
+        shape, scratch, rows = self._shape, self._addresses, part.rows
         residual, x, multiply = scratch["residual"], scratch["x"], self._products.multiply
         hidden, inner, bias = shape.hidden, shape.inner, 0
         for number, layer in enumerate(self._weights.layers):
@@ -169,7 +170,7 @@ class FusedPrefill:
 
     def _finish_prompts(self, part: _Part, bias: int) -> None:
         """Take the last tokens to the LM head's input, and the states to their outputs."""
-        last, scratch = self._shape.layers, self._addresses()
+        last, scratch = self._shape.layers, self._addresses
         tokens = LastTokensParams(
             residual=scratch["residual"],
             bias=bias,
@@ -187,7 +188,7 @@ class FusedPrefill:
 
         normed: address of those after the last norm, 0 = they are not needed.
         """
-        last, scratch = self._shape.layers, self._addresses()
+        last, scratch = self._shape.layers, self._addresses
         state = scratch.get(_state(last), 0)
         if normed or state:
             params = NormTokensParams(
@@ -204,7 +205,7 @@ class FusedPrefill:
 
     def _fuse(self, part: _Part, fusion: StateFusion) -> None:
         """Compute a draft head's states of the tokens."""
-        scratch, weights, rows = self._addresses(), fusion.weights, part.rows
+        scratch, weights, rows = self._addresses, fusion.weights, part.rows
         low, middle, high = (
             scratch[_state(layer)] if layer else part.of("inputs_embeds") for layer in fusion.layers
         )
@@ -227,9 +228,6 @@ class FusedPrefill:
         params = RoundStatesParams(fused=fused, out=part.of("fused_hidden_states"))
         self._launch(self._plan.by_row("round_states", rows), params)
 
-    def _addresses(self) -> dict[str, int]:
-        return {name: tensor.pointer for name, tensor in self._scratch.items()}
-
     def _launch(self, launch: Launch, params: KernelParams) -> None:
         self._program.launch(launch, params)
 
@@ -248,7 +246,7 @@ class FusedVerification(FusedPrefill):
             raise EngineError(f"{batch} sequences of {tokens} tokens, expected at most {self._rows} in all")
         part = _Part(tensors, batch, tokens, 0, tokens)
         bias = self._layers(part)
-        normed = part.of(f"hidden_states_{shape.layers}") or self._addresses()["x"]
+        normed = part.of(f"hidden_states_{shape.layers}") or self._addresses["x"]
         self._finish(part, bias, normed)
         head = self._weights.lm_head
         head = head or tensors["embedding" if shape.tied else "lm_head.weight"].pointer

@@ -25,6 +25,7 @@ from edgellm_ros.engine.errors import DeviceMemoryError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.fused.cuda import compiler
+from edgellm_ros.fused.loading import agreement
 from edgellm_ros.fused.loading import vision as loading
 from edgellm_ros.fused.loading.backend import element_type
 from edgellm_ros.fused.plan.vision import VisionPlan, VisionShape
@@ -162,8 +163,8 @@ class TestChoice:
     def choose(self, towers, device, monkeypatch, times, factor=1.0):
         """Choose with these seconds of engine and kernels, and with rows times a factor."""
         config = EngineConfig.load(towers / "fp16")
-        clock = iter(np.cumsum([each for pair in times for each in [0, pair] * (loading.RUNS + 2)]))
-        monkeypatch.setattr(loading.time, "perf_counter", lambda: next(clock))
+        clock = iter(np.cumsum([each for pair in times for each in [0, pair] * (agreement.RUNS + 2)]))
+        monkeypatch.setattr(agreement.time, "perf_counter", lambda: next(clock))
         monkeypatch.setattr(loading, "CAMERA", (48, 64))
         monkeypatch.setattr("edgellm_ros.multimodal.vision_runner.CAMERA", (48, 64))
         with fused_on_host():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A runtime on a GPU answers a few words when it is made, which nobody notices."""
+"""A runtime on a GPU answers a few words when it is made, without a trace."""
 
 from __future__ import annotations
 

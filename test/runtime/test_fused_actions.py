@@ -26,7 +26,7 @@ from edgellm_ros.engine.tensor import float8
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.fused.description.expert import FUSED_EXPERT_FILE, FusedExpertModel
 from edgellm_ros.fused.loading import actions as fused_actions
-from edgellm_ros.fused.loading import availability
+from edgellm_ros.fused.loading import agreement, availability
 from edgellm_ros.fused.loading.availability import AUTO, ENGINE, FUSED
 from edgellm_ros.kernels import load_kernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
@@ -209,7 +209,7 @@ class TestTheChoice:
             clock.now += 1e-3 if actions.runner.uses_fused else 4e-3
             return np.ones((1, 6, 2), np.float32)
 
-        monkeypatch.setattr(fused_actions.time, "perf_counter", lambda: clock.now)
+        monkeypatch.setattr(agreement.time, "perf_counter", lambda: clock.now)
         monkeypatch.setattr(actions.runner, "execute", execute)
         assert actions.choose(caplog) == [
             "the fused kernels sample actions (ms for 4 Euler steps of one trajectory after 96 tokens: "
@@ -221,7 +221,7 @@ class TestTheChoice:
         step = actions.fused.expert.step
 
         def slow(*arguments):
-            fused_actions.time.sleep(0.01)
+            agreement.time.sleep(0.01)
             step(*arguments)
 
         monkeypatch.setattr(actions.fused.expert, "step", slow)

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import statistics
-import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -18,13 +16,12 @@ from edgellm_ros.diffusion.action_runner import ActionRunner
 from edgellm_ros.diffusion.fused_actions import Expert, FusedActions
 from edgellm_ros.diffusion.time_embedding import TimeEmbedding
 from edgellm_ros.engine.device import Device
-from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.choices import FP8
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.fused.description.decoder import StoredWeight
 from edgellm_ros.fused.description.expert import FUSED_EXPERT_FILE, FusedExpertModel
-from edgellm_ros.fused.loading.agreement import disagreement
+from edgellm_ros.fused.loading.agreement import choose
 from edgellm_ros.fused.loading.availability import (
     check_device,
     check_shape,
@@ -43,7 +40,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONTEXT = 200  # KV rows that the measured steps attend to, fewer if the cache has fewer
-RUNS = 5  # whose median is compared
 
 
 def load_fused_actions(root: Path, config: EngineConfig, device: Device, decode: str) -> FusedActions | None:
@@ -145,35 +141,22 @@ def choose_by_time(device: Device, runner: ActionRunner, cache: SequenceCache, r
     for i in sorted(set(read)):
         device.upload(keys[i], random)
         device.upload(values[i], random)
-    steps, seconds, results, problem = runner.default_steps, {}, [], ""
-    try:
-        for fused in (False, True):
-            runner.uses_fused = fused
-            times: list[float] = []
-            found: list[np.ndarray] = []
-            for _ in range(RUNS + 2):  # the first one is recorded, the second one warms up
-                device.synchronize()
-                start = time.perf_counter()
-                actions = runner.execute(cache, 1, steps, 0, lambda step: True)
-                assert actions is not None  # not cancelled
-                found.append(actions)
-                times.append(time.perf_counter() - start)
-            seconds[fused] = statistics.median(times[2:])
-            results.append(found)
-        problem = disagreement(results[0][-1], results[1][0], results[1][1:])
-    except DeviceLostError:
-        raise
-    except EngineError as error:
-        problem = f"failed: {error}"
-    runner.uses_fused = not problem and seconds[True] < seconds[False]
-    if problem:
-        logger.warning("the engine samples actions: the fused kernels' trajectories %s", problem)
+    steps = runner.default_steps
+
+    def run() -> np.ndarray:
+        actions = runner.execute(cache, 1, steps, 0, lambda step: True)
+        assert actions is not None  # not cancelled
+        return actions
+
+    times = choose(device, runner, run, lambda actions: actions)
+    if times.problem:
+        logger.warning("the engine samples actions: the fused kernels' trajectories %s", times.problem)
         return
     logger.info(
         "%s (ms for %d Euler steps of one trajectory after %d tokens: %.3f fused, %.3f engine)",
         "the fused kernels sample actions" if runner.uses_fused else "the engine samples actions",
         steps,
         context,
-        seconds[True] * 1e3,
-        seconds[False] * 1e3,
+        times.fused * 1e3,
+        times.engine * 1e3,
     )

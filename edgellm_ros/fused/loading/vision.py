@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import logging
-import statistics
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import partial
@@ -16,13 +14,12 @@ import numpy as np
 
 from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.device import Device
-from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.fused.description.vision import FUSED_VISION_FILE, FusedVisionModel
-from edgellm_ros.fused.loading.agreement import disagreement
+from edgellm_ros.fused.loading.agreement import choose
 from edgellm_ros.fused.loading.availability import (
     AUTO,
     ENGINE,
@@ -42,8 +39,6 @@ if TYPE_CHECKING:
     from edgellm_ros.fused.vision import VisionWeights
 
 logger = logging.getLogger(__name__)
-
-RUNS = 5  # whose median is compared
 
 
 class FusedVisionTower(NamedTuple):
@@ -152,34 +147,20 @@ def choose_by_time(device: Device, runner: VisionRunner, rows_of: RowsOf) -> Non
         )
         return
     image = np.random.default_rng(0).integers(0, 256, (*CAMERA, 3), np.uint8)
-    seconds, results, problem = [], [], ""
-    try:
-        for fused in (False, True):
-            runner.uses_fused = fused
-            times, found = [], []
-            for _ in range(RUNS + 2):  # the second one is recorded
-                device.synchronize()
-                start = time.perf_counter()
-                rows, deepstack = rows_of(runner.camera_tokens)
-                runner.encode(image, rows, deepstack)
-                device.synchronize()
-                times.append(time.perf_counter() - start)
-                found.append(np.concatenate([device.download(each) for each in (rows, *deepstack)]))
-            seconds.append(statistics.median(times[2:]))
-            results.append(found)
-        (engine, *_), (kernels, *repeated) = results
-        problem = disagreement(engine, kernels, repeated)
-    except DeviceLostError:
-        raise
-    except EngineError as error:
-        problem = f"failed: {error}"
-    runner.uses_fused = not problem and seconds[1] < seconds[0]
-    if problem:
-        logger.warning("the engine encodes images: the rows of the fused kernels %s", problem)
+
+    def run() -> list[Tensor]:
+        rows, deepstack = rows_of(runner.camera_tokens)
+        runner.encode(image, rows, deepstack)
+        return [rows, *deepstack]
+
+    times = choose(device, runner, run, lambda rows: np.concatenate([device.download(each) for each in rows]))
+    if times.problem:
+        logger.warning("the engine encodes images: the rows of the fused kernels %s", times.problem)
         return
     logger.info(
         "the %s images (ms per image of %dx%d: %.3f fused, %.3f engine)",
         "fused kernels encode" if runner.uses_fused else "engine encodes",
         *CAMERA[::-1],
-        *(1e3 * each for each in reversed(seconds)),
+        1e3 * times.fused,
+        1e3 * times.engine,
     )
