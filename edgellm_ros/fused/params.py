@@ -564,6 +564,7 @@ class CombinePromptParams(KernelParams):
     source: ClassVar[str] = "prefill.cu"
     kernel: ClassVar[str] = "combine_prompt"
 
+    qkv: U16
     sums: F32
     scales: F32
     kv_length: I64
@@ -572,6 +573,70 @@ class CombinePromptParams(KernelParams):
     tokens: Number
     behind: Number
     splits: Number
+
+
+@dataclass(kw_only=True)
+class ConvolveTokensParams(KernelParams):
+    """The convolution of a recurrent mixer over a prefill's tokens."""
+
+    source: ClassVar[str] = "prompt_mixer.cu"
+    kernel: ClassVar[str] = "convolve_tokens"
+
+    projected: U16
+    taps: F32
+    conv_bias: F32
+    conv_states: F32
+    next_conv_states: OutF32
+    valid_tokens: I64
+    convolved: OutU16
+    tokens: Number
+    first: Number
+
+
+@dataclass(kw_only=True)
+class PrepareChunksParams(KernelParams):
+    """What the scan of a chunk needs beside the state before it."""
+
+    source: ClassVar[str] = "prompt_mixer.cu"
+    kernel: ClassVar[str] = "prepare_chunks"
+
+    projected: U16
+    convolved: U16
+    decay: F32
+    dt_bias: F32
+    valid_tokens: I64
+    operands: OutU16
+    tokens: Number
+    first: Number
+
+
+@dataclass(kw_only=True)
+class ScanChunksParams(KernelParams):
+    """From chunk to chunk: the mixer's results, and the states after the last."""
+
+    source: ClassVar[str] = "prompt_mixer.cu"
+    kernel: ClassVar[str] = "scan_chunks"
+
+    operands: U16
+    states: F32
+    next_states: OutF32
+    y: OutF32
+    tokens: Number
+
+
+@dataclass(kw_only=True)
+class GateTokensParams(KernelParams):
+    """Norm and gate of a mixer's results, to x of `out_proj`."""
+
+    source: ClassVar[str] = "prompt_mixer.cu"
+    kernel: ClassVar[str] = "gate_tokens"
+
+    projected: U16
+    convolved: U16
+    y: F32
+    norm: F32
+    skip: F32
+    x: OutU16
 
 
 @dataclass(kw_only=True)

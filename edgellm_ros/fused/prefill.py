@@ -10,6 +10,7 @@ import numpy as np
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.fused.blocks import numbers_of_states
 from edgellm_ros.fused.decoder import ROPE, FusedDecoder
 from edgellm_ros.fused.fusion import StateFusion
 from edgellm_ros.fused.params import (
@@ -27,8 +28,10 @@ from edgellm_ros.fused.plan.launch import Launch
 from edgellm_ros.fused.plan.prefill import PrefillPlan
 from edgellm_ros.fused.plan.shape import FusedShape
 from edgellm_ros.fused.products import Matrix, Products
+from edgellm_ros.fused.prompt_mixer import PromptMixer
+from edgellm_ros.fused.prompt_part import PromptPart, cut_prompts
 from edgellm_ros.fused.variants import Compile, compiler_for
-from edgellm_ros.fused.weights import FusedWeights
+from edgellm_ros.fused.weights import FusedLayerWeights, FusedWeights
 
 MOST_TOKENS = 4096  # at once, over all sequences: then the GPU is busy, and scratch takes memory for each
 
@@ -61,9 +64,12 @@ class FusedPrefill:
         self._fusion = fusion
         self._plan = PrefillPlan(shape, *sizes, None if fusion is None else fusion.shape, trees)
         self._shape, self._weights, self._decoder, self._products = shape, weights, decoder, products
-        self._program = (compile or compiler_for(device))(self._plan)
+        compile = compile or compiler_for(device)
+        self._program = compile(self._plan)
+        self._numbers = numbers_of_states(weights)
         self._rows = rows = min(most_tokens, MOST_TOKENS)
-        widest = max(shape.hidden, shape.q_size, shape.inner)
+        mixer = shape.recurrent
+        widest = max(shape.hidden, shape.q_size, shape.inner, 0 if mixer is None else mixer.values)
         scratch = {
             "residual": 4 * rows * shape.hidden,
             "x": 2 * rows * widest,
@@ -77,6 +83,10 @@ class FusedPrefill:
             scratch |= {_state(layer): 2 * rows * shape.hidden for layer in states}
         self._scratch = {name: device.zeros((nbytes,), np.uint8) for name, nbytes in scratch.items()}
         self._addresses = {name: tensor.pointer for name, tensor in self._scratch.items()}
+        self._mixer: PromptMixer | None = None
+        if mixer is not None:
+            layers = sum(bool(layer.in_proj) for layer in weights.layers)
+            self._mixer = PromptMixer(device, shape, products, rows, layers, compile)
 
     def run(self, tensors: Mapping[str, Tensor]) -> None:
         """Queue one prefill on the device's stream.
@@ -86,18 +96,18 @@ class FusedPrefill:
         (with the new tokens, which are in the last S of these rows); last_token_ids [B,1], of the tokens
         whose logits are an output; deepstack_embeds_i [B,S,H], added after layer i from 0; key_cache_i and
         value_cache_i [B,Hkv,C,D]; logits [B,1,V] fp32; hidden_states_i [B,S,H]; embedding or lm_head.weight
-        if the weights have no LM head; fused_hidden_states [B,S,Hd] if there is a fusion. Others are ignored.
+        if the weights have no LM head; fused_hidden_states [B,S,Hd] if there is a fusion; of recurrent layers
+        valid_tokens [B], the states and those after the valid tokens. Others are ignored.
         Of several sequences B * S is at most MOST_TOKENS; one of more tokens runs in parts.
         """
         batch, tokens, _ = tensors["inputs_embeds"].shape
         if batch > 1 and batch * tokens > self._rows:
             raise EngineError(f"{batch} prompts of {tokens} tokens, expected at most {self._rows} in all")
-        for first in range(0, tokens, self._rows):
-            part = _Part(tensors, batch, tokens, first, min(self._rows, tokens - first))
+        for part in cut_prompts(tensors, self._rows):
             self._finish_prompts(part, self._layers(part))
         self._decoder.run_head(tensors["logits"].view(batch, self._shape.vocab), tensors)
 
-    def _layers(self, part: _Part) -> int:
+    def _layers(self, part: PromptPart) -> int:
         """Run a part of the tokens through all layers.
 
         Return the address of the last layer's bias, which the residual stream lacks; 0 = there is none.
@@ -106,34 +116,51 @@ class FusedPrefill:
         residual, x, multiply = scratch["residual"], scratch["x"], self._products.multiply
         hidden, inner, bias = shape.hidden, shape.inner, 0
         for number, layer in enumerate(self._weights.layers):
-            begin = NormTokensParams(
-                norm=layer.input_norm,
-                embeds=0 if number else part.of("inputs_embeds"),
-                bias=bias,
-                deepstack=part.of(f"deepstack_embeds_{number - 1}"),
-                residual=residual,
-                hidden=part.of(f"hidden_states_{number}"),
-                state=scratch.get(_state(number), 0),
-                x=x,
-            )
-            self._launch(self._plan.by_row("norm_tokens", rows), begin)
-            multiply(x, Matrix(layer.qkv, hidden, shape.qkv_size), scratch["qkv"], rows)
-            self._attend(part, number, scratch)
-            multiply(x, Matrix(layer.o, shape.q_size, hidden), residual, rows, adds=True)
-            post_norm = NormTokensParams(norm=layer.post_norm, bias=layer.o_bias, residual=residual, x=x)
-            self._launch(self._plan.by_row("norm_tokens", rows), post_norm)
-            multiply(x, Matrix(layer.gate_up, hidden, shape.gate_up_size), scratch["gate_up"], rows)
-            activate = ActivateParams(gate_up=scratch["gate_up"], bias=layer.gate_up_bias, x=x, rows=rows)
-            self._launch(self._plan.activate(rows), activate)
-            multiply(x, Matrix(layer.down, inner, hidden), residual, rows, adds=True)
-            bias = layer.down_bias
+            # What the residual stream lacks, and what is stored of it, is a matter of the layer's first norm.
+            before: dict[str, int] = {
+                "bias": bias,
+                "deepstack": part.of(f"deepstack_embeds_{number - 1}"),
+                "hidden": part.of(f"hidden_states_{number}"),
+                "state": scratch.get(_state(number), 0),
+            }
+            if layer.input_norm:
+                embeds = 0 if number else part.of("inputs_embeds")
+                begin = NormTokensParams(
+                    norm=layer.input_norm, embeds=embeds, **before, residual=residual, x=x
+                )
+                self._launch(self._plan.by_row("norm_tokens", rows), begin)
+                self._mix(part, number, layer)
+                before, bias = {"bias": layer.o_bias}, 0
+            if layer.gate_up:
+                post_norm = NormTokensParams(norm=layer.post_norm, **before, residual=residual, x=x)
+                self._launch(self._plan.by_row("norm_tokens", rows), post_norm)
+                multiply(x, Matrix(layer.gate_up, hidden, shape.gate_up_size), scratch["gate_up"], rows)
+                activate = ActivateParams(gate_up=scratch["gate_up"], bias=layer.gate_up_bias, x=x, rows=rows)
+                self._launch(self._plan.activate(rows), activate)
+                multiply(x, Matrix(layer.down, inner, hidden), residual, rows, adds=True)
+                bias = layer.down_bias
+            else:
+                bias = layer.o_bias
         return bias
 
-    def _attend(self, part: _Part, number: int, scratch: Mapping[str, int]) -> None:
+    def _mix(self, part: PromptPart, number: int, layer: FusedLayerWeights) -> None:
+        """Run a layer's mixer, from x to the residual stream."""
+        shape, scratch, rows = self._shape, self._addresses, part.rows
+        residual, x, multiply = scratch["residual"], scratch["x"], self._products.multiply
+        if layer.in_proj:
+            assert self._mixer is not None
+            self._mixer.run(part, layer, self._numbers[number], x, residual)
+            return
+        multiply(x, Matrix(layer.qkv, shape.hidden, shape.qkv_size), scratch["qkv"], rows)
+        self._attend(part, number, scratch)
+        multiply(x, Matrix(layer.o, shape.q_size, shape.hidden), residual, rows, adds=True)
+
+    def _attend(self, part: PromptPart, number: int, scratch: Mapping[str, int]) -> None:
         """Run the attention of a layer: from qkv to x."""
         layer, tensors, plan = self._weights.layers[number], part.tensors, self._plan
         length, behind = tensors["kv_length"].pointer, part.behind
-        caches = {name: tensors[f"{name}_{number}"].pointer for name in ("key_cache", "value_cache")}
+        cache = self._numbers[number]
+        caches = {name: tensors[f"{name}_{cache}"].pointer for name in ("key_cache", "value_cache")}
         rope = {param: tensors[name].pointer for param, name in ROPE.items() if name in tensors}
         rope["position_ids"] = part.of("position_ids")
         fresh = RopeTokensParams(
@@ -166,9 +193,10 @@ class FusedPrefill:
         )
         self._launch(plan.attention(part.batch, part.tokens), attention)
         if splits > 1:
-            self._launch(plan.combine(part.batch, part.tokens), CombinePromptParams(**common))
+            combined = CombinePromptParams(qkv=scratch["qkv"], **common)
+            self._launch(plan.combine(part.batch, part.tokens), combined)
 
-    def _finish_prompts(self, part: _Part, bias: int) -> None:
+    def _finish_prompts(self, part: PromptPart, bias: int) -> None:
         """Take the last tokens to the LM head's input, and the states to their outputs."""
         last, scratch = self._shape.layers, self._addresses
         tokens = LastTokensParams(
@@ -183,7 +211,7 @@ class FusedPrefill:
         self._launch(self._plan.by_row("last_tokens", part.batch), tokens)
         self._finish(part, bias, part.of(f"hidden_states_{last}"))
 
-    def _finish(self, part: _Part, bias: int, normed: int) -> None:
+    def _finish(self, part: PromptPart, bias: int, normed: int) -> None:
         """Write the states after the last layer.
 
         normed: address of those after the last norm, 0 = they are not needed.
@@ -203,7 +231,7 @@ class FusedPrefill:
         if self._fusion is not None:
             self._fuse(part, self._fusion)
 
-    def _fuse(self, part: _Part, fusion: StateFusion) -> None:
+    def _fuse(self, part: PromptPart, fusion: StateFusion) -> None:
         """Compute a draft head's states of the tokens."""
         scratch, weights, rows = self._addresses, fusion.weights, part.rows
         low, middle, high = (
@@ -244,7 +272,7 @@ class FusedVerification(FusedPrefill):
         (batch, tokens, _), shape = tensors["inputs_embeds"].shape, self._shape
         if batch * tokens > self._rows:
             raise EngineError(f"{batch} sequences of {tokens} tokens, expected at most {self._rows} in all")
-        part = _Part(tensors, batch, tokens, 0, tokens)
+        part = PromptPart(tensors, batch, tokens, 0, tokens)
         bias = self._layers(part)
         normed = part.of(f"hidden_states_{shape.layers}") or self._addresses["x"]
         self._finish(part, bias, normed)
@@ -258,25 +286,3 @@ class FusedVerification(FusedPrefill):
 def _state(layer: int) -> str:
     """Return the name of the buffer of a layer's input; layers count from 0."""
     return f"state_{layer}"
-
-
-class _Part:
-    """Tokens first .. first + tokens - 1 of each sequence; all of several sequences."""
-
-    def __init__(
-        self, tensors: Mapping[str, Tensor], batch: int, all_tokens: int, first: int, tokens: int
-    ) -> None:
-        self.tensors, self.batch, self.all_tokens = tensors, batch, all_tokens
-        self.first, self.tokens = first, tokens
-        self.rows, self.behind = batch * tokens, all_tokens - first - tokens
-
-    def of(self, name: str) -> int:
-        """Return the address of the part's first token in a tensor [B,S,...].
-
-        0 = there is no such tensor.
-        """
-        tensor = self.tensors.get(name)
-        if tensor is None:
-            return 0
-        row = tensor.size // (self.batch * self.all_tokens) * tensor.dtype.itemsize
-        return tensor.pointer + self.first * row

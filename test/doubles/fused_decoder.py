@@ -102,6 +102,7 @@ class Step:
     # Of each recurrent layer: the convolution's [B,C,K-1], and the heads' [B,groups,dk,columns].
     recurrent_states: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     deepstack: list[np.ndarray] = field(default_factory=list)  # added after the first layers, [B,S,H] each
+    valid_tokens: np.ndarray | None = None  # [B]: those that change recurrent states; None: all
 
 
 @dataclass
@@ -130,7 +131,7 @@ def decode_step(
             x = x + _product(layer, "o", attention(shape, layer, shape.window(i), qkv, next(caches), step))
         if layer.in_proj is not None:
             projected = _product(layer, "in_proj", rms_norm(x, layer.input_norm, shape.epsilon))
-            result.mixed.append(mix(shape, layer, projected, next(states)))
+            result.mixed.append(mix(shape, layer, projected, next(states), step.valid_tokens))
             x = x + _product(layer, "out_proj", result.mixed[-1].values)
         if layer.gate_up is not None:
             x = x + _feed_forward(shape, layer, rms_norm(x, layer.post_norm, shape.epsilon))
@@ -423,6 +424,7 @@ def token_inputs(arrays: Mapping[str, np.ndarray], shape: FusedShape) -> dict[st
             for i in range(sum(name.startswith("conv_state_") for name in arrays))
         ],
         "mask": None if mask is None else mask[:, 0],
+        "valid_tokens": arrays.get("valid_tokens") if "last_token_ids" in arrays else None,
         "deepstack": [
             arrays[f"deepstack_embeds_{i}"]
             for i in range(sum(name.startswith("deepstack_embeds_") for name in arrays))

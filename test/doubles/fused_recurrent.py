@@ -57,12 +57,20 @@ def chain_widths(mixer: RecurrentShape) -> dict[str, int]:
     return RecurrentConfig(kind, 1, *sizes).chain_widths
 
 
-def mix(shape: FusedShape, layer: Any, projected: np.ndarray, states: tuple[np.ndarray, np.ndarray]) -> Mixed:
+def mix(
+    shape: FusedShape,
+    layer: Any,
+    projected: np.ndarray,
+    states: tuple[np.ndarray, np.ndarray],
+    valid_tokens: np.ndarray | None = None,
+) -> Mixed:
     """Compute what is between in_proj and out_proj.
 
     layer: a `LayerArrays`; projected: [B,S,in_size]; states: of the convolution [B,C,K-1], and of the heads
-    [B,groups,dk,columns].
+    [B,groups,dk,columns]; valid_tokens [B]: the first tokens, which alone change the states; None: all.
     """
+    tokens = projected.shape[1]
+    valid = np.full(len(projected), tokens) if valid_tokens is None else valid_tokens
     mixer = shape.recurrent
     assert mixer is not None
     heads, sizes = mixer.heads, [mixer.channels, mixer.values]
@@ -70,7 +78,7 @@ def mix(shape: FusedShape, layer: Any, projected: np.ndarray, states: tuple[np.n
         channels, gate, strengths, steps = np.split(projected, np.cumsum([*sizes, heads]), axis=-1)
     else:
         gate, channels, steps = np.split(projected, np.cumsum(sizes[::-1]), axis=-1)
-    convolved, conv_state = _convolve(layer, channels, states[0])
+    convolved, conv_state = _convolve(layer, channels, states[0], valid)
     steps = np.logaddexp(0, steps + layer.dt_bias)
     if mixer.delta_net:
         q, k, v = np.split(convolved, [mixer.keys, 2 * mixer.keys], axis=-1)
@@ -84,14 +92,15 @@ def mix(shape: FusedShape, layer: Any, projected: np.ndarray, states: tuple[np.n
     logs, given = steps * layer.decay, v if mixer.delta_net else steps[..., None] * v
     state, results = _join_columns(mixer, states[1]), []
     of_heads = [np.repeat(part, heads // mixer.key_heads, axis=2) for part in (q, k)]
-    for t in range(projected.shape[1]):
+    for t in range(tokens):
         query, key = (part[:, t] for part in of_heads)
-        state = np.exp(logs[:, t])[..., None, None] * state
+        before, state = state, np.exp(logs[:, t])[..., None, None] * state
         update = given[:, t]
         if mixer.delta_net:
             update = strengths[:, t, :, None] * (update - np.einsum("bnkv,bnk->bnv", state, key))
         state = state + key[..., None] * update[..., None, :]
         results.append(np.einsum("bnkv,bnk->bnv", state, query))
+        state = np.where((t < valid)[:, None, None, None], state, before)
     y, flat = np.stack(results, axis=1), (*projected.shape[:2], -1)
     gate, scale = gate / (1 + np.exp(-gate)), layer.mixer_norm.astype(np.float64)
     if mixer.delta_net:
@@ -105,7 +114,9 @@ def mix(shape: FusedShape, layer: Any, projected: np.ndarray, states: tuple[np.n
     return Mixed(values, (conv_state, _cut_columns(mixer, state)), chain)
 
 
-def _convolve(layer: Any, channels: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _convolve(
+    layer: Any, channels: np.ndarray, state: np.ndarray, valid: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Compute the causal convolution of channels [B,S,C] and SiLU.
 
     Returns the next inputs too.
@@ -115,7 +126,8 @@ def _convolve(layer: Any, channels: np.ndarray, state: np.ndarray) -> tuple[np.n
     y = sum(tap * inputs[:, j : j + tokens] for j, tap in enumerate(taps))
     if layer.conv_bias is not None:
         y = y + layer.conv_bias
-    return y / (1 + np.exp(-y)), inputs[:, tokens:].swapaxes(1, 2)
+    last = [row[length : length + state.shape[2]] for row, length in zip(inputs, valid, strict=True)]
+    return y / (1 + np.exp(-y)), np.stack(last).swapaxes(1, 2)
 
 
 def _by_heads(x: np.ndarray, heads: int) -> np.ndarray:

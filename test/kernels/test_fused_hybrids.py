@@ -15,7 +15,6 @@ import pytest
 pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installed (requirements-test.txt)")
 
 
-from doubles.fused_decoder import ATTENTION, FEED_FORWARD, MIXER
 from doubles.fused_recurrent import chain_widths
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.fused.cuda import compiler
@@ -23,34 +22,19 @@ from edgellm_ros.fused.plan.decoder import FusedPlan
 from edgellm_ros.fused.plan.quantized import Quantized
 from edgellm_ros.fused.plan.shape import FusedShape, RecurrentShape
 from edgellm_ros.fused.sources import expand
+from fixtures.fused_hybrids import (
+    DELTA,
+    LARGE_DELTA,
+    LAYERS,
+    MAMBA,
+    NEMOTRON_4B,
+    QWEN,
+    QWEN3_5,
+    hybrid,
+)
 from fixtures.fused_steps import Model, changed, check, close, decoders
 from fixtures.ptxas_report import ptxas_report
 from fixtures.small_tuning import H200, small_tuning
-
-DELTA = RecurrentShape(
-    True, heads=4, key_heads=2, key_dim=64, value_dim=32, conv_kernel=4, state_columns=32
-)  # fmt: skip
-LARGE_DELTA = dataclasses.replace(DELTA, key_dim=128, value_dim=128, state_columns=128)
-MAMBA = RecurrentShape(
-    False, heads=8, key_heads=2, key_dim=64, value_dim=80, conv_kernel=4, state_columns=4, conv_bias=True
-)  # fmt: skip
-# Of Qwen3.5 all layers have a feed-forward block, of Nemotron-H some layers are one.
-QWEN = ((MIXER, FEED_FORWARD), (ATTENTION, FEED_FORWARD), (MIXER, FEED_FORWARD))
-NEMOTRON = ((MIXER,), (FEED_FORWARD,), (ATTENTION,), (MIXER, FEED_FORWARD))
-LAYERS = {True: QWEN, False: NEMOTRON}  # of a hybrid with gated delta nets, or with Mamba2
-
-
-def hybrid(mixer: RecurrentShape, **changes) -> FusedShape:
-    """Return the shape of a small hybrid.
-
-    It has one attention layer and two recurrent ones.
-    """
-    sizes = {"layers": len(LAYERS[mixer.delta_net]), "attention_layers": 1}
-    if mixer.delta_net:
-        family = {"attention_gate": True, "rotary_dim": 16}
-    else:
-        family = {"rotary_dim": 0, "qk_norm": False, "activation": "relu2", "time_step_min": 0.1}
-    return changed(**{"recurrent": mixer, "max_rows": 8, **sizes, **family, **changes})
 
 
 def check_hybrid(fused, shape: FusedShape, lengths: list[int], tokens: int = 1, **options) -> None:
@@ -282,17 +266,6 @@ def test_a_shape_without_kernels_has_a_reason(changes, reason):
     assert hybrid(DELTA, **changes).unsupported() == reason
 
 
-QWEN3_5 = FusedShape(
-    "fp16", layers=24, hidden=1024, heads=8, kv_heads=2, head_dim=256, inner=3584, vocab=248320,
-    rotary_dim=64, capacity=8192, qk_norm=True, tied=True, max_rows=16, attention_gate=True,
-    recurrent=RecurrentShape(True, 16, 16, 128, 128, 4, 128), attention_layers=6,
-)  # fmt: skip
-NEMOTRON_4B = FusedShape(
-    "bf16", layers=42, hidden=3136, heads=40, kv_heads=8, head_dim=128, inner=12544, vocab=131072,
-    rotary_dim=0, capacity=8192, max_rows=16, activation="relu2", time_step_min=0.001,
-    recurrent=RecurrentShape(False, 96, 8, 128, 80, 4, 4, conv_bias=True),
-    attention_layers=4,
-)  # fmt: skip
 INT4 = tuple((name, Quantized(4, 128)) for name in ("qkv", "o", "gate_up", "down", "in_proj", "out_proj"))
 
 

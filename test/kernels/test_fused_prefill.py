@@ -13,68 +13,20 @@ import pytest
 
 pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installed (requirements-test.txt)")
 
-from doubles import fused_on_cpu
-from doubles.fused_decoder import TYPES, decode_step
-from doubles.host_products import HostProducts
+from doubles.fused_decoder import TYPES
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.fused.plan.prefill import QUERY_TILE, PrefillPlan
 from edgellm_ros.fused.plan.quantized import Quantized
-from edgellm_ros.fused.plan.shape import FusedShape
-from edgellm_ros.fused.prefill import FusedPrefill, FusedVerification
-from fixtures.fused_steps import Model, changed, close, close_rows, decoders
+from edgellm_ros.fused.prefill import FusedVerification
+from fixtures.fused_prefills import check_prefill, prefills_on
+from fixtures.fused_steps import Model, changed, close
 from fixtures.on_device import put
 
 
 @pytest.fixture(scope="session")
 def prefills(device):
     """The device, and a function that makes a prefill and its decoder on it."""
-    host, make_decoder = decoders(device)
-
-    def make(shape: FusedShape, weights, most_tokens: int = 256, kind=FusedPrefill, trees: bool = False):
-        if device.memory == "cuda":
-            from edgellm_ros.fused.cuda.products import CublasProducts
-
-            products, compile = CublasProducts(device, shape.dtype), None
-        else:
-            products, compile = HostProducts(shape.dtype), fused_on_cpu.FusedDoubleProgram
-        decoder = make_decoder(shape, weights)
-        return kind(host, shape, weights, decoder, products, most_tokens, compile, trees=trees)
-
-    return host, make
-
-
-def check(
-    prefills, shape: FusedShape, lengths: list[int], tokens: int, deepstack: int = 0, **options
-) -> dict[str, np.ndarray]:
-    """Compare a prefill with float64; return the outputs.
-
-    lengths: KV rows with the new tokens; deepstack: number of layers after which rows are added.
-    """
-    device, make = prefills
-    model, batch = Model(shape, lengths, tokens=tokens), len(lengths)
-    model.step.deepstack = [model.values(model.step.embeds.shape, 1.0) for _ in range(deepstack)]
-    weights, tensors = model.on_device(device)
-    last = model.random.integers(0, tokens, (batch, 1))
-    tensors["last_token_ids"] = put(device, last)
-    tensors["logits"] = device.empty((batch, 1, shape.vocab), np.float32)
-    for i, rows in enumerate(model.step.deepstack):
-        tensors[f"deepstack_embeds_{i}"] = put(device, rows.view(np.uint16))
-    make(shape, weights, **options).run(tensors)
-    expected = decode_step(shape, model.layers, model.norm, model.lm_head, model.step)
-    outputs = {name: device.download(tensor) for name, tensor in tensors.items()}
-    close(outputs["logits"], np.take_along_axis(expected.logits, last[..., None], 1), shape)
-    for i, caches in enumerate(model.step.caches):
-        for name, cache in zip(("key", "value"), caches, strict=True):
-            found = outputs[f"{name}_cache_{i}"].view(cache.dtype)
-            for row, length in enumerate(lengths):
-                new, bits = slice(length - tokens, length), np.dtype(f"u{cache.itemsize}")
-                close_rows(found[row, :, new], cache[row, :, new], shape)
-                before, after = found[row].copy(), cache[row].copy()
-                before[:, new], after[:, new] = 0, 0
-                np.testing.assert_array_equal(before.view(bits), after.view(bits))
-    for layer, states in expected.hidden_states.items():
-        close(outputs[f"hidden_states_{layer}"].view(TYPES[shape.dtype]), states, shape)
-    return outputs
+    return prefills_on(device)
 
 
 @pytest.mark.slow
@@ -109,7 +61,7 @@ def check(
     ],
 )  # fmt: skip
 def test_a_prefill_is_that_of_numpy(prefills, shape, lengths, tokens, options):
-    check(prefills, shape, lengths, tokens, **options)
+    check_prefill(prefills, shape, lengths, tokens, **options)
 
 
 @pytest.mark.slow
@@ -175,7 +127,7 @@ def test_several_prompts_that_are_too_long_are_refused(prefills):
 @pytest.mark.parametrize(
     "changes, reason",
     [
-        ({"attention_gate": True}, "queries have gates"),
+        ({"attention_gate": True, "qkv_bias": True}, "queries have gates and biases"),
         ({"quantized": (("qkv", Quantized(4, 32)),)}, "weights are quantised"),
         ({"head_dim": 80}, "head_dim is 80"),
     ],

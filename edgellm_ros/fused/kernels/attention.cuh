@@ -34,11 +34,6 @@ struct KvSplits {
   }
 };
 
-// Columns of a head in the QKV partials: queries, each with its gate beside it if there is one, keys, values.
-__device__ constexpr int column_of_head(int head) {
-  return head < HEADS ? head * (1 + ATTENTION_GATE) * HEAD_DIM : (head + ATTENTION_GATE * HEADS) * HEAD_DIM;
-}
-
 // Sums the QKV partials of a row, from column `first` on.
 struct QkvRow {
   const float* partials;

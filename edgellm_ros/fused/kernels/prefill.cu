@@ -4,6 +4,8 @@
 // norm_tokens -- (qkv) -- rope_tokens -- prompt_attention -- combine_prompt -- (o) -- norm_tokens -- (gate_up) --
 // activate -- (down) --
 //
+// In recurrent layers of a hybrid: norm_tokens -- (in_proj) -- prompt_mixer.cu -- (out_proj) --
+//
 // Products with the weights are a library's (`FusedPrefill`). The residual stream is fp32 [rows,H]: `o` and `down` add
 // to it. A row is a token; the rows of a sequence follow each other. Values between the kernels are of the model's
 // type.
@@ -77,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int i = 0; i < RopeHead::ELEMENTS; ++i) {
       const int head = first + each * WARPS;
-      raw[each][i] = load_cg(from + (head < ALL ? head : 0) * HEAD_DIM + lane + 32 * i);
+      raw[each][i] = load_cg(from + column_of_head(head < ALL ? head : 0) + lane + 32 * i);
     }
   const i64 position = ROTARY_DIM ? position_ids[sequence * stride + token] * (ROTARY_DIM / 2) : 0;
   const i64 slot = kv_length[sequence] - behind - tokens + token;
@@ -90,14 +92,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     fresh.prepare(is_query   ? q_norm
                   : is_value ? nullptr
                              : k_norm,
-                  bias + head * HEAD_DIM, cos_table + position, sin_table + position, !is_value);
+                  bias + column_of_head(head), cos_table + position, sin_table + position, !is_value);
 #pragma unroll
     for (int i = 0; i < RopeHead::ELEMENTS; ++i) fresh.values[i] = to_float(raw[each][i]) + fresh.bias[i];
     warp_sync();  // the scratch is reused
     fresh.finish(!is_value, places.values[warp]);
     if (is_query) {
 #pragma unroll
-      for (int i = 0; i < RopeHead::ELEMENTS; ++i) from[head * HEAD_DIM + fresh.at[i]] = from_float(fresh.values[i]);
+      for (int i = 0; i < RopeHead::ELEMENTS; ++i)
+        from[column_of_head(head) + fresh.at[i]] = from_float(fresh.values[i]);
       continue;
     }
     const i64 place = ((i64)sequence * KV_HEADS + (head - HEADS) % KV_HEADS) * CAPACITY + slot;
@@ -118,9 +121,9 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    combine_prompt(const float* sums, const float* scales, const i64* kv_length, u16* out, i64 window, i64 tokens,
-                   i64 behind, i64 splits) {
-  combine_prompt_splits(sums, reinterpret_cast<const float2*>(scales), kv_length, out, (int)window, (int)tokens,
+    combine_prompt(const u16* qkv, const float* sums, const float* scales, const i64* kv_length, u16* out, i64 window,
+                   i64 tokens, i64 behind, i64 splits) {
+  combine_prompt_splits(qkv, sums, reinterpret_cast<const float2*>(scales), kv_length, out, (int)window, (int)tokens,
                         (int)behind, (int)splits);
 }
 

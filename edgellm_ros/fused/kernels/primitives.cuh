@@ -236,6 +236,11 @@ __device__ inline u16 load_cg(const u16* address) {
   asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(value) : "l"(address));
   return value;
 }
+__device__ inline u32 load_cg(const u32* address) {
+  u32 value;
+  asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(value) : "l"(address));
+  return value;
+}
 __device__ inline i64 load_cg(const i64* address) {
   i64 value;
   asm volatile("ld.global.cg.s64 %0, [%1];" : "=l"(value) : "l"(address));
@@ -407,19 +412,32 @@ __device__ inline u32 lop3_and_or(u32 value, u32 mask, u32 bits) {
   return result;
 }
 
+// bf16 in a program of any type, for values beyond the range of fp16.
+__device__ inline u32 bf16_from_floats(float low, float high) {
+  u32 bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+__device__ inline float2 bf16_to_floats(u32 bits) {
+  return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
+}
+
 // mma.m16n8k16, accumulating into `sums`. Lane 4g + t has a: A[g][2t, 2t+1], A[g+8][2t, 2t+1], A[g][2t+8, 2t+9],
 // A[g+8][2t+8, 2t+9]; b0: B[2t, 2t+1][g]; b1: B[2t+8, 2t+9][g]; sums: D[g][2t], D[g][2t+1], D[g+8][2t], D[g+8][2t+1].
+#define MMA(types)                                                                    \
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." types                         \
+               ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])           \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+__device__ inline void mma_m16n8k16_bf16(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) { MMA("bf16.bf16"); }
 __device__ inline void mma_m16n8k16(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if BF16
-#define MMA "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+  MMA("bf16.bf16");
 #else
-#define MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+  MMA("f16.f16");
 #endif
-  asm volatile(MMA " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#undef MMA
 }
+#undef MMA
 
 // mma.m16n8k32 of bytes: A unsigned, B signed. Lane 4g + t has a: A[g][4t to 4t+3], A[g+8][4t ..], A[g][16+4t ..],
 // A[g+8][16+4t ..]; b0: B[4t to 4t+3][g]; b1: B[16+4t ..][g].

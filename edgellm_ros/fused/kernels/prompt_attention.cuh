@@ -11,7 +11,8 @@
 
 #include "primitives.cuh"
 
-constexpr int HEADS_PER_KV = HEADS / KV_HEADS, QKV_SIZE = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
+constexpr int QUERY_SIZE = (1 + ATTENTION_GATE) * HEAD_DIM;  // of a head, with its gate beside it if there is one
+constexpr int HEADS_PER_KV = HEADS / KV_HEADS, QKV_SIZE = HEADS * QUERY_SIZE + 2 * KV_HEADS * HEAD_DIM;
 constexpr int QUERY_WARPS = ATTENTION_THREADS / 32, QUERY_TILE = 16 * QUERY_WARPS;
 constexpr int ROW_CHUNKS = HEAD_DIM / 8, HEAD_STEPS = (HEAD_DIM + 15) / 16;
 constexpr int STRIDE = 2 * HEAD_STEPS + 1;  // chunks of a row in smem; odd: no bank conflicts of ldmatrix
@@ -63,6 +64,17 @@ struct QueryTile {
   __device__ static int tiles_of(int tokens) { return (tokens * HEADS_PER_KV + QUERY_TILE - 1) / QUERY_TILE; }
 };
 
+// Two values of a head's result, times the sigmoids of their gates if there are any. place: of the head in
+// [rows,HEADS]; at: of the first value in the head.
+__device__ inline u32 gated_pair(float low, float high, const u16* qkv, i64 place, int at) {
+  if constexpr (ATTENTION_GATE) {
+    const u16* const gates = qkv + place / HEADS * QKV_SIZE + place % HEADS * QUERY_SIZE + HEAD_DIM + at;
+    const float2 gate = to_floats(load_cg(reinterpret_cast<const u32*>(gates)));
+    low /= 1.0f + exp2_fast(-LOG2E * gate.x), high /= 1.0f + exp2_fast(-LOG2E * gate.y);
+  }
+  return from_floats(low, high);
+}
+
 // Copy rows base .. base + KV_TILE - 1 of a head of the cache to smem; zero from `end` on.
 __device__ inline void copy_kv_tile(uint4* tile, const CacheValue* rows, int base, int end) {
   const SmemPtr target(tile);
@@ -106,7 +118,7 @@ __device__ inline void attend_prompt(const u16* qkv, int length, const CacheValu
   for (int i = threadIdx.x; i < QUERY_TILE * ROW_CHUNKS; i += ATTENTION_THREADS) {
     const int query = i / ROW_CHUNKS, chunk = i % ROW_CHUNKS;
     const i64 place = rows.place_of(query < rows.queries ? query : 0, sequence);
-    const u16* const source = qkv + place / HEADS * QKV_SIZE + place % HEADS * HEAD_DIM + 8 * chunk;
+    const u16* const source = qkv + place / HEADS * QKV_SIZE + place % HEADS * QUERY_SIZE + 8 * chunk;
     cp_async(query_tile.plus(query * STRIDE + chunk), source, query < rows.queries);
   }
   copy_kv_tile(own.keys[0][0], key_cache + cache, from, to);
@@ -220,10 +232,12 @@ __device__ inline void attend_prompt(const u16* qkv, int length, const CacheValu
     if (query >= rows.queries) continue;
     if (rows.used == 1) {
       const float share = 1.0f / total[half];
-      u32* const words = reinterpret_cast<u32*>(out + rows.place_of(query, sequence) * HEAD_DIM) + t;
+      const i64 place = rows.place_of(query, sequence);
+      u32* const words = reinterpret_cast<u32*>(out + place * HEAD_DIM) + t;
 #pragma unroll
       for (int i = 0; i < ROW_CHUNKS; ++i)
-        words[4 * i] = from_floats(share * result[i][2 * half], share * result[i][2 * half + 1]);
+        words[4 * i] =
+            gated_pair(share * result[i][2 * half], share * result[i][2 * half + 1], qkv, place, 8 * i + 2 * t);
       continue;
     }
     const i64 place = rows.scratch_of(query, sequence, split, splits);
@@ -235,8 +249,9 @@ __device__ inline void attend_prompt(const u16* qkv, int length, const CacheValu
 }
 
 // A warp combines the splits of a head of a token. Grid [tokens * HEADS / warps, sequences].
-__device__ inline void combine_prompt_splits(const float* sums, const float2* scales, const i64* kv_length, u16* out,
-                                             int window, int tokens, int behind, int splits) {
+__device__ inline void combine_prompt_splits(const u16* qkv, const float* sums, const float2* scales,
+                                             const i64* kv_length, u16* out, int window, int tokens, int behind,
+                                             int splits) {
   constexpr int PAIRS = HEAD_DIM / 2, SHARE = (PAIRS + 31) / 32;
   const int lane = threadIdx.x % 32, place = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, sequence = blockIdx.y;
   pdl_wait();
@@ -266,9 +281,10 @@ __device__ inline void combine_prompt_splits(const float* sums, const float2* sc
       result[i].x += share * pair.x, result[i].y += share * pair.y;
     }
   }
-  u32* const words = reinterpret_cast<u32*>(out + ((i64)sequence * tokens * HEADS + place) * HEAD_DIM);
+  const i64 all = (i64)sequence * tokens * HEADS + place;
+  u32* const words = reinterpret_cast<u32*>(out + all * HEAD_DIM);
 #pragma unroll
   for (int i = 0; i < SHARE; ++i)
     if (PAIRS % 32 == 0 || lane + 32 * i < PAIRS)
-      words[lane + 32 * i] = from_floats(result[i].x / sum, result[i].y / sum);
+      words[lane + 32 * i] = gated_pair(result[i].x / sum, result[i].y / sum, qkv, all, 2 * (lane + 32 * i));
 }

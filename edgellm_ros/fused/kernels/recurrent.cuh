@@ -14,31 +14,18 @@
 
 #pragma once
 
+#include "mixer.cuh"
 #include "plans.cuh"
 
-constexpr bool DELTA = MIXER == 1;  // otherwise Mamba2
-constexpr int KEYS = KEY_HEADS * KEY_DIM, VALUES = MIXER_HEADS * VALUE_DIM, CHANNELS = 2 * KEYS + VALUES;
-// Columns of in_proj: a delta net has channels, gate, strengths, decays; Mamba2 gate, channels, steps.
-constexpr int FIRST_CHANNEL = DELTA ? 0 : VALUES, FIRST_GATE = DELTA ? CHANNELS : 0;
-constexpr int FIRST_STRENGTH = CHANNELS + VALUES, FIRST_STEP = FIRST_STRENGTH + (DELTA ? MIXER_HEADS : 0);
-// Channels of the convolution.
-constexpr int FIRST_QUERY = DELTA ? 0 : VALUES + KEYS, FIRST_KEY = DELTA ? KEYS : VALUES,
-              FIRST_VALUE = DELTA ? 2 * KEYS : 0;
-constexpr int PAST = CONV_KERNEL - 1;  // inputs of the convolution before the new one
 constexpr int MIX_THREADS = 32 * MIX_WARPS, WARP_VALUES = 16, CTA_VALUES = WARP_VALUES * MIX_WARPS;
 constexpr int SLICES = VALUE_DIM / CTA_VALUES;  // CTAs of a head
 constexpr int LANE_QUADS = STATE_COLUMNS >= WARP_VALUES ? 4 : STATE_COLUMNS / 4, QUADS = 4 / LANE_QUADS;
 constexpr int K_LANES = 32 / LANE_QUADS, LANE_KEYS = KEY_DIM / K_LANES;
 constexpr int OWN_CHANNELS = 2 * KEY_DIM + CTA_VALUES, SHARE = (OWN_CHANNELS + MIX_THREADS - 1) / MIX_THREADS;
 constexpr int MOST_TOKENS = ROWS < CHAIN_TOKENS ? ROWS : CHAIN_TOKENS;  // of a sequence in a step
-constexpr int NORM_GROUPS = DELTA ? MIXER_HEADS : KEY_HEADS;            // of a row, each with a norm of its own
 constexpr int PARTS = VALUES / NORM_GROUPS / WARP_VALUES;               // sums of squares of a group
-constexpr float UNIT_EPSILON = 1e-6f;  // of the norms of a delta net's queries and keys
 static_assert(VALUE_DIM % CTA_VALUES == 0 && KEY_DIM % K_LANES == 0 && LANE_QUADS * QUADS == 4);
 static_assert(QUADS == 1 || LANE_QUADS == 1, "columns of StateShare");
-
-__device__ inline float silu(float value) { return value / (1.0f + exp2_fast(-LOG2E * value)); }
-__device__ inline float softplus(float value) { return fmaxf(value, 0.0f) + log1pf(expf(-fabsf(value))); }
 
 template <int COUNT>
 __device__ inline void add_lanes(float (&sums)[COUNT], int first) {

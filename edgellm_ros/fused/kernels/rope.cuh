@@ -5,6 +5,11 @@
 
 #include "primitives.cuh"
 
+// Columns of a head of qkv: queries, each with its gate beside it if there is one, keys, values.
+__device__ constexpr int column_of_head(int head) {
+  return head < HEADS ? head * (1 + ATTENTION_GATE) * HEAD_DIM : (head + ATTENTION_GATE * HEADS) * HEAD_DIM;
+}
+
 // A head of the new token, per warp: bias, q/k norm, RoPE. Lane l has the values l, l + 32, ...
 struct RopeHead {
   static constexpr int ELEMENTS = HEAD_DIM / 32;

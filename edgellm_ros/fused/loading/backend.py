@@ -80,7 +80,11 @@ def step_bindings(
 
 
 def prefill_bindings(
-    shape: FusedShape, head: Head | None, deepstack: int = 0, fused_size: int = 0
+    shape: FusedShape,
+    head: Head | None,
+    deepstack: int = 0,
+    fused_size: int = 0,
+    recurrent: RecurrentConfig | None = None,
 ) -> Iterator[Binding]:
     """Yield the tensors of prefills.
 
@@ -91,6 +95,8 @@ def prefill_bindings(
     yield Binding(names.LAST_TOKEN_IDS, np.dtype(np.int64), ("B", "N"), True)
     for i in range(deepstack):
         yield Binding(names.deepstack_embeds(i), element_type(shape.dtype), ("B", "S", shape.hidden), True)
+    if recurrent is not None:
+        yield from _recurrent_bindings(recurrent, verifies=False)
 
 
 def _output_bindings(
@@ -109,7 +115,7 @@ def _output_bindings(
 def _recurrent_bindings(recurrent: RecurrentConfig, verifies: bool) -> Iterator[Binding]:
     float32 = np.dtype(np.float32)
     conv, state = ("B", *recurrent.conv_shape), ("B", *recurrent.state_shape)
-    # The tokens of a step are all valid, so the kernels do not read their number.
+    # The tokens of a step are all valid, so only the kernels of prompts read their number.
     yield Binding(names.VALID_TOKENS, np.dtype(np.int64), ("B",), True)
     for i in range(recurrent.num_layers):
         yield Binding(names.conv_state(i), float32, conv, True)

@@ -120,7 +120,8 @@ def _load(
     if decoder.max_adapted_rows:
         adapted = executor("llm/fused with adapters", bindings(adapted=True))
     if many.prefill is not None:
-        prompt = prefill_bindings(shape, head, config.num_deepstack_features, fused_size)
+        deepstack, recurrent = config.num_deepstack_features, config.llm.recurrent
+        prompt = prefill_bindings(shape, head, deepstack, fused_size, recurrent)
         prefill = executor("llm/fused prefill", prompt, many.prefill)
     if many.verification is not None:
         verification = executor("llm/fused verification", bindings(), many.verification)

@@ -58,6 +58,8 @@ def load_many_tokens(
     """
     batch, tree = config.max_supported_batch_size, drafting.tree_size if drafting is not None else 0
     nodes = min(batch, MOST_NODES // tree) * tree if tree else 0
+    if shape.recurrent is not None:
+        nodes = 0  # the kernels of prompts do not output the values of chains
     sizes = Sizes(
         prompt_tokens=batch * config.max_supported_input_length,
         nodes=nodes if nodes > decoder.max_rows else 0,

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgellm_ros.engine.errors import EngineError
+
 WARP = 32
 OLDEST = 80  # compute capability 8.0: cp.async, bf16
 
@@ -23,3 +25,11 @@ class Launch:
     shared: int = 0
     early: bool = False
     cluster: int = 1
+
+
+def too_little_smem(needed: int, most: int) -> EngineError:
+    """Return the error of kernels for prompts that do not fit into an SM.
+
+    Both are bytes.
+    """
+    return EngineError(f"no kernels for prompts: a block needs {needed} of {most} bytes of shared memory")

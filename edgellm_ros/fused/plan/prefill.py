@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.fused.plan.fusion import FusionShape
-from edgellm_ros.fused.plan.launch import WARP, Launch
+from edgellm_ros.fused.plan.launch import WARP, Launch, too_little_smem
 from edgellm_ros.fused.plan.shape import SQUARED_RELU, FusedShape
 
 THREADS = 128
@@ -42,10 +42,7 @@ class PrefillPlan:
         fitting = (tile for tile in KV_TILES if self._smem(tile) <= most_shared)
         self._kv_tile = next(fitting, 0)
         if not self._kv_tile:
-            raise EngineError(
-                f"no kernels for prompts: a block needs {self._smem(KV_TILES[-1])} of {most_shared} bytes of "
-                "shared memory"
-            )
+            raise too_little_smem(self._smem(KV_TILES[-1]), most_shared)
 
     def _smem(self, kv_tile: int) -> int:
         """Return bytes of a CTA's smem."""
@@ -138,10 +135,8 @@ def attention_smem(head_dim: int, kv_tile: int) -> int:
 def check_supported(shape: FusedShape) -> None:
     """Raise EngineError if the kernels do not take the prompts of a shape."""
     for problem, text in (
-        (shape.recurrent is not None, "layers are recurrent"),
-        (shape.attention_gate, "queries have gates"),
+        (shape.attention_gate and shape.qkv_bias, "queries have gates and biases"),
         (bool(shape.quantized), "weights are quantised"),
-        (shape.caches != shape.layers, "not all layers have attention"),
     ):
         if problem:
             raise EngineError(f"no kernels for prompts: {text}")

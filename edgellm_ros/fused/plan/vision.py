@@ -114,6 +114,7 @@ class VisionPlan:
             "HEADS": shape.heads,
             "KV_HEADS": shape.heads,
             "HEAD_DIM": shape.head_dim,
+            "ATTENTION_GATE": 0,
             "PATCH_SIZE": shape.patch,
             "MERGED": shape.merged,
             "OUT_SIZE": shape.out,

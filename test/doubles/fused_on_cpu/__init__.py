@@ -31,6 +31,7 @@ KERNELS = {
         "activate_merged",
         "add_bias",
     ),
+    "prompt_mixer.cu": ("convolve_tokens", "prepare_chunks", "scan_chunks", "gate_tokens"),
     "prefill.cu": (
         "norm_tokens",
         "rope_tokens",

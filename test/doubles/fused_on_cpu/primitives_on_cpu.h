@@ -194,13 +194,17 @@ inline u32 __byte_perm(u32 a, u32 b, u32 selector) {
   return result;
 }
 
-#if BF16
-inline float to_float(u16 bits) { return __uint_as_float((u32)bits << 16); }
-inline u16 from_float(float value) {
+inline float bf16_to_float(u16 bits) { return __uint_as_float((u32)bits << 16); }
+inline u16 bf16_from_float(float value) {
   const u32 bits = __float_as_uint(value);
   if (value != value) return 0x7fff;
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
+inline u32 bf16_from_floats(float low, float high) { return bf16_from_float(low) | (u32)bf16_from_float(high) << 16; }
+inline float2 bf16_to_floats(u32 bits) { return {bf16_to_float(bits), bf16_to_float(bits >> 16)}; }
+#if BF16
+inline float to_float(u16 bits) { return bf16_to_float(bits); }
+inline u16 from_float(float value) { return bf16_from_float(value); }
 #else
 inline float to_float(u16 bits) { return cuda_on_cpu::same_bits<_Float16>(bits); }
 inline u16 from_float(float value) { return cuda_on_cpu::same_bits<u16>((_Float16)value); }
@@ -293,7 +297,9 @@ struct Fragments {
 
 }  // namespace fused_on_cpu
 
-inline void mma_m16n8k16(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+// to_float: a value of an operand.
+template <class ToFloat>
+void mma_m16n8k16_of(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1, ToFloat to_float) {
   const fused_on_cpu::Fragments* lanes =
       fused_on_cpu::exchange_all(fused_on_cpu::Fragments{{a[0], a[1], a[2], a[3]}, {b0, b1}});
   const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, g = lane / 4, t = lane % 4;
@@ -306,6 +312,12 @@ inline void mma_m16n8k16(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
       sums[i] += to_float(left) * to_float(right);
     }
   }
+}
+inline void mma_m16n8k16(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  mma_m16n8k16_of(sums, a, b0, b1, [](u32 bits) { return to_float((u16)bits); });
+}
+inline void mma_m16n8k16_bf16(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  mma_m16n8k16_of(sums, a, b0, b1, [](u32 bits) { return bf16_to_float((u16)bits); });
 }
 
 inline void mma_m16n8k32_u8s8(int (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
