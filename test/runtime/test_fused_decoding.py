@@ -520,6 +520,15 @@ class TestChoice:
             "; the engine computes prompts (ms per prompt of 128 tokens: 1.500 fused, 1.000 engine)"
         )
 
+    @pytest.mark.parametrize("hybrid", ["delta_net", "mamba2"])
+    def test_prompts_of_hybrids_are_compared_from_the_same_states(
+        self, decoders, caplog, monkeypatch, hybrid, request
+    ):
+        engine = request.getfixturevalue(hybrid)
+        _, line = self.choose(engine, caplog, monkeypatch, [1.0, 2.0])
+        assert line[0].endswith(self.PROMPT)
+        assert self.fuses_prompts
+
     def test_prompts_that_fail_leave_decode_steps_to_the_kernels(self, decoders, llama, caplog, monkeypatch):
         def fail(prefill, tensors):
             raise EngineError("cuBLASLt has no kernel for [128,64] times [64,96]")

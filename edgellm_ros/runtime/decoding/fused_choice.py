@@ -212,6 +212,7 @@ class _Measurement:
             runner.fuses_prompts = fused
             device.fill_zero(runner.kv_cache.lengths(range(1)))
             runner.kv_cache.clear_row(0)
+            self._clear_states()
             runner.execute_prefill_step(
                 embeds,
                 [tokens],
@@ -222,6 +223,7 @@ class _Measurement:
                 rows=range(1),
             )
             results.append(device.download(logits))
+            self._clear_states()  # the run has committed those after the prompt
             executor = runner.prefill_executor
             if self._cuda_graphs:
                 executor.record(device.stream, "a measured prompt")
@@ -231,6 +233,11 @@ class _Measurement:
         if problem:
             raise _WrongLogits(f"the logits of the fused kernels for a prompt {problem}")
         return StepTimes(tokens, *seconds)
+
+    def _clear_states(self) -> None:
+        """Zero the states of recurrent layers, if there are any."""
+        if self._runner.recurrent is not None:
+            self._runner.recurrent.clear()
 
     def _step(self, tokens: Tensor, logits: Tensor, verification: Verification | None) -> Callable[[], None]:
         """Return a function that queues a step of tokens [B,S].
