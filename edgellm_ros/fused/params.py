@@ -666,6 +666,24 @@ class LastTokensParams(KernelParams):
     stream: OutI64
     tokens: Number
     first: Number
+    each: Number
+
+
+@dataclass(kw_only=True)
+class KeepLastParams(KernelParams):
+    """The input of a product, and the residual stream, of each prompt's last token."""
+
+    source: ClassVar[str] = "prefill.cu"
+    kernel: ClassVar[str] = "keep_last"
+
+    x: U16
+    residual: F32
+    last_token_ids: I64
+    last_x: OutU16
+    last_residual: OutF32
+    width: Number
+    tokens: Number
+    first: Number
 
 
 @dataclass(kw_only=True)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from edgellm_ros.fused.params import (
     ActivateParams,
     CombinePromptParams,
     JoinStatesParams,
+    KeepLastParams,
     KernelParams,
     LastTokensParams,
     NormTokensParams,
@@ -75,6 +76,8 @@ class FusedPrefill:
             "x": 2 * rows * widest,
             "qkv": 2 * rows * shape.qkv_size,
             "gate_up": 2 * rows * shape.gate_up_size,
+            "last_residual": 4 * shape.max_rows * shape.hidden,
+            "last_x": 2 * shape.max_rows * widest,
             **self._plan.scratch_bytes,
         }
         if fusion is not None:
@@ -104,17 +107,18 @@ class FusedPrefill:
         if batch > 1 and batch * tokens > self._rows:
             raise EngineError(f"{batch} prompts of {tokens} tokens, expected at most {self._rows} in all")
         for part in cut_prompts(tensors, self._rows):
-            self._finish_prompts(part, self._layers(part))
+            self._run_part(part)
         self._decoder.run_head(tensors["logits"].view(batch, self._shape.vocab), tensors)
 
-    def _layers(self, part: PromptPart) -> int:
-        """Run a part of the tokens through all layers.
+    def _layers(self, part: PromptPart, keeps_all: bool) -> _Stream:
+        """Run a part of the tokens through all layers, and return the residual stream.
 
-        Return the address of the last layer's bias, which the residual stream lacks; 0 = there is none.
+        keeps_all: whether all tokens are wanted after the last layer; False: the products after its mixer are
+        those of each prompt's last token.
         """
-        shape, scratch, rows = self._shape, self._addresses, part.rows
-        residual, x, multiply = scratch["residual"], scratch["x"], self._products.multiply
-        hidden, inner, bias = shape.hidden, shape.inner, 0
+        shape, scratch, multiply = self._shape, self._addresses, self._products.multiply
+        rows, residual, x = part.rows, scratch["residual"], scratch["x"]
+        hidden, inner, bias, last = shape.hidden, shape.inner, 0, shape.layers - 1
         for number, layer in enumerate(self._weights.layers):
             # What the residual stream lacks, and what is stored of it, is a matter of the layer's first norm.
             before: dict[str, int] = {
@@ -129,8 +133,12 @@ class FusedPrefill:
                     norm=layer.input_norm, embeds=embeds, **before, residual=residual, x=x
                 )
                 self._launch(self._plan.by_row("norm_tokens", rows), begin)
-                self._mix(part, number, layer)
-                before, bias = {"bias": layer.o_bias}, 0
+                out = self._mix(part, number, layer)
+                if number == last and not keeps_all:
+                    self._keep_last(part, out.k)
+                    rows, residual, x = part.batch, scratch["last_residual"], scratch["last_x"]
+                multiply(x, out, residual, rows, adds=True)
+                before, bias = {"bias": layer.o_bias}, layer.o_bias
             if layer.gate_up:
                 post_norm = NormTokensParams(norm=layer.post_norm, **before, residual=residual, x=x)
                 self._launch(self._plan.by_row("norm_tokens", rows), post_norm)
@@ -139,21 +147,33 @@ class FusedPrefill:
                 self._launch(self._plan.activate(rows), activate)
                 multiply(x, Matrix(layer.down, inner, hidden), residual, rows, adds=True)
                 bias = layer.down_bias
-            else:
-                bias = layer.o_bias
-        return bias
+        return _Stream(residual, rows // part.batch, bias)
 
-    def _mix(self, part: PromptPart, number: int, layer: FusedLayerWeights) -> None:
-        """Run a layer's mixer, from x to the residual stream."""
-        shape, scratch, rows = self._shape, self._addresses, part.rows
-        residual, x, multiply = scratch["residual"], scratch["x"], self._products.multiply
+    def _mix(self, part: PromptPart, number: int, layer: FusedLayerWeights) -> Matrix:
+        """Run a layer's mixer within x, and return the matrix of the product after it."""
+        shape, scratch = self._shape, self._addresses
         if layer.in_proj:
             assert self._mixer is not None
-            self._mixer.run(part, layer, self._numbers[number], x, residual)
-            return
-        multiply(x, Matrix(layer.qkv, shape.hidden, shape.qkv_size), scratch["qkv"], rows)
+            return self._mixer.run(part, layer, self._numbers[number], scratch["x"])
+        matrix = Matrix(layer.qkv, shape.hidden, shape.qkv_size)
+        self._products.multiply(scratch["x"], matrix, scratch["qkv"], part.rows)
         self._attend(part, number, scratch)
-        multiply(x, Matrix(layer.o, shape.q_size, shape.hidden), residual, rows, adds=True)
+        return Matrix(layer.o, shape.q_size, shape.hidden)
+
+    def _keep_last(self, part: PromptPart, width: int) -> None:
+        """Copy x [rows,width] and the residual stream of each prompt's last token."""
+        scratch = self._addresses
+        params = KeepLastParams(
+            x=scratch["x"],
+            residual=scratch["residual"],
+            last_token_ids=part.tensors["last_token_ids"].pointer,
+            last_x=scratch["last_x"],
+            last_residual=scratch["last_residual"],
+            width=width,
+            tokens=part.tokens,
+            first=part.first,
+        )
+        self._launch(self._plan.by_row("keep_last", part.batch), params)
 
     def _attend(self, part: PromptPart, number: int, scratch: Mapping[str, int]) -> None:
         """Run the attention of a layer: from qkv to x."""
@@ -196,22 +216,25 @@ class FusedPrefill:
             combined = CombinePromptParams(qkv=scratch["qkv"], **common)
             self._launch(plan.combine(part.batch, part.tokens), combined)
 
-    def _finish_prompts(self, part: PromptPart, bias: int) -> None:
-        """Take the last tokens to the LM head's input, and the states to their outputs."""
-        last, scratch = self._shape.layers, self._addresses
+    def _run_part(self, part: PromptPart) -> None:
+        """Run a part, take the last tokens to the LM head's input, and write the states."""
+        last = self._shape.layers
+        normed = part.of(f"hidden_states_{last}")
+        stream = self._layers(part, keeps_all=bool(normed) or _state(last) in self._addresses)
         tokens = LastTokensParams(
-            residual=scratch["residual"],
-            bias=bias,
+            residual=stream.address,
+            bias=stream.bias,
             deepstack=part.of(f"deepstack_embeds_{last - 1}"),
             last_token_ids=part.tensors["last_token_ids"].pointer,
             stream=self._decoder.residual,
             tokens=part.tokens,
             first=part.first,
+            each=stream.each,
         )
         self._launch(self._plan.by_row("last_tokens", part.batch), tokens)
-        self._finish(part, bias, part.of(f"hidden_states_{last}"))
+        self._finish(part, stream, normed)
 
-    def _finish(self, part: PromptPart, bias: int, normed: int) -> None:
+    def _finish(self, part: PromptPart, stream: _Stream, normed: int) -> None:
         """Write the states after the last layer.
 
         normed: address of those after the last norm, 0 = they are not needed.
@@ -221,9 +244,9 @@ class FusedPrefill:
         if normed or state:
             params = NormTokensParams(
                 norm=self._weights.norm,
-                bias=bias,
+                bias=stream.bias,
                 deepstack=part.of(f"deepstack_embeds_{last - 1}"),
-                residual=scratch["residual"],
+                residual=stream.address,
                 state=state,
                 x=normed,
             )
@@ -260,6 +283,14 @@ class FusedPrefill:
         self._program.launch(launch, params)
 
 
+class _Stream(NamedTuple):
+    """The residual stream after the last layer."""
+
+    address: int  # fp32 [rows,H]
+    each: int  # rows of a sequence: all tokens of the part, or 1: the prompt's last token
+    bias: int  # address of the bias that the stream lacks; 0 = there is none
+
+
 class FusedVerification(FusedPrefill):
     """Verifications of more drafted tokens than the kernels of decode steps take."""
 
@@ -273,9 +304,8 @@ class FusedVerification(FusedPrefill):
         if batch * tokens > self._rows:
             raise EngineError(f"{batch} sequences of {tokens} tokens, expected at most {self._rows} in all")
         part = PromptPart(tensors, batch, tokens, 0, tokens)
-        bias = self._layers(part)
         normed = part.of(f"hidden_states_{shape.layers}") or self._addresses["x"]
-        self._finish(part, bias, normed)
+        self._finish(part, self._layers(part, keeps_all=True), normed)
         head = self._weights.lm_head
         head = head or tensors["embedding" if shape.tied else "lm_head.weight"].pointer
         sizes = shape.hidden, shape.vocab, shape.all_head_columns

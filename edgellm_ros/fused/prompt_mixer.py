@@ -46,10 +46,10 @@ class PromptMixer:
         sizes = {**self._plan.scratch_bytes(rows), "between": layers * self._conv_bytes}
         self._scratch = {name: device.zeros((nbytes,), np.uint8) for name, nbytes in sizes.items()}
 
-    def run(self, part: PromptPart, weights: FusedLayerWeights, number: int, x: int, residual: int) -> None:
-        """Run a mixer with its products, from x to the residual stream.
+    def run(self, part: PromptPart, weights: FusedLayerWeights, number: int, x: int) -> Matrix:
+        """Run a mixer up to the product after it, whose matrix is returned.
 
-        number: of the layer's states; x [rows,H] is overwritten.
+        number: of the layer's states; x: [rows,H], then the product's input [rows,values].
         """
         mixer, multiply = self._mixer, self._products.multiply
         launch = self._program.launch
@@ -98,7 +98,7 @@ class PromptMixer:
             x=x,
         )
         launch(plan.gate(part.rows), gate)
-        multiply(x, Matrix(weights.out_proj, mixer.values, self._hidden), residual, part.rows, adds=True)
+        return Matrix(weights.out_proj, mixer.values, self._hidden)
 
     def _conv_states(self, tensors: Mapping[str, Tensor], part: PromptPart, number: int) -> tuple[int, int]:
         """Return the addresses of a convolution's last inputs before and after a part.

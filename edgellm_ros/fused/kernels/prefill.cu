@@ -127,43 +127,79 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                         (int)behind, (int)splits);
 }
 
-// SiLU(gate) * up, or the square of a ReLU: gate_up [rows,GATE_UP_SIZE] to x [rows,INNER], four values per thread.
-extern "C" __global__ void __launch_bounds__(THREADS) activate(const u16* gate_up, const u16* bias, u16* x, i64 rows) {
-  constexpr int QUADS = INNER / 4;
-  const int quad = blockIdx.x * THREADS + threadIdx.x;
-  pdl_wait();
-  if (quad >= QUADS) return;
-  for (int row = blockIdx.y; row < (int)rows; row += gridDim.y) {
-    const uint2* const source = reinterpret_cast<const uint2*>(gate_up + (i64)row * GATE_UP_SIZE) + quad;
-    float gate[4], up[4];
-    unpack(gate, load_cg(source));
-    if (MLP_BIAS) add(gate, reinterpret_cast<const uint2*>(bias)[quad]);
-    if (!SQUARED_RELU) {
-      unpack(up, load_cg(source + QUADS));
-      if (MLP_BIAS) add(up, reinterpret_cast<const uint2*>(bias)[QUADS + quad]);
-    }
+__device__ inline void unpack(float (&values)[8], uint4 words) {
+  const u32 pairs[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float rectified = fmaxf(gate[j], 0.0f);
-      gate[j] = SQUARED_RELU ? rectified * rectified : gate[j] / (1.0f + exp2_fast(-LOG2E * gate[j])) * up[j];
-    }
-    reinterpret_cast<uint2*>(x + (i64)row * INNER)[quad] = pack(gate);
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = to_floats(pairs[i]);
+    values[2 * i] = pair.x, values[2 * i + 1] = pair.y;
   }
 }
 
+// SiLU(gate) * up, or the square of a ReLU: gate_up [rows,GATE_UP_SIZE] to x [rows,INNER]. A thread has eight values of
+// ACTIVATE_ROWS rows, all of which it loads before it computes.
+extern "C" __global__ void __launch_bounds__(THREADS) activate(const u16* gate_up, const u16* bias, u16* x, i64 rows) {
+  constexpr int WORDS = INNER / 8;
+  const int place = blockIdx.x * THREADS + threadIdx.x;
+  const i64 first = (i64)blockIdx.y * ACTIVATE_ROWS;
+  pdl_wait();
+  if (place >= WORDS) return;
+  uint4 gates[ACTIVATE_ROWS], ups[ACTIVATE_ROWS];
+#pragma unroll
+  for (int i = 0; i < ACTIVATE_ROWS; ++i) {
+    const i64 row = first + i < rows ? first + i : first;
+    const uint4* const source = reinterpret_cast<const uint4*>(gate_up + row * GATE_UP_SIZE) + place;
+    gates[i] = load_cg(source), ups[i] = SQUARED_RELU ? uint4{} : load_cg(source + WORDS);
+  }
+  float gate_bias[8] = {}, up_bias[8] = {};
+  if (MLP_BIAS) unpack(gate_bias, reinterpret_cast<const uint4*>(bias)[place]);
+  if (MLP_BIAS && !SQUARED_RELU) unpack(up_bias, reinterpret_cast<const uint4*>(bias)[WORDS + place]);
+#pragma unroll
+  for (int i = 0; i < ACTIVATE_ROWS; ++i) {
+    if (first + i >= rows) return;
+    float gate[8], up[8];
+    unpack(gate, gates[i]), unpack(up, ups[i]);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      gate[j] += gate_bias[j], up[j] += up_bias[j];
+      const float rectified = fmaxf(gate[j], 0.0f);
+      gate[j] = SQUARED_RELU ? rectified * rectified : gate[j] / (1.0f + exp2_fast(-LOG2E * gate[j])) * up[j];
+    }
+    reinterpret_cast<uint4*>(x + (first + i) * INNER)[place] = {
+        from_floats(gate[0], gate[1]), from_floats(gate[2], gate[3]), from_floats(gate[4], gate[5]),
+        from_floats(gate[6], gate[7])};
+  }
+}
+
+// x [rows,width] and the residual stream of the last token of each sequence, side by side. A sequence has `tokens`
+// rows, from its token `first` on; one whose last token is not among them is left out.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    keep_last(const u16* x, const float* residual, const i64* last_token_ids, u16* last_x, float* last_residual,
+              i64 width, i64 tokens, i64 first) {
+  pdl_wait();
+  const i64 token = last_token_ids[blockIdx.x] - first, from = blockIdx.x * tokens + token;
+  if (token < 0 || token >= tokens) return;
+  StreamRow row;
+  row.read(residual + from * HIDDEN);
+  row.write(last_residual + (i64)blockIdx.x * HIDDEN);
+  const uint4* const source = reinterpret_cast<const uint4*>(x + from * width);
+  for (int i = threadIdx.x; i < width / 8; i += THREADS)
+    reinterpret_cast<uint4*>(last_x + blockIdx.x * width)[i] = load_cg(source + i);
+}
+
 // The residual stream of the last token of each sequence, to that of decode steps, whose kernels compute logits. A
-// sequence has `tokens` rows here, from its token `first` on; one whose last token is not here is left as it is.
+// sequence has `tokens` tokens here, from its token `first` on; one whose last token is not here is left as it is.
+// residual has `each` rows of a sequence: all, or its last token's.
 extern "C" __global__ void __launch_bounds__(THREADS)
     last_tokens(const float* residual, const u16* bias, const u16* deepstack, const i64* last_token_ids, i64* stream,
-                i64 tokens, i64 first) {
+                i64 tokens, i64 first, i64 each) {
   pdl_wait();
   const i64 token = last_token_ids[blockIdx.x] - first;
   if (token < 0 || token >= tokens) return;
-  const i64 from = (blockIdx.x * tokens + token) * HIDDEN;
   StreamRow row;
-  row.read(residual + from);
+  row.read(residual + (blockIdx.x * each + (each == tokens ? token : 0)) * HIDDEN);
   row.add_row(bias);
-  row.add_row(deepstack ? deepstack + from : nullptr);
+  row.add_row(deepstack ? deepstack + (blockIdx.x * tokens + token) * HIDDEN : nullptr);
   StreamRow::each([&](int i) {
     longlong2* const out = reinterpret_cast<longlong2*>(stream + (i64)blockIdx.x * HIDDEN) + 2 * StreamRow::quad(i);
     out[0] = {to_fixed(row.values[i][0]), to_fixed(row.values[i][1])};

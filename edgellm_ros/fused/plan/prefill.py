@@ -11,6 +11,7 @@ from edgellm_ros.fused.plan.shape import SQUARED_RELU, FusedShape
 THREADS = 128
 ATTENTION_THREADS = 128
 QUERY_TILE = ATTENTION_THREADS // WARP * 16  # queries of a CTA
+ACTIVATE_ROWS = 2  # rows of a thread of `activate`
 ROPE_HEADS = 4  # heads of a warp of `rope_tokens`
 KV_TILES = (64, 32, 16)  # KV rows of a tile; the largest that fits into smem
 SPLIT_TILES = 4  # fewest tiles of a split
@@ -86,7 +87,8 @@ class PrefillPlan:
 
     def activate(self, rows: int) -> Launch:
         """Return how `activate` is launched."""
-        return Launch("activate", (-(-self.shape.inner // (4 * THREADS)), rows), THREADS)
+        grid = -(-self.shape.inner // (8 * THREADS)), -(-rows // ACTIVATE_ROWS)
+        return Launch("activate", grid, THREADS)
 
     def macros(self) -> list[tuple[str, str]]:
         """Return names and values of the macros that the kernels are compiled with."""
@@ -112,6 +114,7 @@ class PrefillPlan:
             "TREES": int(self._trees),
             "ATTENDS_TO_ALL": 0,
             "ROPE_HEADS": ROPE_HEADS,
+            "ACTIVATE_ROWS": ACTIVATE_ROWS,
             "KV_TILE": self._kv_tile,
             "SPLIT_TILES": SPLIT_TILES,
             "PROMPT_ATTENTION_SMEM": self._smem(self._kv_tile),

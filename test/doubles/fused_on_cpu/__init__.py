@@ -38,6 +38,7 @@ KERNELS = {
         "prompt_attention",
         "combine_prompt",
         "activate",
+        "keep_last",
         "last_tokens",
         "join_states",
         "round_states",
