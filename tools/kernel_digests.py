@@ -102,10 +102,13 @@ TOWER = VisionShape(
     inner=4096,
     patch=768,
     merged=4096,
+    raised=4096,
     out=2048,
     deepstack=(5, 11, 17),
     epsilon=1e-6,
+    merger_epsilon=1e-6,
 )
+TILES = replace(TOWER, patch=588, raised=2048, deepstack=(), merger_epsilon=1e-5, tile=1025)
 
 
 def _quantized(shape: FusedShape, form: Quantized) -> FusedShape:
@@ -142,6 +145,7 @@ def programs() -> Iterator[tuple[str, Any]]:
         yield f"{name}, prefill", PrefillPlan(shape, *limits)
     yield "qwen3-1.7b, trees", PrefillPlan(QWEN3, *limits, trees=True)
     yield "qwen3-vl-2b, vision", VisionPlan(TOWER, SHARED_BYTES)
+    yield "internvl3, vision", VisionPlan(TILES, SHARED_BYTES)
 
 
 def machine_code(cubin: bytes) -> Iterator[tuple[str, bytes]]:

@@ -704,6 +704,20 @@ class BeginPatchesParams(KernelParams):
 
 
 @dataclass(kw_only=True)
+class BeginTilesParams(KernelParams):
+    """`begin_patches` of tiles, whose first rows are class tokens."""
+
+    source: ClassVar[str] = "vision.cu"
+    kernel: ClassVar[str] = "begin_tiles"
+
+    pixels: F32
+    positions: U16
+    x: OutU16
+    residual: OutF32
+    tokens: Number
+
+
+@dataclass(kw_only=True)
 class NormPatchesParams(KernelParams):
     """LayerNorm of a vision tower's residual stream."""
 
@@ -729,6 +743,7 @@ class NormMergedParams(KernelParams):
     bias: U16
     residual: F32
     x: OutU16
+    tile_rows: Number
 
 
 @dataclass(kw_only=True)
@@ -746,14 +761,14 @@ class RopePatchesParams(KernelParams):
 
 @dataclass(kw_only=True)
 class PatchAttentionParams(KernelParams):
-    """Attention of every patch to all patches."""
+    """Attention of every patch to all patches of its image or tile."""
 
     source: ClassVar[str] = "vision.cu"
     kernel: ClassVar[str] = "patch_attention"
 
     qkv: U16
     out: OutU16
-    patches: Number
+    tokens: Number
 
 
 @dataclass(kw_only=True)
@@ -762,17 +777,6 @@ class ActivateMergedParams(KernelParams):
 
     source: ClassVar[str] = "vision.cu"
     kernel: ClassVar[str] = "activate_merged"
-
-    values: OutU16
-    bias: U16
-
-
-@dataclass(kw_only=True)
-class AddBiasParams(KernelParams):
-    """Bias of a merger's result."""
-
-    source: ClassVar[str] = "vision.cu"
-    kernel: ClassVar[str] = "add_bias"
 
     values: OutU16
     bias: U16

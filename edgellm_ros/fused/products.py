@@ -31,7 +31,8 @@ class Products(Protocol):
         *,
         adds: bool = False,
         wide: bool = False,
-        gelu_bias: int = 0,
+        bias: int = 0,
+        gelu: bool = False,
     ) -> None:
         """Queue out [rows,n] = x [rows,k] times a matrix.
 
@@ -39,6 +40,9 @@ class Products(Protocol):
 
         - adds: out is fp32, and the product is added to it
         - wide: out is fp32
-        - gelu_bias: address of a bias [n]; out is GELU (with tanh) of the product and the bias; 0 = neither
+        - bias: address of a bias [n], added to the product; 0 = none
+        - gelu: out is GELU (with tanh) of the product and the bias
+
+        Neither `adds`, `wide` nor transposed matrices go with a bias.
         """
         ...

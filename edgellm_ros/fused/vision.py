@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusedVision: a vision tower of Qwen3-VL in kernels."""
+"""FusedVision: a vision tower of Qwen3-VL or InternVL in kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.fused.params import (
     ActivateMergedParams,
-    AddBiasParams,
     BeginPatchesParams,
+    BeginTilesParams,
     NormMergedParams,
     NormPatchesParams,
     PatchAttentionParams,
@@ -26,7 +26,7 @@ from edgellm_ros.fused.variants import Compile, compiler_for
 
 @dataclass(frozen=True)
 class VisionBlockWeights:
-    """Addresses of a block's weights, which `FusedVisionBlock` documents."""
+    """Addresses of a block's weights, which `FusedVisionBlock` documents; 0 = none."""
 
     norm1: int
     norm1_bias: int
@@ -56,18 +56,33 @@ class MergerWeights:
 
 @dataclass(frozen=True)
 class VisionWeights:
-    """Addresses of all weights, multiples of 16 bytes.
+    """Addresses of all weights, multiples of 16 bytes; 0 = none.
 
     owners: objects that keep the memory alive.
     """
 
     patch_embed: int
     patch_embed_bias: int
-    position_grid: int
+    positions: int
     blocks: tuple[VisionBlockWeights, ...]
     merger: MergerWeights
     deepstack_mergers: tuple[MergerWeights, ...]
     owners: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+
+
+class _Run(NamedTuple):
+    """An image: its numbers of rows, and the addresses of tensors and scratch."""
+
+    tiles: int  # 1 for a tower without tiles
+    tokens: int  # of a tile
+    embeddings: int  # rows of embeddings
+    tensors: Mapping[str, int]
+    scratch: Mapping[str, int]
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows of the residual stream."""
+        return self.tiles * self.tokens
 
 
 class FusedVision:
@@ -90,7 +105,7 @@ class FusedVision:
         self._plan = VisionPlan(shape, device.most_shared_memory)
         self._device, self._shape, self._weights, self._products = device, shape, weights, products
         self._program = (compile or compiler_for(device))(self._plan)
-        self._most_patches = 0
+        self._most_rows = 0
         # The latest is the largest. A recorded run has the addresses of the one that it was recorded with.
         self._scratch: list[dict[str, Tensor]] = []
 
@@ -98,100 +113,125 @@ class FusedVision:
         """Queue one image on the device's stream.
 
         Only launches kernels, so it can be recorded, if an image of that size has run before. tensors: those
-        of `visual/model.onnx`, by binding name: pixel_values [P,C] fp32; rope_cos and rope_sin [P,D/2] fp32;
-        pos_embed_index [4,P] int64 and pos_embed_weight [4,P] fp32; image_embeds and deepstack_embeds_i
-        [R,H].
+        of `visual/model.onnx`, by binding name. Of a tower without tiles pixel_values [P,C] fp32; rope_cos
+        and rope_sin [P,D/2] fp32; pos_embed_index [4,P] int64 and pos_embed_weight [4,P] fp32; image_embeds
+        and deepstack_embeds_i [R,H]. With tiles pixel_values [T,P,C] fp32 and image_embeds [R,H].
         """
-        shape, weights, multiply = self._shape, self._weights, self._products.multiply
-        patches, _ = tensors["pixel_values"].shape
-        scratch, pointers = self._buffers(patches), {name: each.pointer for name, each in tensors.items()}
-        residual, x, hidden = scratch["residual"], scratch["x"], shape.hidden
-        begin = BeginPatchesParams(
-            pixels=pointers["pixel_values"],
-            bias=weights.patch_embed_bias,
-            grid=weights.position_grid,
-            index=pointers["pos_embed_index"],
-            weight=pointers["pos_embed_weight"],
-            x=x,
-            residual=residual,
-            patches=patches,
-        )
-        self._by_row("begin_patches", patches, begin)
-        multiply(x, Matrix(weights.patch_embed, shape.patch, hidden), residual, patches, adds=True)
+        shape, weights, pixels = self._shape, self._weights, tensors["pixel_values"].shape
+        tiles, tokens = (pixels[0], shape.tile) if shape.tile else (1, pixels[0])
+        embeddings = tiles * shape.tile_rows if shape.tile else tokens // shape.patches_per_row
+        pointers = {name: each.pointer for name, each in tensors.items()}
+        run = _Run(tiles, tokens, embeddings, pointers, self._buffers(tiles * tokens))
+        self._begin(run)
         bias = 0
         for number, block in enumerate(weights.blocks):
-            self._block(block, bias, patches, scratch, pointers)
+            self._block(block, bias, run)
             bias = block.fc2_bias
             if number in shape.deepstack:
                 level = shape.deepstack.index(number)
-                merger, rows = weights.deepstack_mergers[level], patches // shape.patches_per_row
-                norm = {"norm": merger.norm, "shift": merger.norm_bias, "bias": bias}
-                self._by_row("norm_merged", rows, NormMergedParams(**norm, residual=residual, x=x))
-                self._merge(merger, rows, scratch, pointers[f"deepstack_embeds_{level}"])
+                merger = weights.deepstack_mergers[level]
+                self._norm_merged(merger, bias, run)
+                self._merge(merger, run, pointers[f"deepstack_embeds_{level}"])
         merger = weights.merger
-        self._norm(merger.norm, merger.norm_bias, bias, patches, scratch)
-        self._merge(merger, patches // shape.patches_per_row, scratch, pointers["image_embeds"])
+        if shape.tile:
+            self._norm_merged(merger, bias, run)
+        else:
+            self._norm(merger.norm, merger.norm_bias, bias, run)
+        self._merge(merger, run, pointers["image_embeds"])
 
-    def _block(
-        self,
-        weights: VisionBlockWeights,
-        bias: int,
-        patches: int,
-        scratch: Mapping[str, int],
-        pointers: Mapping[str, int],
-    ) -> None:
+    def _begin(self, run: _Run) -> None:
+        """Begin the residual stream: positions and patch embeddings."""
+        shape, weights, tensors = self._shape, self._weights, run.tensors
+        x, residual = run.scratch["x"], run.scratch["residual"]
+        written = {"x": x, "residual": residual, "pixels": tensors["pixel_values"]}
+        if shape.tile:
+            tiles = BeginTilesParams(positions=weights.positions, tokens=run.tokens, **written)
+            self._by_row("begin_tiles", run.rows, tiles)
+        else:
+            patches = BeginPatchesParams(
+                bias=weights.patch_embed_bias,
+                grid=weights.positions,
+                index=tensors["pos_embed_index"],
+                weight=tensors["pos_embed_weight"],
+                patches=run.rows,
+                **written,
+            )
+            self._by_row("begin_patches", run.rows, patches)
+        matrix = Matrix(weights.patch_embed, shape.patch, shape.hidden)
+        self._products.multiply(x, matrix, residual, run.rows, adds=True)
+
+    def _block(self, weights: VisionBlockWeights, bias: int, run: _Run) -> None:
         """Run a block; bias: of the product before it, which the residual stream lacks."""
-        shape, plan, multiply = self._shape, self._plan, self._products.multiply
-        residual, x, qkv, inner = (scratch[name] for name in ("residual", "x", "qkv", "inner"))
+        shape, multiply, rows = self._shape, self._products.multiply, run.rows
+        residual, x, inner = (run.scratch[name] for name in ("residual", "x", "inner"))
         hidden = shape.hidden
-        self._norm(weights.norm1, weights.norm1_bias, bias, patches, scratch)
-        multiply(x, Matrix(weights.qkv, hidden, 3 * hidden), qkv, patches)
-        angles = {"cos_rows": pointers["rope_cos"], "sin_rows": pointers["rope_sin"]}
-        self._by_row("rope_patches", patches, RopePatchesParams(qkv=qkv, bias=weights.qkv_bias, **angles))
-        attention = PatchAttentionParams(qkv=qkv, out=x, patches=patches)
-        self._program.launch(plan.attention(patches), attention)
-        multiply(x, Matrix(weights.proj, hidden, hidden), residual, patches, adds=True)
-        self._norm(weights.norm2, weights.norm2_bias, weights.proj_bias, patches, scratch)
-        raising = Matrix(weights.fc1, hidden, shape.inner)
-        multiply(x, raising, inner, patches, gelu_bias=weights.fc1_bias)
-        multiply(inner, Matrix(weights.fc2, shape.inner, hidden), residual, patches, adds=True)
+        self._norm(weights.norm1, weights.norm1_bias, bias, run)
+        self._attend(weights, run)
+        multiply(x, Matrix(weights.proj, hidden, hidden), residual, rows, adds=True)
+        self._norm(weights.norm2, weights.norm2_bias, weights.proj_bias, run)
+        multiply(x, Matrix(weights.fc1, hidden, shape.inner), inner, rows, bias=weights.fc1_bias, gelu=True)
+        multiply(inner, Matrix(weights.fc2, shape.inner, hidden), residual, rows, adds=True)
 
-    def _merge(self, weights: MergerWeights, rows: int, scratch: Mapping[str, int], out: int) -> None:
+    def _attend(self, weights: VisionBlockWeights, run: _Run) -> None:
+        """Run the attention of a block, from x to x."""
+        shape, multiply, rows = self._shape, self._products.multiply, run.rows
+        x, qkv, tensors = run.scratch["x"], run.scratch["qkv"], run.tensors
+        matrix = Matrix(weights.qkv, shape.hidden, 3 * shape.hidden)
+        if shape.tile:
+            multiply(x, matrix, qkv, rows, bias=weights.qkv_bias)
+        else:
+            multiply(x, matrix, qkv, rows)
+            angles = {"cos_rows": tensors["rope_cos"], "sin_rows": tensors["rope_sin"]}
+            self._by_row("rope_patches", rows, RopePatchesParams(qkv=qkv, bias=weights.qkv_bias, **angles))
+        attention = PatchAttentionParams(qkv=qkv, out=x, tokens=run.tokens)
+        self._program.launch(self._plan.attention(run.tiles, run.tokens), attention)
+
+    def _merge(self, weights: MergerWeights, run: _Run, out: int) -> None:
         """Run a merger, from x to rows of embeddings."""
-        shape, plan, multiply = self._shape, self._plan, self._products.multiply
-        x, inner, merged = scratch["x"], scratch["inner"], shape.merged
-        multiply(x, Matrix(weights.first, merged, merged), inner, rows)
-        activate = plan.by_quad("activate_merged", rows, merged)
-        self._program.launch(activate, ActivateMergedParams(values=inner, bias=weights.first_bias))
-        multiply(inner, Matrix(weights.second, merged, shape.out), out, rows)
-        add = plan.by_quad("add_bias", rows, shape.out)
-        self._program.launch(add, AddBiasParams(values=out, bias=weights.second_bias))
+        shape, multiply, rows = self._shape, self._products.multiply, run.embeddings
+        x, inner = run.scratch["x"], run.scratch["inner"]
+        multiply(x, Matrix(weights.first, shape.merged, shape.raised), inner, rows)
+        activate = ActivateMergedParams(values=inner, bias=weights.first_bias)
+        self._program.launch(self._plan.activate(rows), activate)
+        multiply(inner, Matrix(weights.second, shape.raised, shape.out), out, rows, bias=weights.second_bias)
 
-    def _norm(self, norm: int, shift: int, bias: int, patches: int, scratch: Mapping[str, int]) -> None:
+    def _norm(self, norm: int, shift: int, bias: int, run: _Run) -> None:
         """Add a bias to the residual stream, and norm it to x."""
-        params = NormPatchesParams(
-            norm=norm, shift=shift, bias=bias, residual=scratch["residual"], x=scratch["x"]
+        residual, x = run.scratch["residual"], run.scratch["x"]
+        params = NormPatchesParams(norm=norm, shift=shift, bias=bias, residual=residual, x=x)
+        self._by_row("norm_patches", run.rows, params)
+
+    def _norm_merged(self, weights: MergerWeights, bias: int, run: _Run) -> None:
+        """Norm the patches of each row of embeddings to x, side by side."""
+        params = NormMergedParams(
+            norm=weights.norm,
+            shift=weights.norm_bias,
+            bias=bias,
+            residual=run.scratch["residual"],
+            x=run.scratch["x"],
+            tile_rows=self._shape.tile_rows,
         )
-        self._by_row("norm_patches", patches, params)
+        self._by_row("norm_merged", run.embeddings, params)
 
     def _by_row(self, name: str, rows: int, params: Any) -> None:
         self._program.launch(self._plan.by_row(name, rows), params)
 
-    def _buffers(self, patches: int) -> dict[str, int]:
-        """Return the addresses of buffers for so many patches.
+    def _buffers(self, rows: int) -> dict[str, int]:
+        """Return the addresses of buffers for so many rows of the residual stream.
 
         Larger ones are made for a larger image.
         """
-        if patches > self._most_patches:
+        if rows > self._most_rows:
             shape = self._shape
-            most = max(patches, 3 * self._most_patches // 2)
+            most = max(rows, 3 * self._most_rows // 2)
+            merger = -(-shape.raised // shape.patches_per_row)  # values per row, between its products
             sizes = {
                 "residual": 4 * most * shape.hidden,
                 "x": 2 * most * max(shape.hidden, shape.patch),
                 "qkv": 6 * most * shape.hidden,
-                "inner": 2 * most * max(shape.inner, shape.hidden),
+                "inner": 2 * most * max(shape.inner, merger),
             }
             made = {name: self._device.zeros((nbytes,), np.uint8) for name, nbytes in sizes.items()}
             self._scratch.append(made)
-            self._most_patches = most
+            self._most_rows = most
         return {name: tensor.pointer for name, tensor in self._scratch[-1].items()}

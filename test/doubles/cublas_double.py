@@ -17,7 +17,7 @@ from doubles.fused_decoder import array_at
 
 TYPES = {0: np.dtype(np.float32), 2: np.dtype(np.float16), 14: np.dtype(ml_dtypes.bfloat16)}  # cudaDataType
 TRANSA, EPILOGUE, BIAS_POINTER = 3, 7, 8  # cublasLtMatmulDescAttributes_t
-EPILOGUE_DEFAULT, EPILOGUE_GELU_BIAS = 1, 36
+EPILOGUE_DEFAULT, EPILOGUE_BIAS, EPILOGUE_GELU_BIAS = 1, 4, 36
 
 
 class CublasDouble:
@@ -87,12 +87,13 @@ class CublasDouble:
         described = self._of(operation)
         left, right = self._matrix(a, a_layout), self._matrix(b, b_layout)
         product = (left.T if described[TRANSA] else left) @ right
-        if described[EPILOGUE] == EPILOGUE_GELU_BIAS:
+        epilogue = described[EPILOGUE]
+        assert epilogue in (EPILOGUE_DEFAULT, EPILOGUE_BIAS, EPILOGUE_GELU_BIAS)
+        if epilogue != EPILOGUE_DEFAULT:
             kind = TYPES[self._of(d_layout)["kind"]]
             product = product + array_at(described[BIAS_POINTER], (len(product),), kind)[:, None]
+        if epilogue == EPILOGUE_GELU_BIAS:
             product = 0.5 * product * (1 + np.tanh((2 / np.pi) ** 0.5 * (product + 0.044715 * product**3)))
-        else:
-            assert described[EPILOGUE] == EPILOGUE_DEFAULT
         result = self._view(d, d_layout)
         result[...] = product + beta._obj.value * result.astype(np.float64) if beta._obj.value else product
         return 0

@@ -24,7 +24,8 @@ class HostProducts:
         *,
         adds: bool = False,
         wide: bool = False,
-        gelu_bias: int = 0,
+        bias: int = 0,
+        gelu: bool = False,
     ) -> None:
         address, k, n, columns, transposed = matrix
         stored = array_at(address, (n, k) if transposed else (k, columns or n), self._dtype).astype(
@@ -32,8 +33,9 @@ class HostProducts:
         )
         weights = stored.T if transposed else stored[:, :n]
         product = array_at(x, (rows, k), self._dtype).astype(np.float32) @ weights
-        if gelu_bias:
-            product += array_at(gelu_bias, (n,), self._dtype).astype(np.float32)
+        if bias:
+            product += array_at(bias, (n,), self._dtype).astype(np.float32)
+        if gelu:
             inner = (2 / np.pi) ** 0.5 * (product + 0.044715 * product**3)
             product = 0.5 * product * (1 + np.tanh(inner))
         result = array_at(out, (rows, n), np.dtype(np.float32) if adds or wide else self._dtype)

@@ -83,9 +83,16 @@ def test_a_product_is_added_to_fp32(make):
     np.testing.assert_allclose(found, before + case.expected, rtol=1e-5)
 
 
+def test_a_bias_ends_a_product(make):
+    case = Case()
+    found = case.run(make(CublasDouble()), bias=case.kept[2].pointer)
+    expected = case.expected + case.bias.astype(np.float64)
+    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-2)
+
+
 def test_bias_and_gelu_end_a_product(make):
     case = Case()
-    found = case.run(make(CublasDouble()), gelu_bias=case.kept[2].pointer)
+    found = case.run(make(CublasDouble()), bias=case.kept[2].pointer, gelu=True)
     value = case.expected + case.bias.astype(np.float64)
     expected = 0.5 * value * (1 + np.tanh((2 / np.pi) ** 0.5 * (value + 0.044715 * value**3)))
     np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-2)

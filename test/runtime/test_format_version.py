@@ -15,7 +15,7 @@ from edgellm_ros.fused.description.expert import FusedExpertModel
 from edgellm_ros.fused.description.vision import FusedVisionModel
 
 FILES = (EngineConfig, FusedModel, FusedDraftModel, FusedExpertModel, FusedVisionModel)
-KEYS_OF_VERSION = (13, "0d27ce706bc274ce")  # and a digest of all keys
+KEYS_OF_VERSION = (14, "3430927d7332377f")  # and a digest of all keys
 
 
 def classes_of(hint: object) -> Iterator[type]:

@@ -23,8 +23,8 @@ COMPUTE_32F, R_32F = 68, 0
 TYPES = {"fp16": 2, "bf16": 14}
 PREF_MAX_WORKSPACE_BYTES = 1
 DESC_TRANSA, DESC_EPILOGUE, DESC_BIAS_POINTER = 3, 7, 8
-EPILOGUE_GELU_BIAS = 36  # 1: none
-PLAIN, TRANSPOSED, GELU = "plain", "transposed", "gelu"  # kinds of products
+PLAIN, TRANSPOSED, BIAS, GELU = "plain", "transposed", "bias", "gelu"  # operations
+EPILOGUES = {PLAIN: 1, TRANSPOSED: 1, BIAS: 4, GELU: 36}  # 1: none; GELU: with a bias
 
 
 class _Algorithm(ctypes.Structure):
@@ -47,7 +47,7 @@ class _Kind(NamedTuple):
     rows: int
     matrix: Matrix
     wide: bool  # the result is fp32
-    gelu: bool
+    operation: str
 
 
 class _Product(NamedTuple):
@@ -76,7 +76,7 @@ class CublasProducts:
         self._workspace = device.empty((WORKSPACE_BYTES,), np.uint8)
         self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
         self._handle = self._make("cublasLtCreate")
-        self._operations = {kind: self._operation(kind) for kind in (PLAIN, TRANSPOSED, GELU)}
+        self._operations = {kind: self._operation(kind) for kind in EPILOGUES}
         self._preference = self._make("cublasLtMatmulPreferenceCreate")
         limit = ctypes.c_uint64(WORKSPACE_BYTES)
         self._set("cublasLtMatmulPreferenceSetAttribute", self._preference, PREF_MAX_WORKSPACE_BYTES, limit)
@@ -91,14 +91,16 @@ class CublasProducts:
         *,
         adds: bool = False,
         wide: bool = False,
-        gelu_bias: int = 0,
+        bias: int = 0,
+        gelu: bool = False,
     ) -> None:
         """Queue out [rows,n] = x [rows,k] times a matrix; see `Products`."""
         self._device.activate()
-        if gelu_bias:
-            address = ctypes.c_void_p(gelu_bias)
-            self._set("cublasLtMatmulDescSetAttribute", self._operations[GELU], DESC_BIAS_POINTER, address)
-        kind = _Kind(rows, matrix._replace(address=0), adds or wide, bool(gelu_bias))
+        operation = GELU if gelu else BIAS if bias else TRANSPOSED if matrix.transposed else PLAIN
+        if bias:
+            described, address = self._operations[operation], ctypes.c_void_p(bias)
+            self._set("cublasLtMatmulDescSetAttribute", described, DESC_BIAS_POINTER, address)
+        kind = _Kind(rows, matrix._replace(address=0), adds or wide, operation)
         product = self._products.get(kind) or self._choose(kind)
         arguments = (
             self._handle,
@@ -127,7 +129,7 @@ class CublasProducts:
         [k,rows].
         """
         (_, k, n, columns, transposed), rows = kind.matrix, kind.rows
-        operation = self._operations[TRANSPOSED if transposed else GELU if kind.gelu else PLAIN]
+        operation = self._operations[kind.operation]
         stored = (k, n, k) if transposed else (n, k, columns or n)
         left, right = self._layout(self._type, *stored), self._layout(self._type, k, rows, k)
         result = self._layout(R_32F if kind.wide else self._type, n, rows, n)
@@ -144,7 +146,7 @@ class CublasProducts:
     def _operation(self, kind: str) -> ctypes.c_void_p:
         """Describe a kind of product."""
         operation = self._make("cublasLtMatmulDescCreate", COMPUTE_32F, R_32F)
-        values = {DESC_TRANSA: kind == TRANSPOSED, DESC_EPILOGUE: EPILOGUE_GELU_BIAS if kind == GELU else 1}
+        values = {DESC_TRANSA: kind == TRANSPOSED, DESC_EPILOGUE: EPILOGUES[kind]}
         for attribute, value in values.items():
             self._set("cublasLtMatmulDescSetAttribute", operation, attribute, ctypes.c_int32(value))
         return operation

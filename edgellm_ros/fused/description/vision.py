@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`visual/fused.json`: a vision tower of Qwen3-VL as the fused kernels take it."""
+"""`visual/fused.json`: a vision tower as the fused kernels take it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FusedVisionBlock:
     norm1: StoredWeight
     norm1_bias: StoredWeight
     qkv: StoredWeight  # columns of queries, keys, values
-    qkv_bias: StoredWeight
+    qkv_bias: StoredWeight | None
     proj: StoredWeight
     proj_bias: StoredWeight
     norm2: StoredWeight
@@ -33,7 +33,7 @@ class FusedVisionBlock:
 class FusedMerger:
     """Weights of a merger, from the patches of a row of embeddings to this row."""
 
-    norm: StoredWeight  # of one patch; of a deepstack merger, of all patches side by side
+    norm: StoredWeight  # of one patch; of tiles and a deepstack merger, of all patches side by side
     norm_bias: StoredWeight
     first: StoredWeight
     first_bias: StoredWeight
@@ -47,10 +47,11 @@ class FusedVisionModel(JsonFile):
 
     file: str  # of the weights, in the same folder
     intermediate_size: int
-    epsilon: float  # of every LayerNorm
+    epsilon: float  # of the LayerNorms of one patch
+    merger_epsilon: float  # of those of all patches side by side
     patch_embed: StoredWeight
-    patch_embed_bias: StoredWeight
-    position_grid: StoredWeight  # [points,H]
+    patch_embed_bias: StoredWeight | None  # null = in the positions
+    positions: StoredWeight  # [points,H] of the learned grid; of tiles [1+P,H], the class token's first
     blocks: tuple[FusedVisionBlock, ...]
     merger: FusedMerger
     deepstack_mergers: tuple[FusedMerger, ...]

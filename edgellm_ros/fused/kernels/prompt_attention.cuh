@@ -5,7 +5,7 @@
 // rows. A warp has 16 queries: S = Q K^T and O = P V, with P in the registers in which S was computed. K and V come
 // through smem in tiles of KV_TILE rows, two of each in flight. combine_prompt combines the splits. With TREES the new
 // tokens of a sequence are a tree, whose mask tells which rows each of them sees. With ATTENDS_TO_ALL there is no
-// cache: keys and values are in qkv, and every token sees all (a vision tower's patches).
+// cache: keys and values are in qkv, and a sequence's tokens see all of it (the patches of an image or tile).
 
 #pragma once
 
@@ -109,7 +109,8 @@ __device__ inline void attend_prompt(const u16* qkv, int length, const CacheValu
   if (split >= rows.used) return;
   const int from = rows.begin + split * rows.share;
   const int to = from + rows.share < rows.end ? from + rows.share : rows.end;
-  const i64 cache = (ATTENDS_TO_ALL ? (i64)kv_head : ((i64)sequence * KV_HEADS + kv_head) * CAPACITY) * HEAD_DIM;
+  const i64 cache = ATTENDS_TO_ALL ? (i64)sequence * tokens * KV_STRIDE + kv_head * HEAD_DIM
+                                   : ((i64)sequence * KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
   if constexpr (STRIDE > ROW_CHUNKS + 1)  // dimensions beyond the head's are zero
     for (int i = threadIdx.x; i < QUERY_TILE + 4 * KV_TILE; i += ATTENTION_THREADS)
       own.queries[0][i * STRIDE + ROW_CHUNKS] = {};

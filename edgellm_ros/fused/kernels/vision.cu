@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The vision tower of Qwen3-VL, compiled for one tower and GPU architecture.
+// The vision tower of Qwen3-VL or InternVL, compiled for one tower and GPU architecture.
 //
-// begin_patches -- (patch_embed) -- blocks -- norm_patches -- (first) -- activate_merged -- (second) -- add_bias
+// Qwen3-VL: begin_patches -- (patch_embed) -- blocks -- norm_patches -- (first) -- activate_merged -- (second)
+// InternVL: begin_tiles   -- (patch_embed) -- blocks -- norm_merged  -- (first) -- activate_merged -- (second)
 //
 // a block: norm_patches -- (qkv) -- rope_patches -- patch_attention -- (proj) -- norm_patches -- (fc1) -- (fc2)
 //
-// Products with the weights are a library's (`FusedVision`); that of fc1 ends with bias and GELU. The residual stream
-// is fp32 [patches,H]: patch_embed, proj and fc2 add to it, and the norm after proj or fc2 adds its bias. Patches are
-// in merge order: MERGED / H of them, side by side, become one row of embeddings.
+// Products with the weights are a library's (`FusedVision`): that of fc1 ends with bias and GELU, that of second, and of
+// qkv where there is no rope_patches, with the bias. The residual stream is fp32 [patches,H]: patch_embed, proj and fc2
+// add to it, and the norm after proj or fc2 adds its bias. Patches are in merge order: MERGED / H of them, side by side,
+// become one row of embeddings. Those of InternVL are in tiles: a tile's rows, the first its class token, attend to each
+// other.
 
 #include "prompt_attention.cuh"
 #include "row.cuh"
@@ -38,9 +41,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   row.write(residual + patch * HIDDEN);
 }
 
+// A CTA has a row of a tile of `tokens`: its pixels in the model's type, zeros for the class token, and the residual
+// stream, which begins with the tile's positions [tokens,H].
+extern "C" __global__ void __launch_bounds__(THREADS)
+    begin_tiles(const float* pixels, const u16* positions, u16* x, float* residual, i64 tokens) {
+  const i64 place = blockIdx.x, tile = place / tokens, token = place % tokens;
+  const float* const patch = pixels + (place - tile - 1) * PATCH_SIZE;  // of every token but the first
+  pdl_wait();
+  for (int i = threadIdx.x; i < PATCH_SIZE; i += THREADS)
+    x[place * PATCH_SIZE + i] = token ? from_float(patch[i]) : (u16)0;
+  Row<HIDDEN> row;
+  row.read(positions + token * HIDDEN);
+  row.write(residual + place * HIDDEN);
+}
+
 // LayerNorm of a row to x.
 template <int SIZE>
-__device__ inline void layer_norm(Row<SIZE>& row, const u16* norm, const u16* shift, u16* x) {
+__device__ inline void layer_norm(Row<SIZE>& row, const u16* norm, const u16* shift, float epsilon, u16* x) {
   struct Sums {
     float values[THREADS / 32];
   };
@@ -55,7 +72,7 @@ __device__ inline void layer_norm(Row<SIZE>& row, const u16* norm, const u16* sh
 #pragma unroll
     for (int j = 0; j < 4; ++j) row.values[i][j] -= mean, squares += row.values[i][j] * row.values[i][j];
   });
-  const float factor = rsqrt_fast(sum_of_threads(squares, sums.values) * (1.0f / SIZE) + EPSILON);
+  const float factor = rsqrt_fast(sum_of_threads(squares, sums.values) * (1.0f / SIZE) + epsilon);
   row.each([&](int i) {
     float scale[4], offset[4];
     unpack(scale, reinterpret_cast<const uint2*>(norm)[row.quad(i)]);
@@ -75,18 +92,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   row.read(residual + first);
   row.add_row(bias);
   if (bias) row.write(residual + first);
-  layer_norm(row, norm, shift, x + first);
+  layer_norm(row, norm, shift, EPSILON, x + first);
 }
 
-// A CTA has the patches of a row of embeddings: x = LayerNorm(residual + bias), over all of them.
+// A CTA has the patches of a row of embeddings: x = LayerNorm(residual + bias), over all of them. tile_rows: such rows of
+// a tile, whose first row is a class token; 0 = there are no tiles.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    norm_merged(const u16* norm, const u16* shift, const u16* bias, const float* residual, u16* x) {
-  const i64 first = (i64)blockIdx.x * MERGED;
+    norm_merged(const u16* norm, const u16* shift, const u16* bias, const float* residual, u16* x,
+                i64 tile_rows) {
+  const i64 place = blockIdx.x, class_tokens = tile_rows ? place / tile_rows + 1 : 0;
   pdl_wait();
   Row<MERGED> row;
-  row.read(residual + first);
+  row.read(residual + place * MERGED + class_tokens * HIDDEN);
   row.each([&](int i) { add(row.values[i], reinterpret_cast<const uint2*>(bias)[row.quad(i) % (HIDDEN / 4)]); });
-  layer_norm(row, norm, shift, x + first);
+  layer_norm(row, norm, shift, MERGER_EPSILON, x + place * MERGED);
 }
 
 // A CTA has a row of qkv [patches,3H]: bias, and RoPE of queries and keys. A thread has two values of each half of a
@@ -117,32 +136,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
-    patch_attention(const u16* qkv, u16* out, i64 patches) {
+    patch_attention(const u16* qkv, u16* out, i64 tokens) {
   pdl_wait();
-  attend_prompt(qkv, (int)patches, qkv + HIDDEN, qkv + 2 * HIDDEN, out, nullptr, nullptr, 0, (int)patches, 1, nullptr);
+  attend_prompt(qkv, (int)tokens, qkv + HIDDEN, qkv + 2 * HIDDEN, out, nullptr, nullptr, 0, (int)tokens, 1, nullptr);
 }
 
 __device__ inline float gelu_erf(float value) { return 0.5f * value * (1.0f + erff(value * 0.7071067812f)); }
 
-// values = activation(values + bias), rows of SIZE; four values per thread.
-template <int SIZE, class Activation>
-__device__ inline void activate_rows(u16* values, const u16* bias, Activation activation) {
+// values [rows,RAISED] = GELU(values + bias); a thread has four values of a row.
+extern "C" __global__ void __launch_bounds__(THREADS) activate_merged(u16* values, const u16* bias) {
   const int quad = blockIdx.x * THREADS + threadIdx.x;
   pdl_wait();
-  if (quad >= SIZE / 4) return;
-  uint2* const place = reinterpret_cast<uint2*>(values + (i64)blockIdx.y * SIZE) + quad;
+  if (quad >= RAISED / 4) return;
+  uint2* const place = reinterpret_cast<uint2*>(values + (i64)blockIdx.y * RAISED) + quad;
   float four[4];
   unpack(four, load_cg(place));
   add(four, reinterpret_cast<const uint2*>(bias)[quad]);
 #pragma unroll
-  for (int j = 0; j < 4; ++j) four[j] = activation(four[j]);
+  for (int j = 0; j < 4; ++j) four[j] = gelu_erf(four[j]);
   *place = pack(four);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) activate_merged(u16* values, const u16* bias) {
-  activate_rows<MERGED>(values, bias, gelu_erf);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) add_bias(u16* values, const u16* bias) {
-  activate_rows<OUT_SIZE>(values, bias, [](float value) { return value; });
 }

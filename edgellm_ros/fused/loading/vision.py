@@ -30,8 +30,8 @@ from edgellm_ros.fused.loading.availability import (
     made_or_unavailable,
 )
 from edgellm_ros.fused.loading.backend import Decoder, FusedBackend, element_type
-from edgellm_ros.fused.loading.device_weights import load_weights, owners_of
-from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
+from edgellm_ros.fused.loading.device_weights import address_in, load_weights, owners_of
+from edgellm_ros.multimodal.vision_config import InternVLVisionConfig, Qwen3VisionConfig
 from edgellm_ros.multimodal.vision_runner import CAMERA, RowsOf, VisionRunner
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from edgellm_ros.fused.vision import VisionWeights
 
 logger = logging.getLogger(__name__)
+
+Tower = Qwen3VisionConfig | InternVLVisionConfig  # the kinds that have kernels
 
 
 class FusedVisionTower(NamedTuple):
@@ -54,14 +56,14 @@ def load_fused_vision(root: Path, config: EngineConfig, device: Device, decode: 
     Empty, with the reason in the log, if the engine encodes images: with `decode` "fused" too, which is about
     decode steps.
     """
-    if not isinstance(config.vision, Qwen3VisionConfig):
+    if not isinstance(config.vision, Tower):
         return FusedVisionTower()
     what, instead = "the vision tower's fused kernels are", "the engine encodes images"
     load, wanted = partial(_load, root, config, config.vision, device), ENGINE if decode == ENGINE else AUTO
     return load_if_wanted(load, wanted, logger, what=what, instead=instead) or FusedVisionTower()
 
 
-def _load(root: Path, config: EngineConfig, tower: Qwen3VisionConfig, device: Device) -> FusedVisionTower:
+def _load(root: Path, config: EngineConfig, tower: Tower, device: Device) -> FusedVisionTower:
     check_device(device)
     path = described(root, FUSED_VISION_FILE, config, "the engine")
     model, dtype = FusedVisionModel.load(path), element_type(config.precision)
@@ -82,7 +84,7 @@ def make_vision(device: Any, shape: VisionShape, weights: VisionWeights) -> Deco
     return FusedVision(device, shape, weights, CublasProducts(device, shape.dtype))
 
 
-def vision_shape(precision: str, tower: Qwen3VisionConfig, model: FusedVisionModel) -> VisionShape:
+def vision_shape(precision: str, tower: Tower, model: FusedVisionModel) -> VisionShape:
     """Return the shape of an engine's vision tower."""
     from edgellm_ros.fused.plan.vision import VisionShape
 
@@ -94,9 +96,12 @@ def vision_shape(precision: str, tower: Qwen3VisionConfig, model: FusedVisionMod
         inner=model.intermediate_size,
         patch=tower.patch_dim,
         merged=tower.patches_per_token * tower.hidden_size,
+        raised=model.merger.first.shape[1],
         out=tower.out_hidden_size,
-        deepstack=tower.deepstack_visual_indexes,
+        deepstack=tower.deepstack_visual_indexes if isinstance(tower, Qwen3VisionConfig) else (),
         epsilon=model.epsilon,
+        merger_epsilon=model.merger_epsilon,
+        tile=tower.tile_patches + 1 if isinstance(tower, InternVLVisionConfig) else 0,
     )
 
 
@@ -105,14 +110,15 @@ def vision_weights(model: FusedVisionModel, tensors: Mapping[str, Tensor]) -> Vi
     from edgellm_ros.fused.vision import MergerWeights, VisionBlockWeights, VisionWeights
 
     def addresses(kind: type, part: object) -> dict[str, int]:
-        return {field.name: tensors[getattr(part, field.name).name].pointer for field in fields(kind)}
+        return {field.name: address_in(tensors, getattr(part, field.name)) for field in fields(kind)}
 
     def merger(part: object) -> MergerWeights:
         return MergerWeights(**addresses(MergerWeights, part))
 
-    outer = ("patch_embed", "patch_embed_bias", "position_grid")
     return VisionWeights(
-        **{name: tensors[getattr(model, name).name].pointer for name in outer},
+        patch_embed=address_in(tensors, model.patch_embed),
+        patch_embed_bias=address_in(tensors, model.patch_embed_bias),
+        positions=address_in(tensors, model.positions),
         blocks=tuple(VisionBlockWeights(**addresses(VisionBlockWeights, each)) for each in model.blocks),
         merger=merger(model.merger),
         deepstack_mergers=tuple(map(merger, model.deepstack_mergers)),
@@ -120,15 +126,18 @@ def vision_weights(model: FusedVisionModel, tensors: Mapping[str, Tensor]) -> Vi
     )
 
 
-def vision_bindings(shape: VisionShape, tower: Qwen3VisionConfig) -> Iterator[Binding]:
+def vision_bindings(shape: VisionShape, tower: Tower) -> Iterator[Binding]:
     """Yield the tensors of a run: those of `visual/model.onnx`."""
     float32, dtype = np.dtype(np.float32), element_type(shape.dtype)
+    yield Binding(names.IMAGE_EMBEDS, dtype, ("R", shape.out), False)
+    if isinstance(tower, InternVLVisionConfig):
+        yield Binding(names.PIXEL_VALUES, float32, ("T", tower.tile_patches, shape.patch), True)
+        return
     yield Binding(names.PIXEL_VALUES, float32, ("P", shape.patch), True)
     yield Binding(names.ROPE_COS, float32, ("P", shape.head_dim // 2), True)
     yield Binding(names.ROPE_SIN, float32, ("P", shape.head_dim // 2), True)
     yield Binding(names.POS_EMBED_INDEX, np.dtype(np.int64), (4, "P"), True)
     yield Binding(names.POS_EMBED_WEIGHT, float32, (4, "P"), True)
-    yield Binding(names.IMAGE_EMBEDS, dtype, ("R", shape.out), False)
     for i in range(tower.num_deepstack_features):
         yield Binding(names.deepstack_embeds(i), dtype, ("R", shape.out), False)
 

@@ -20,8 +20,11 @@ class VisionShape:
     - dtype: of weights and embeddings, "fp16" or "bf16"
     - patch: values of a patch
     - merged: values of the patches that become a row of embeddings
-    - out: values of such a row
+    - raised: values between the two products of a merger
+    - out: values of a row of embeddings
     - deepstack: blocks, counted from 0, after which rows for the language model's first layers are made
+    - epsilon, merger_epsilon: of the LayerNorms of a patch, and of those of a row's patches side by side
+    - tile: rows of a tile, with its class token; 0 = no tiles, an image has any number of patches
     """
 
     dtype: str
@@ -31,9 +34,12 @@ class VisionShape:
     inner: int
     patch: int
     merged: int
+    raised: int
     out: int
     deepstack: tuple[int, ...]
     epsilon: float
+    merger_epsilon: float
+    tile: int = 0
 
     @property
     def head_dim(self) -> int:
@@ -44,6 +50,11 @@ class VisionShape:
     def patches_per_row(self) -> int:
         """Number of patches that become a row of embeddings."""
         return self.merged // self.hidden
+
+    @property
+    def tile_rows(self) -> int:
+        """Number of rows of embeddings of a tile; 0 = no tiles."""
+        return (self.tile - 1) // self.patches_per_row if self.tile else 0
 
     def unsupported(self) -> str | None:
         """Return why the kernels do not take this tower; None if they do."""
@@ -87,13 +98,13 @@ class VisionPlan:
         """Return how a kernel whose CTAs have one row each is launched."""
         return Launch(name, (rows, 1), THREADS)
 
-    def by_quad(self, name: str, rows: int, size: int) -> Launch:
-        """Return how a kernel is launched whose threads have four values of a row."""
-        return Launch(name, (-(-size // (4 * THREADS)), rows), THREADS)
+    def activate(self, rows: int) -> Launch:
+        """Return how `activate_merged` is launched."""
+        return Launch("activate_merged", (-(-self.shape.raised // (4 * THREADS)), rows), THREADS)
 
-    def attention(self, patches: int) -> Launch:
-        """Return how `patch_attention` is launched."""
-        grid = -(-patches // QUERY_TILE) * self.shape.heads, 1
+    def attention(self, tiles: int, tokens: int) -> Launch:
+        """Return how `patch_attention` is launched; tokens: of a tile."""
+        grid = -(-tokens // QUERY_TILE) * self.shape.heads, tiles
         smem = attention_smem(self.shape.head_dim, self._kv_tile)
         return Launch("patch_attention", grid, ATTENTION_THREADS, smem)
 
@@ -117,8 +128,9 @@ class VisionPlan:
             "ATTENTION_GATE": 0,
             "PATCH_SIZE": shape.patch,
             "MERGED": shape.merged,
-            "OUT_SIZE": shape.out,
+            "RAISED": shape.raised,
             "EPSILON": f"{float(shape.epsilon)!r}f",
+            "MERGER_EPSILON": f"{float(shape.merger_epsilon)!r}f",
             "KV_TILE": self._kv_tile,
             "SPLIT_TILES": 1,
             "PROMPT_ATTENTION_SMEM": attention_smem(shape.head_dim, self._kv_tile),

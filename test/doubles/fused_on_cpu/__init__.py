@@ -24,12 +24,12 @@ KERNELS = {
     "prompt.cu": ("draft_prompt",),
     "vision.cu": (
         "begin_patches",
+        "begin_tiles",
         "norm_patches",
         "norm_merged",
         "rope_patches",
         "patch_attention",
         "activate_merged",
-        "add_bias",
     ),
     "prompt_mixer.cu": ("convolve_tokens", "prepare_chunks", "scan_chunks", "gate_tokens"),
     "prefill.cu": (

@@ -16,6 +16,7 @@ from edgellm_ros.builder.config.image_processing import IMAGE_PROCESSOR
 from edgellm_ros.builder.config.prompt_files import added_token_id
 from edgellm_ros.builder.families import Family, qwen2, qwen3
 from edgellm_ros.builder.families.internvl.config import MODEL_TYPE, vision_architecture
+from edgellm_ros.builder.families.internvl.fused_vision import describe_vision
 from edgellm_ros.builder.families.internvl.vision import build_vision
 from edgellm_ros.builder.families.model import Model, make_model
 from edgellm_ros.builder.weights.claimed_sizes import check_decoder_sizes, check_layers
@@ -52,6 +53,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
         vision=vision.config,
         encoders={"visual": partial(build_vision, vision, weights)},
         cuda_encoders={"visual": partial(build_vision, vision, weights, cuda=True)},
+        describe_vision=partial(describe_vision, vision),
     )
 
 

@@ -239,12 +239,11 @@ def _attention_cuda(graph: ModelBuilder, architecture: VisionArchitecture, x: ir
 def _projections(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value) -> Sequence[ir.Value]:
     """Add queries, keys and values [T,1+P,hidden].
 
-    Each is a product of its own: at thousands of rows one product is no faster, and its parts are copied.
+    One product, whose weights the fused kernels take too.
     """
     hidden = architecture.config.hidden_size
-    q, k, v = (
-        graph.linear(f"{name}_proj", x, hidden, hidden, architecture.qkv_bias) for name in ("q", "k", "v")
-    )
+    parts = {f"{name}_proj": hidden for name in ("q", "k", "v")}
+    q, k, v = graph.linears("qkv", parts, x, hidden, architecture.qkv_bias)
     if architecture.qk_norms:
         q = graph.rms_norm("q_norm", q, hidden, HEADS_EPSILON)
         k = graph.rms_norm("k_norm", k, hidden, HEADS_EPSILON)
