@@ -2,8 +2,8 @@
 // Attention of the tokens of prompts on tensor cores: causal, over the filled rows of the KV cache (FlashAttention-2).
 //
 // A CTA has one KV head, QUERY_TILE queries (token x query heads of the KV head, GQA) and one split of the visible KV
-// rows. A warp has 16 queries: S = Q K^T and O = P V, with P in the registers in which S was computed. K and V come
-// through smem in tiles of KV_TILE rows, two of each in flight. combine_prompt combines the splits. With TREES the new
+// rows. A warp has WARP_TILES times 16 queries: S = Q K^T and O = P V, with P in the registers in which S was computed.
+// K and V come through smem in tiles of KV_TILE rows, two of each in flight; a warp reads them once for all its queries. combine_prompt combines the splits. With TREES the new
 // tokens of a sequence are a tree, whose mask tells which rows each of them sees. With ATTENDS_TO_ALL there is no
 // cache: keys and values are in qkv, and a sequence's tokens see all of it (the patches of an image or tile).
 
@@ -13,7 +13,7 @@
 
 constexpr int QUERY_SIZE = (1 + ATTENTION_GATE) * HEAD_DIM;  // of a head, with its gate beside it if there is one
 constexpr int HEADS_PER_KV = HEADS / KV_HEADS, QKV_SIZE = HEADS * QUERY_SIZE + 2 * KV_HEADS * HEAD_DIM;
-constexpr int QUERY_WARPS = ATTENTION_THREADS / 32, QUERY_TILE = 16 * QUERY_WARPS;
+constexpr int WARP_QUERIES = 16 * WARP_TILES, QUERY_TILE = ATTENTION_THREADS / 32 * WARP_QUERIES;
 constexpr int ROW_CHUNKS = HEAD_DIM / 8, HEAD_STEPS = (HEAD_DIM + 15) / 16;
 constexpr int STRIDE = 2 * HEAD_STEPS + 1;  // chunks of a row in smem; odd: no bank conflicts of ldmatrix
 constexpr int KV_STRIDE = ATTENDS_TO_ALL ? QKV_SIZE : HEAD_DIM;
@@ -97,7 +97,7 @@ __device__ inline void copy_kv_tile(uint4* tile, const CacheValue* rows, int bas
 __device__ inline void attend_prompt(const u16* qkv, int length, const CacheValue* key_cache,
                                      const CacheValue* value_cache, u16* out, float* sums, float2* scales, int window,
                                      int tokens, int splits, const unsigned char* mask) {
-  constexpr int SCORES = KV_TILE / 8, STEPS = HEAD_STEPS;
+  constexpr int SCORES = KV_TILE / 8, STEPS = HEAD_STEPS, PARTS = 2 * WARP_TILES;
   constexpr bool QUERIES_IN_REGISTERS = HEAD_DIM <= 128;
   DYNAMIC_SMEM(memory);
   PromptTiles& own = *reinterpret_cast<PromptTiles*>(memory);
@@ -126,26 +126,27 @@ __device__ inline void attend_prompt(const u16* qkv, int length, const CacheValu
   copy_kv_tile(own.values[0][0], value_cache + cache, from, to);
   cp_async_commit();
 
-  // Of this lane's queries g and g + 8 of the warp: the rows that they see, maximum and sum.
-  int ends[2];
-  float highest[2] = {LOWEST, LOWEST}, total[2] = {};
+  // Of this lane's queries g, g + 8, ... of the warp: the rows that they see, maximum and sum.
+  int ends[PARTS];
+  float highest[PARTS], total[PARTS] = {};
   const auto known = [&](int query) { return query < rows.queries ? query : rows.queries - 1; };
-  const unsigned char* marks[2];  // of this lane's queries: the rows that they see
+  const unsigned char* marks[PARTS];  // of this lane's queries: the rows that they see
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int query = known(16 * warp + g + 8 * half);
+  for (int part = 0; part < PARTS; ++part) {
+    const int query = known(WARP_QUERIES * warp + g + 8 * part);
+    highest[part] = LOWEST;
     if constexpr (TREES) {
       const unsigned char* const tree = mask + (i64)sequence * tokens * CAPACITY;
-      marks[half] = tree + (i64)rows.token_of(query) * CAPACITY;
-      ends[half] = window > 0 ? rows.end_in_tree(query, tree) : 0;
+      marks[part] = tree + (i64)rows.token_of(query) * CAPACITY;
+      ends[part] = window > 0 ? rows.end_in_tree(query, tree) : 0;
     } else {
-      ends[half] = rows.end_of(query);
+      ends[part] = rows.end_of(query);
     }
   }
-  const int warp_end = rows.end_of(known(16 * warp)), last_end = rows.end;
-  float result[2 * STEPS][4] = {};
-  u32 query_words[QUERIES_IN_REGISTERS ? STEPS : 1][4];
-  const SmemPtr query_rows(own.queries[16 * warp + lane % 16] + lane / 16);
+  const int warp_end = rows.end_of(known(WARP_QUERIES * warp)), last_end = rows.end;
+  float result[WARP_TILES][2 * STEPS][4] = {};
+  u32 query_words[WARP_TILES][QUERIES_IN_REGISTERS ? STEPS : 1][4];
+  const SmemPtr query_rows(own.queries[WARP_QUERIES * warp + lane % 16] + lane / 16);
   const int key_row = lane / 16 * 8 + lane % 8, value_row = lane % 16;
   const SmemPtr key_rows(own.keys[0][key_row] + lane / 8 % 2), value_rows(own.values[0][value_row] + lane / 16);
   const float scale = LOG2E * rsqrt_fast(HEAD_DIM);
@@ -155,60 +156,73 @@ __device__ inline void attend_prompt(const u16* qkv, int length, const CacheValu
     __syncthreads();
     if (QUERIES_IN_REGISTERS && base == from)
 #pragma unroll
-      for (int k = 0; k < STEPS; ++k) ldmatrix_x4(query_words[QUERIES_IN_REGISTERS ? k : 0], query_rows.plus(2 * k));
+      for (int k = 0; k < STEPS; ++k)
+#pragma unroll
+        for (int tile = 0; tile < WARP_TILES; ++tile)
+          ldmatrix_x4(query_words[tile][QUERIES_IN_REGISTERS ? k : 0], query_rows.plus(16 * tile * STRIDE + 2 * k));
     if (base + KV_TILE < to) {
       copy_kv_tile(own.keys[stage ^ 1][0], key_cache + cache, base + KV_TILE, to);
       copy_kv_tile(own.values[stage ^ 1][0], value_cache + cache, base + KV_TILE, to);
       cp_async_commit();
     }
-    float scores[SCORES][4] = {};
+    if (ATTENDS_TO_ALL && WARP_QUERIES * warp >= rows.queries) continue;  // a warp without queries only copies
+    float scores[WARP_TILES][SCORES][4] = {};
     const SmemPtr keys = key_rows.plus(stage * KV_TILE * STRIDE);
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
-      u32 query[4];
-      if constexpr (QUERIES_IN_REGISTERS)
+      u32 query[WARP_TILES][4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) query[i] = query_words[k][i];
-      else
-        ldmatrix_x4(query, query_rows.plus(2 * k));
+      for (int tile = 0; tile < WARP_TILES; ++tile)
+        if constexpr (QUERIES_IN_REGISTERS)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) query[tile][i] = query_words[tile][k][i];
+        else
+          ldmatrix_x4(query[tile], query_rows.plus(16 * tile * STRIDE + 2 * k));
 #pragma unroll
       for (int pair = 0; pair < SCORES / 2; ++pair) {
         u32 key[4];
         ldmatrix_x4(key, keys.plus(16 * pair * STRIDE + 2 * k));
-        mma_m16n8k16(scores[2 * pair], query, key[0], key[1]);
-        mma_m16n8k16(scores[2 * pair + 1], query, key[2], key[3]);
+#pragma unroll
+        for (int tile = 0; tile < WARP_TILES; ++tile) {
+          mma_m16n8k16(scores[tile][2 * pair], query[tile], key[0], key[1]);
+          mma_m16n8k16(scores[tile][2 * pair + 1], query[tile], key[2], key[3]);
+        }
       }
     }
     const bool all = !TREES && base + KV_TILE <= warp_end && (window <= 0 || base >= last_end - window);
     if (!all)
 #pragma unroll
+      for (int tile = 0; tile < WARP_TILES; ++tile)
+#pragma unroll
+        for (int i = 0; i < SCORES; ++i)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const int part = 2 * tile + j / 2, row = base + 8 * i + 2 * t + j % 2, end = ends[part];
+            const bool seen = row < to && (TREES ? marks[part][row] != 0 : row < end);
+            if (!seen || window > 0 && row < end - window) scores[tile][i][j] = LOWEST;
+          }
+    u32 weights[WARP_TILES][SCORES / 2][4];
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+      const int tile = part / 2, half = part % 2;
+      float high = highest[part];
+#pragma unroll
       for (int i = 0; i < SCORES; ++i)
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int row = base + 8 * i + 2 * t + j % 2, end = ends[j / 2];
-          const bool seen = row < to && (TREES ? marks[j / 2][row] != 0 : row < end);
-          if (!seen || window > 0 && row < end - window) scores[i][j] = LOWEST;
-        }
-    u32 weights[SCORES / 2][4];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float high = highest[half];
-#pragma unroll
-      for (int i = 0; i < SCORES; ++i) high = fmaxf(high, fmaxf(scores[i][2 * half], scores[i][2 * half + 1]));
+        high = fmaxf(high, fmaxf(scores[tile][i][2 * half], scores[tile][i][2 * half + 1]));
       high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
       high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
       // Nothing visible yet: weights are 0, without the difference of two huge numbers.
-      const float factor = exp2_fast((highest[half] - high) * scale), shift = high == LOWEST ? 0.0f : high * scale;
-      highest[half] = high, total[half] *= factor;
+      const float factor = exp2_fast((highest[part] - high) * scale), shift = high == LOWEST ? 0.0f : high * scale;
+      highest[part] = high, total[part] *= factor;
 #pragma unroll
       for (int i = 0; i < SCORES; ++i) {
-        const float first = exp2_fast(scores[i][2 * half] * scale - shift);
-        const float second = exp2_fast(scores[i][2 * half + 1] * scale - shift);
-        total[half] += first + second;
-        weights[i / 2][i % 2 * 2 + half] = from_floats(first, second);
+        const float first = exp2_fast(scores[tile][i][2 * half] * scale - shift);
+        const float second = exp2_fast(scores[tile][i][2 * half + 1] * scale - shift);
+        total[part] += first + second;
+        weights[tile][i / 2][i % 2 * 2 + half] = from_floats(first, second);
       }
 #pragma unroll
-      for (int i = 0; i < 2 * STEPS; ++i) result[i][2 * half] *= factor, result[i][2 * half + 1] *= factor;
+      for (int i = 0; i < 2 * STEPS; ++i) result[tile][i][2 * half] *= factor, result[tile][i][2 * half + 1] *= factor;
     }
     const SmemPtr values = value_rows.plus(stage * KV_TILE * STRIDE);
 #pragma unroll
@@ -217,35 +231,40 @@ __device__ inline void attend_prompt(const u16* qkv, int length, const CacheValu
       for (int k = 0; k < STEPS; ++k) {
         u32 value[4];
         ldmatrix_x4_trans(value, values.plus(16 * pair * STRIDE + 2 * k));
-        mma_m16n8k16(result[2 * k], weights[pair], value[0], value[1]);
-        mma_m16n8k16(result[2 * k + 1], weights[pair], value[2], value[3]);
+#pragma unroll
+        for (int tile = 0; tile < WARP_TILES; ++tile) {
+          mma_m16n8k16(result[tile][2 * k], weights[tile][pair], value[0], value[1]);
+          mma_m16n8k16(result[tile][2 * k + 1], weights[tile][pair], value[2], value[3]);
+        }
       }
   }
 
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    total[half] += __shfl_xor_sync(~0u, total[half], 1);
-    total[half] += __shfl_xor_sync(~0u, total[half], 2);
+  for (int part = 0; part < PARTS; ++part) {
+    total[part] += __shfl_xor_sync(~0u, total[part], 1);
+    total[part] += __shfl_xor_sync(~0u, total[part], 2);
   }
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int query = 16 * warp + g + 8 * half;
+  for (int part = 0; part < PARTS; ++part) {
+    const int query = WARP_QUERIES * warp + g + 8 * part, half = part % 2;
+    const auto& own_result = result[part / 2];
     if (query >= rows.queries) continue;
     if (rows.used == 1) {
-      const float share = 1.0f / total[half];
+      const float share = 1.0f / total[part];
       const i64 place = rows.place_of(query, sequence);
       u32* const words = reinterpret_cast<u32*>(out + place * HEAD_DIM) + t;
 #pragma unroll
-      for (int i = 0; i < ROW_CHUNKS; ++i)
-        words[4 * i] =
-            gated_pair(share * result[i][2 * half], share * result[i][2 * half + 1], qkv, place, 8 * i + 2 * t);
+      for (int i = 0; i < ROW_CHUNKS; ++i) {
+        const float low = share * own_result[i][2 * half], high = share * own_result[i][2 * half + 1];
+        words[4 * i] = gated_pair(low, high, qkv, place, 8 * i + 2 * t);
+      }
       continue;
     }
     const i64 place = rows.scratch_of(query, sequence, split, splits);
     float2* const pairs = reinterpret_cast<float2*>(sums + place * HEAD_DIM) + t;
 #pragma unroll
-    for (int i = 0; i < ROW_CHUNKS; ++i) pairs[4 * i] = {result[i][2 * half], result[i][2 * half + 1]};
-    if (t == 0) scales[place] = {highest[half] * scale, total[half]};
+    for (int i = 0; i < ROW_CHUNKS; ++i) pairs[4 * i] = {own_result[i][2 * half], own_result[i][2 * half + 1]};
+    if (t == 0) scales[place] = {highest[part] * scale, total[part]};
   }
 }
 

@@ -116,6 +116,7 @@ class PrefillPlan:
             "ROPE_HEADS": ROPE_HEADS,
             "ACTIVATE_ROWS": ACTIVATE_ROWS,
             "KV_TILE": self._kv_tile,
+            "WARP_TILES": 1,
             "SPLIT_TILES": SPLIT_TILES,
             "PROMPT_ATTENTION_SMEM": self._smem(self._kv_tile),
         }
@@ -130,9 +131,9 @@ class PrefillPlan:
         return [(name, str(value)) for name, value in values.items()]
 
 
-def attention_smem(head_dim: int, kv_tile: int) -> int:
+def attention_smem(head_dim: int, kv_tile: int, queries: int = QUERY_TILE) -> int:
     """Return bytes of a CTA's smem, which are those of `PromptTiles`."""
-    return 16 * (2 * -(-head_dim // 16) + 1) * (QUERY_TILE + 4 * kv_tile)
+    return 16 * (2 * -(-head_dim // 16) + 1) * (queries + 4 * kv_tile)
 
 
 def check_supported(shape: FusedShape) -> None:

@@ -11,6 +11,7 @@ from edgellm_ros.fused.plan.prefill import ATTENTION_THREADS, KV_TILES, QUERY_TI
 from edgellm_ros.fused.plan.shape import DTYPES
 
 MOST_HEAD_DIM = 128  # queries of the attention are in registers
+MOST_OF_TWO_TILES = 64  # values of a head, for which a warp has registers for twice 16 queries
 
 
 @dataclass(frozen=True)
@@ -85,14 +86,24 @@ class VisionPlan:
         if reason is not None:
             raise EngineError(f"no kernels for this vision tower: {reason}")
         self.shape = shape
-        fitting = (tile for tile in KV_TILES if attention_smem(shape.head_dim, tile) <= most_shared)
-        self._kv_tile = next(fitting, 0)
+        # Tiles have CTAs enough for all SMs, one image may not.
+        self._warp_tiles = 2 if shape.tile and shape.head_dim <= MOST_OF_TWO_TILES else 1
+        self._kv_tile = next((tile for tile in KV_TILES if self._smem(tile) <= most_shared), 0)
         if not self._kv_tile:
-            least = attention_smem(shape.head_dim, KV_TILES[-1])
+            least = self._smem(KV_TILES[-1])
             raise EngineError(
                 f"no kernels for this vision tower: a block needs {least} of {most_shared} bytes of shared "
                 "memory"
             )
+
+    @property
+    def _queries(self) -> int:
+        """Number of queries of a CTA of the attention."""
+        return self._warp_tiles * QUERY_TILE
+
+    def _smem(self, kv_tile: int) -> int:
+        """Return bytes of a CTA's smem."""
+        return attention_smem(self.shape.head_dim, kv_tile, self._queries)
 
     def by_row(self, name: str, rows: int) -> Launch:
         """Return how a kernel whose CTAs have one row each is launched."""
@@ -104,9 +115,8 @@ class VisionPlan:
 
     def attention(self, tiles: int, tokens: int) -> Launch:
         """Return how `patch_attention` is launched; tokens: of a tile."""
-        grid = -(-tokens // QUERY_TILE) * self.shape.heads, tiles
-        smem = attention_smem(self.shape.head_dim, self._kv_tile)
-        return Launch("patch_attention", grid, ATTENTION_THREADS, smem)
+        grid = -(-tokens // self._queries) * self.shape.heads, tiles
+        return Launch("patch_attention", grid, ATTENTION_THREADS, self._smem(self._kv_tile))
 
     def macros(self) -> list[tuple[str, str]]:
         """Return names and values of the macros that the kernels are compiled with."""
@@ -132,7 +142,8 @@ class VisionPlan:
             "EPSILON": f"{float(shape.epsilon)!r}f",
             "MERGER_EPSILON": f"{float(shape.merger_epsilon)!r}f",
             "KV_TILE": self._kv_tile,
+            "WARP_TILES": self._warp_tiles,
             "SPLIT_TILES": 1,
-            "PROMPT_ATTENTION_SMEM": attention_smem(shape.head_dim, self._kv_tile),
+            "PROMPT_ATTENTION_SMEM": self._smem(self._kv_tile),
         }
         return [(name, str(value)) for name, value in values.items()]
