@@ -726,8 +726,8 @@ class NormPatchesParams(KernelParams):
 
     norm: U16
     shift: U16
-    bias: U16
-    residual: OutF32
+    bias: F32
+    residual: F32
     x: OutU16
 
 
@@ -740,7 +740,7 @@ class NormMergedParams(KernelParams):
 
     norm: U16
     shift: U16
-    bias: U16
+    bias: F32
     residual: F32
     x: OutU16
     tile_rows: Number

@@ -33,13 +33,11 @@ class VisionBlockWeights:
     qkv: int
     qkv_bias: int
     proj: int
-    proj_bias: int
     norm2: int
     norm2_bias: int
     fc1: int
     fc1_bias: int
     fc2: int
-    fc2_bias: int
 
 
 @dataclass(frozen=True)
@@ -58,12 +56,15 @@ class MergerWeights:
 class VisionWeights:
     """Addresses of all weights, multiples of 16 bytes; 0 = none.
 
+    biases: fp32 [1+2*depth,H], the sums of the biases of the first 0, 1, 2, ... products with `proj` and
+    `fc2`, in the order of their runs.
     owners: objects that keep the memory alive.
     """
 
     patch_embed: int
     patch_embed_bias: int
     positions: int
+    biases: int
     blocks: tuple[VisionBlockWeights, ...]
     merger: MergerWeights
     deepstack_mergers: tuple[MergerWeights, ...]
@@ -123,20 +124,18 @@ class FusedVision:
         pointers = {name: each.pointer for name, each in tensors.items()}
         run = _Run(tiles, tokens, embeddings, pointers, self._buffers(tiles * tokens))
         self._begin(run)
-        bias = 0
         for number, block in enumerate(weights.blocks):
-            self._block(block, bias, run)
-            bias = block.fc2_bias
+            self._block(block, 2 * number, run)
             if number in shape.deepstack:
                 level = shape.deepstack.index(number)
                 merger = weights.deepstack_mergers[level]
-                self._norm_merged(merger, bias, run)
+                self._norm_merged(merger, 2 * number + 2, run)
                 self._merge(merger, run, pointers[f"deepstack_embeds_{level}"])
-        merger = weights.merger
+        merger, added = weights.merger, 2 * len(weights.blocks)
         if shape.tile:
-            self._norm_merged(merger, bias, run)
+            self._norm_merged(merger, added, run)
         else:
-            self._norm(merger.norm, merger.norm_bias, bias, run)
+            self._norm(merger.norm, merger.norm_bias, added, run)
         self._merge(merger, run, pointers["image_embeds"])
 
     def _begin(self, run: _Run) -> None:
@@ -160,15 +159,18 @@ class FusedVision:
         matrix = Matrix(weights.patch_embed, shape.patch, shape.hidden)
         self._products.multiply(x, matrix, residual, run.rows, adds=True)
 
-    def _block(self, weights: VisionBlockWeights, bias: int, run: _Run) -> None:
-        """Run a block; bias: of the product before it, which the residual stream lacks."""
+    def _block(self, weights: VisionBlockWeights, added: int, run: _Run) -> None:
+        """Run a block.
+
+        added: number of products that the residual stream has without their biases.
+        """
         shape, multiply, rows = self._shape, self._products.multiply, run.rows
         residual, x, inner = (run.scratch[name] for name in ("residual", "x", "inner"))
         hidden = shape.hidden
-        self._norm(weights.norm1, weights.norm1_bias, bias, run)
+        self._norm(weights.norm1, weights.norm1_bias, added, run)
         self._attend(weights, run)
         multiply(x, Matrix(weights.proj, hidden, hidden), residual, rows, adds=True)
-        self._norm(weights.norm2, weights.norm2_bias, weights.proj_bias, run)
+        self._norm(weights.norm2, weights.norm2_bias, added + 1, run)
         multiply(x, Matrix(weights.fc1, hidden, shape.inner), inner, rows, bias=weights.fc1_bias, gelu=True)
         multiply(inner, Matrix(weights.fc2, shape.inner, hidden), residual, rows, adds=True)
 
@@ -195,23 +197,27 @@ class FusedVision:
         self._program.launch(self._plan.activate(rows), activate)
         multiply(inner, Matrix(weights.second, shape.raised, shape.out), out, rows, bias=weights.second_bias)
 
-    def _norm(self, norm: int, shift: int, bias: int, run: _Run) -> None:
-        """Add a bias to the residual stream, and norm it to x."""
-        residual, x = run.scratch["residual"], run.scratch["x"]
+    def _norm(self, norm: int, shift: int, added: int, run: _Run) -> None:
+        """Norm the residual stream with the biases of so many products, to x."""
+        residual, x, bias = run.scratch["residual"], run.scratch["x"], self._biases(added)
         params = NormPatchesParams(norm=norm, shift=shift, bias=bias, residual=residual, x=x)
         self._by_row("norm_patches", run.rows, params)
 
-    def _norm_merged(self, weights: MergerWeights, bias: int, run: _Run) -> None:
-        """Norm the patches of each row of embeddings to x, side by side."""
+    def _norm_merged(self, weights: MergerWeights, added: int, run: _Run) -> None:
+        """Norm the patches of each row of embeddings to x, side by side, as `_norm` does."""
         params = NormMergedParams(
             norm=weights.norm,
             shift=weights.norm_bias,
-            bias=bias,
+            bias=self._biases(added),
             residual=run.scratch["residual"],
             x=run.scratch["x"],
             tile_rows=self._shape.tile_rows,
         )
         self._by_row("norm_merged", run.embeddings, params)
+
+    def _biases(self, added: int) -> int:
+        """Return the address of the sum of the biases of so many products."""
+        return self._weights.biases + 4 * self._shape.hidden * added
 
     def _by_row(self, name: str, rows: int, params: Any) -> None:
         self._program.launch(self._plan.by_row(name, rows), params)

@@ -12,7 +12,13 @@ __device__ inline void unpack(float (&values)[4], uint2 words) {
   const float2 low = to_floats(words.x), high = to_floats(words.y);
   values[0] = low.x, values[1] = low.y, values[2] = high.x, values[3] = high.y;
 }
-__device__ inline void add(float (&values)[4], uint2 words) {
+__device__ inline void unpack(float (&values)[4], uint4 words) {
+  values[0] = __uint_as_float(words.x), values[1] = __uint_as_float(words.y);
+  values[2] = __uint_as_float(words.z), values[3] = __uint_as_float(words.w);
+}
+// Words of four fp16, bf16 or fp32 values.
+template <class Words>
+__device__ inline void add(float (&values)[4], Words words) {
   float others[4];
   unpack(others, words);
 #pragma unroll
@@ -36,11 +42,7 @@ struct Row {
   }
 
   __device__ void read(const float* row) {
-    each([&](int i) {
-      const uint4 words = load_cg(reinterpret_cast<const uint4*>(row) + quad(i));
-      values[i][0] = __uint_as_float(words.x), values[i][1] = __uint_as_float(words.y);
-      values[i][2] = __uint_as_float(words.z), values[i][3] = __uint_as_float(words.w);
-    });
+    each([&](int i) { unpack(values[i], load_cg(reinterpret_cast<const uint4*>(row) + quad(i))); });
   }
   __device__ void read(const u16* row) {
     each([&](int i) { unpack(values[i], load_cg(reinterpret_cast<const uint2*>(row) + quad(i))); });

@@ -8,9 +8,9 @@
 //
 // Products with the weights are a library's (`FusedVision`): that of fc1 ends with bias and GELU, that of second, and of
 // qkv where there is no rope_patches, with the bias. The residual stream is fp32 [patches,H]: patch_embed, proj and fc2
-// add to it, and the norm after proj or fc2 adds its bias. Patches are in merge order: MERGED / H of them, side by side,
-// become one row of embeddings. Those of InternVL are in tiles: a tile's rows, the first its class token, attend to each
-// other.
+// add to it, without the biases of proj and fc2. A norm adds the sum of those before it, fp32 [H], to what it reads.
+// Patches are in merge order: MERGED / H of them, side by side, become one row of embeddings. Those of InternVL are in
+// tiles: a tile's rows, the first its class token, attend to each other.
 
 #include "prompt_attention.cuh"
 #include "row.cuh"
@@ -83,28 +83,31 @@ __device__ inline void layer_norm(Row<SIZE>& row, const u16* norm, const u16* sh
   row.write(x);
 }
 
-// A CTA has a patch: residual += bias of the product before, if there is one; x = LayerNorm(residual).
+// A row is residual + bias [H], of one patch or of several side by side.
+template <int SIZE>
+__device__ inline void read_biased(Row<SIZE>& row, const float* residual, const float* bias) {
+  row.read(residual);
+  row.each([&](int i) { add(row.values[i], reinterpret_cast<const uint4*>(bias)[row.quad(i) % (HIDDEN / 4)]); });
+}
+
+// A CTA has a patch: x = LayerNorm(residual + bias).
 extern "C" __global__ void __launch_bounds__(THREADS)
-    norm_patches(const u16* norm, const u16* shift, const u16* bias, float* residual, u16* x) {
+    norm_patches(const u16* norm, const u16* shift, const float* bias, const float* residual, u16* x) {
   const i64 first = (i64)blockIdx.x * HIDDEN;
   pdl_wait();
   Row<HIDDEN> row;
-  row.read(residual + first);
-  row.add_row(bias);
-  if (bias) row.write(residual + first);
+  read_biased(row, residual + first, bias);
   layer_norm(row, norm, shift, EPSILON, x + first);
 }
 
 // A CTA has the patches of a row of embeddings: x = LayerNorm(residual + bias), over all of them. tile_rows: such rows of
 // a tile, whose first row is a class token; 0 = there are no tiles.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    norm_merged(const u16* norm, const u16* shift, const u16* bias, const float* residual, u16* x,
-                i64 tile_rows) {
+    norm_merged(const u16* norm, const u16* shift, const float* bias, const float* residual, u16* x, i64 tile_rows) {
   const i64 place = blockIdx.x, class_tokens = tile_rows ? place / tile_rows + 1 : 0;
   pdl_wait();
   Row<MERGED> row;
-  row.read(residual + place * MERGED + class_tokens * HIDDEN);
-  row.each([&](int i) { add(row.values[i], reinterpret_cast<const uint2*>(bias)[row.quad(i) % (HIDDEN / 4)]); });
+  read_biased(row, residual + place * MERGED + class_tokens * HIDDEN, bias);
   layer_norm(row, norm, shift, MERGER_EPSILON, x + place * MERGED);
 }
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from edgellm_ros.engine.backend import Binding
-from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.device import Device, on_device
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
@@ -71,7 +71,7 @@ def _load(root: Path, config: EngineConfig, tower: Tower, device: Device) -> Fus
     check_shape(shape.unsupported(), "this vision tower")
     tensors = load_weights(path.parent, model, dtype, device)
     with made_or_unavailable():
-        vision = make_vision(device, shape, vision_weights(model, tensors))
+        vision = make_vision(device, shape, vision_weights(model, tensors, device))
     backend = FusedBackend(vision, vision_bindings(shape, tower), device)
     return FusedVisionTower(EngineExecutor(backend, "visual/fused"), tensors)
 
@@ -105,7 +105,7 @@ def vision_shape(precision: str, tower: Tower, model: FusedVisionModel) -> Visio
     )
 
 
-def vision_weights(model: FusedVisionModel, tensors: Mapping[str, Tensor]) -> VisionWeights:
+def vision_weights(model: FusedVisionModel, tensors: Mapping[str, Tensor], device: Device) -> VisionWeights:
     """Return the addresses of weights on the device."""
     from edgellm_ros.fused.vision import MergerWeights, VisionBlockWeights, VisionWeights
 
@@ -115,15 +115,24 @@ def vision_weights(model: FusedVisionModel, tensors: Mapping[str, Tensor]) -> Vi
     def merger(part: object) -> MergerWeights:
         return MergerWeights(**addresses(MergerWeights, part))
 
+    biases = _summed_biases(model, tensors, device)
     return VisionWeights(
         patch_embed=address_in(tensors, model.patch_embed),
         patch_embed_bias=address_in(tensors, model.patch_embed_bias),
         positions=address_in(tensors, model.positions),
+        biases=biases.pointer,
         blocks=tuple(VisionBlockWeights(**addresses(VisionBlockWeights, each)) for each in model.blocks),
         merger=merger(model.merger),
         deepstack_mergers=tuple(map(merger, model.deepstack_mergers)),
-        owners=owners_of(tensors),
+        owners=(*owners_of(tensors), biases),
     )
+
+
+def _summed_biases(model: FusedVisionModel, tensors: Mapping[str, Tensor], device: Device) -> Tensor:
+    """Return `VisionWeights.biases` on the device."""
+    biases = [bias for block in model.blocks for bias in (block.proj_bias, block.fc2_bias)]
+    rows = [device.download(tensors[bias.name]).astype(np.float32) for bias in biases]
+    return on_device(device, np.cumsum([np.zeros_like(rows[0]), *rows], axis=0, dtype=np.float32))
 
 
 def vision_bindings(shape: VisionShape, tower: Tower) -> Iterator[Binding]:
