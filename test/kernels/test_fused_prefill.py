@@ -7,6 +7,7 @@ Without a GPU the kernels are compiled for the host, and products are NumPy's.
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -15,12 +16,18 @@ pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installe
 
 from doubles.fused_decoder import TYPES
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.fused.plan.prefill import QUERY_TILE, PrefillPlan
+from edgellm_ros.fused.cuda import compiler
+from edgellm_ros.fused.plan.prefill import PrefillPlan
+from edgellm_ros.fused.plan.prompt_attention import AttentionForm
 from edgellm_ros.fused.plan.quantized import Quantized
 from edgellm_ros.fused.prefill import FusedVerification
+from edgellm_ros.fused.sources import expand
 from fixtures.fused_prefills import check_prefill, prefills_on
 from fixtures.fused_steps import Model, changed, close
 from fixtures.on_device import put
+from fixtures.ptxas_report import ptxas_report
+
+LONG = {"heads": 16, "kv_heads": 8, "max_rows": 2, "capacity": 200}  # of prompts with a form of their own
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +58,11 @@ def prefills(device):
         pytest.param(
             changed(head_dim=256, rotary_dim=64, heads=8, kv_heads=2, hidden=576), [149], 80, {},
             id="heads of 256",
+        ),
+        pytest.param(changed(**LONG, hidden=64), [200, 190], 160, {"most_tokens": 512}, id="2 long prompts"),
+        pytest.param(
+            changed(**LONG, head_dim=128, windows=(70,), layers=1), [170, 190], 160, {"most_tokens": 512},
+            id="2 long prompts, heads of 128, a window",
         ),
         pytest.param(changed(fp8_cache=True, windows=(None, 30)), [150], 80, {}, id="an FP8 cache"),
         pytest.param(changed(rotary_dim=0, activation="relu2"), [60], 60, {}, id="no RoPE, squared ReLU"),
@@ -138,6 +150,20 @@ def test_a_shape_that_is_not_taken_has_a_reason(changes, reason):
         PrefillPlan(shape, 132, 227 << 10)
 
 
+@pytest.mark.parametrize(
+    ("changes", "batch", "name"),
+    [
+        ({}, 2, "long_prompt_attention"),
+        ({}, 1, "prompt_attention"),
+        ({"head_dim": 256}, 2, "prompt_attention"),
+        ({"fp8_cache": True}, 2, "prompt_attention"),
+    ],
+)
+def test_prompts_that_fill_the_gpu_have_twice_the_queries_per_warp(changes, batch, name):
+    plan = PrefillPlan(changed(**{**LONG, **changes}), 20, 227 << 10)
+    assert plan.attention(batch, 160).name == name
+
+
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 def test_splits_of_a_prefill_have_room_in_the_scratch(head_dim):
     plan = PrefillPlan(changed(head_dim=head_dim, rotary_dim=64), 16, 99 << 10)
@@ -145,4 +171,17 @@ def test_splits_of_a_prefill_have_room_in_the_scratch(head_dim):
         for tokens in (1, 16, 100, 500, 4000):
             splits = plan.splits(batch, tokens)
             places = plan.attention(batch, tokens).grid[0] * batch
-            assert splits == 1 or 8 * QUERY_TILE * places <= plan.scratch_bytes["scales"]
+            assert splits == 1 or 8 * AttentionForm(1, 64).queries * places <= plan.scratch_bytes["scales"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_87", "sm_90"])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+def test_the_kernels_keep_their_variables_in_registers(head_dim, arch):
+    shape = changed(head_dim=head_dim, heads=12, hidden=1536, inner=8960, windows=(100, None))
+    plan = PrefillPlan(shape, 132, 163 << 10)
+    report = ptxas_report(expand(plan.source), compiler.options(arch, plan))
+    names = set(re.findall(r"Function properties for (\w+)", report))
+    assert ("long_prompt_attention" in names) == (head_dim <= 128)
+    assert set(re.findall(r"(\d+) bytes stack frame", report)) == {"0"}
+    assert set(re.findall(r"(\d+) bytes spill", report)) == {"0"}

@@ -2,10 +2,11 @@
 // Attention of the tokens of prompts on tensor cores: causal, over the filled rows of the KV cache (FlashAttention-2).
 //
 // A CTA has one KV head, QUERY_TILE queries (token x query heads of the KV head, GQA) and one split of the visible KV
-// rows. A warp has WARP_TILES times 16 queries: S = Q K^T and O = P V, with P in the registers in which S was computed.
-// K and V come through smem in tiles of KV_TILE rows, two of each in flight; a warp reads them once for all its queries. combine_prompt combines the splits. With TREES the new
-// tokens of a sequence are a tree, whose mask tells which rows each of them sees. With ATTENDS_TO_ALL there is no
-// cache: keys and values are in qkv, and a sequence's tokens see all of it (the patches of an image or tile).
+// rows. A warp has Q_TILES times 16 queries: S = Q K^T and O = P V, with P in the registers in which S was computed.
+// K and V come through smem in tiles of KV_ROWS rows, two of each in flight; a warp reads them once for all its
+// queries. combine_prompt combines the splits. With TREES the new tokens of a sequence are a tree, whose mask tells
+// which rows each of them sees. With ATTENDS_TO_ALL there is no cache: keys and values are in qkv, and a sequence's
+// tokens see all of it (the patches of an image or tile).
 
 #pragma once
 
@@ -13,21 +14,27 @@
 
 constexpr int QUERY_SIZE = (1 + ATTENTION_GATE) * HEAD_DIM;  // of a head, with its gate beside it if there is one
 constexpr int HEADS_PER_KV = HEADS / KV_HEADS, QKV_SIZE = HEADS * QUERY_SIZE + 2 * KV_HEADS * HEAD_DIM;
-constexpr int WARP_QUERIES = 16 * WARP_TILES, QUERY_TILE = ATTENTION_THREADS / 32 * WARP_QUERIES;
 constexpr int ROW_CHUNKS = HEAD_DIM / 8, HEAD_STEPS = (HEAD_DIM + 15) / 16;
 constexpr int STRIDE = 2 * HEAD_STEPS + 1;  // chunks of a row in smem; odd: no bank conflicts of ldmatrix
 constexpr int KV_STRIDE = ATTENDS_TO_ALL ? QKV_SIZE : HEAD_DIM;
 constexpr float LOWEST = -1e30f;
-static_assert(KV_TILE % 16 == 0 && HEAD_DIM % 8 == 0);
+static_assert(HEAD_DIM % 8 == 0);
 
-struct PromptTiles {
-  uint4 queries[QUERY_TILE][STRIDE], keys[2][KV_TILE][STRIDE], values[2][KV_TILE][STRIDE];
+// TILES: of 16 queries of a warp. KV: rows of a tile of keys or values.
+template <int TILES, int KV>
+struct Form {
+  static constexpr int Q_TILES = TILES, KV_ROWS = KV, WARP_QUERIES = 16 * TILES;
+  static constexpr int QUERY_TILE = ATTENTION_THREADS / 32 * WARP_QUERIES;
+  static_assert(KV % 16 == 0);
+
+  uint4 queries[QUERY_TILE][STRIDE], keys[2][KV][STRIDE], values[2][KV][STRIDE];  // smem of a CTA
 };
-static_assert(sizeof(PromptTiles) == PROMPT_ATTENTION_SMEM);
 
 // A tile of queries of a sequence, the KV rows that it sees, and how they are split: a split has whole tiles of KV
 // rows. length: of the KV rows with the new tokens.
+template <class F>
 struct QueryTile {
+  static constexpr int QUERY_TILE = F::QUERY_TILE, KV_ROWS = F::KV_ROWS;
   int tokens, kv_head, first_query, queries, first_new, begin, end, share, used;
 
   __device__ QueryTile(int tile, int kv_head, int length, int window, int tokens, int splits)
@@ -35,10 +42,10 @@ struct QueryTile {
     const int left = tokens * HEADS_PER_KV - first_query;
     queries = left < QUERY_TILE ? left : QUERY_TILE;
     const int first_end = TREES ? first_new + 1 : end_of(0);
-    begin = window > 0 && first_end > window ? (first_end - window) / KV_TILE * KV_TILE : 0;
+    begin = window > 0 && first_end > window ? (first_end - window) / KV_ROWS * KV_ROWS : 0;
     end = TREES ? length : end_of(queries - 1);
-    const int tiles = (end - begin + KV_TILE - 1) / KV_TILE, even = (tiles + splits - 1) / splits;
-    share = KV_TILE * (even > SPLIT_TILES ? even : SPLIT_TILES);
+    const int tiles = (end - begin + KV_ROWS - 1) / KV_ROWS, even = (tiles + splits - 1) / splits;
+    share = KV_ROWS * (even > SPLIT_TILES ? even : SPLIT_TILES);
     used = (end - begin + share - 1) / share;
   }
   __device__ int token_of(int query) const { return (first_query + query) / HEADS_PER_KV; }
@@ -75,11 +82,12 @@ __device__ inline u32 gated_pair(float low, float high, const u16* qkv, i64 plac
   return from_floats(low, high);
 }
 
-// Copy rows base .. base + KV_TILE - 1 of a head of the cache to smem; zero from `end` on.
+// Copy rows base .. base + KV_ROWS - 1 of a head of the cache to smem; zero from `end` on.
+template <int KV_ROWS>
 __device__ inline void copy_kv_tile(uint4* tile, const CacheValue* rows, int base, int end) {
   const SmemPtr target(tile);
 #pragma unroll
-  for (int i = threadIdx.x; i < KV_TILE * ROW_CHUNKS; i += ATTENTION_THREADS) {
+  for (int i = threadIdx.x; i < KV_ROWS * ROW_CHUNKS; i += ATTENTION_THREADS) {
     const int row = i / ROW_CHUNKS, chunk = i % ROW_CHUNKS;
     const bool valid = base + row < end;
     const CacheValue* const source = rows + (i64)(valid ? base + row : base) * KV_STRIDE + 8 * chunk;
@@ -94,36 +102,38 @@ __device__ inline void copy_kv_tile(uint4* tile, const CacheValue* rows, int bas
 // Grid [tiles * KV_HEADS * splits, sequences], after pdl_wait. qkv [rows,QKV_SIZE] has the rotated queries; length: KV
 // rows with the new tokens. Of queries with several splits, sums [..,D] and scales (maximum, sum of weights) go to the
 // scratch, otherwise the result to out [rows,HEADS,D]. mask [sequences,tokens,CAPACITY] of trees.
+template <class F>
 __device__ inline void attend_prompt(const u16* qkv, int length, const CacheValue* key_cache,
                                      const CacheValue* value_cache, u16* out, float* sums, float2* scales, int window,
                                      int tokens, int splits, const unsigned char* mask) {
-  constexpr int SCORES = KV_TILE / 8, STEPS = HEAD_STEPS, PARTS = 2 * WARP_TILES;
-  constexpr bool QUERIES_IN_REGISTERS = HEAD_DIM <= 128;
+  constexpr int Q_TILES = F::Q_TILES, KV_ROWS = F::KV_ROWS, WARP_QUERIES = F::WARP_QUERIES;
+  constexpr int SCORES = KV_ROWS / 8, STEPS = HEAD_STEPS, PARTS = 2 * Q_TILES;
+  constexpr bool QUERIES_IN_REGISTERS = HEAD_DIM * Q_TILES <= 128;
   DYNAMIC_SMEM(memory);
-  PromptTiles& own = *reinterpret_cast<PromptTiles*>(memory);
+  F& own = *reinterpret_cast<F*>(memory);
   const int split = blockIdx.x % splits, kv_head = blockIdx.x / splits % KV_HEADS, sequence = blockIdx.y;
   // The last tokens see the most rows, so they begin first.
-  const int tile = QueryTile::tiles_of(tokens) - 1 - blockIdx.x / (splits * KV_HEADS);
+  const int tile = QueryTile<F>::tiles_of(tokens) - 1 - blockIdx.x / (splits * KV_HEADS);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const QueryTile rows(tile, kv_head, length, window, tokens, splits);
+  const QueryTile<F> rows(tile, kv_head, length, window, tokens, splits);
   if (split >= rows.used) return;
   const int from = rows.begin + split * rows.share;
   const int to = from + rows.share < rows.end ? from + rows.share : rows.end;
   const i64 cache = ATTENDS_TO_ALL ? (i64)sequence * tokens * KV_STRIDE + kv_head * HEAD_DIM
                                    : ((i64)sequence * KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
   if constexpr (STRIDE > ROW_CHUNKS + 1)  // dimensions beyond the head's are zero
-    for (int i = threadIdx.x; i < QUERY_TILE + 4 * KV_TILE; i += ATTENTION_THREADS)
+    for (int i = threadIdx.x; i < F::QUERY_TILE + 4 * KV_ROWS; i += ATTENTION_THREADS)
       own.queries[0][i * STRIDE + ROW_CHUNKS] = {};
 
   const SmemPtr query_tile(own.queries[0]);
-  for (int i = threadIdx.x; i < QUERY_TILE * ROW_CHUNKS; i += ATTENTION_THREADS) {
+  for (int i = threadIdx.x; i < F::QUERY_TILE * ROW_CHUNKS; i += ATTENTION_THREADS) {
     const int query = i / ROW_CHUNKS, chunk = i % ROW_CHUNKS;
     const i64 place = rows.place_of(query < rows.queries ? query : 0, sequence);
     const u16* const source = qkv + place / HEADS * QKV_SIZE + place % HEADS * QUERY_SIZE + 8 * chunk;
     cp_async(query_tile.plus(query * STRIDE + chunk), source, query < rows.queries);
   }
-  copy_kv_tile(own.keys[0][0], key_cache + cache, from, to);
-  copy_kv_tile(own.values[0][0], value_cache + cache, from, to);
+  copy_kv_tile<KV_ROWS>(own.keys[0][0], key_cache + cache, from, to);
+  copy_kv_tile<KV_ROWS>(own.values[0][0], value_cache + cache, from, to);
   cp_async_commit();
 
   // Of this lane's queries g, g + 8, ... of the warp: the rows that they see, maximum and sum.
@@ -144,35 +154,35 @@ __device__ inline void attend_prompt(const u16* qkv, int length, const CacheValu
     }
   }
   const int warp_end = rows.end_of(known(WARP_QUERIES * warp)), last_end = rows.end;
-  float result[WARP_TILES][2 * STEPS][4] = {};
-  u32 query_words[WARP_TILES][QUERIES_IN_REGISTERS ? STEPS : 1][4];
+  float result[Q_TILES][2 * STEPS][4] = {};
+  u32 query_words[Q_TILES][QUERIES_IN_REGISTERS ? STEPS : 1][4];
   const SmemPtr query_rows(own.queries[WARP_QUERIES * warp + lane % 16] + lane / 16);
   const int key_row = lane / 16 * 8 + lane % 8, value_row = lane % 16;
   const SmemPtr key_rows(own.keys[0][key_row] + lane / 8 % 2), value_rows(own.values[0][value_row] + lane / 16);
   const float scale = LOG2E * rsqrt_fast(HEAD_DIM);
 
-  for (int base = from, stage = 0; base < to; base += KV_TILE, stage ^= 1) {
+  for (int base = from, stage = 0; base < to; base += KV_ROWS, stage ^= 1) {
     cp_async_wait<0>();
     __syncthreads();
     if (QUERIES_IN_REGISTERS && base == from)
 #pragma unroll
       for (int k = 0; k < STEPS; ++k)
 #pragma unroll
-        for (int tile = 0; tile < WARP_TILES; ++tile)
+        for (int tile = 0; tile < Q_TILES; ++tile)
           ldmatrix_x4(query_words[tile][QUERIES_IN_REGISTERS ? k : 0], query_rows.plus(16 * tile * STRIDE + 2 * k));
-    if (base + KV_TILE < to) {
-      copy_kv_tile(own.keys[stage ^ 1][0], key_cache + cache, base + KV_TILE, to);
-      copy_kv_tile(own.values[stage ^ 1][0], value_cache + cache, base + KV_TILE, to);
+    if (base + KV_ROWS < to) {
+      copy_kv_tile<KV_ROWS>(own.keys[stage ^ 1][0], key_cache + cache, base + KV_ROWS, to);
+      copy_kv_tile<KV_ROWS>(own.values[stage ^ 1][0], value_cache + cache, base + KV_ROWS, to);
       cp_async_commit();
     }
     if (ATTENDS_TO_ALL && WARP_QUERIES * warp >= rows.queries) continue;  // a warp without queries only copies
-    float scores[WARP_TILES][SCORES][4] = {};
-    const SmemPtr keys = key_rows.plus(stage * KV_TILE * STRIDE);
+    float scores[Q_TILES][SCORES][4] = {};
+    const SmemPtr keys = key_rows.plus(stage * KV_ROWS * STRIDE);
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
-      u32 query[WARP_TILES][4];
+      u32 query[Q_TILES][4];
 #pragma unroll
-      for (int tile = 0; tile < WARP_TILES; ++tile)
+      for (int tile = 0; tile < Q_TILES; ++tile)
         if constexpr (QUERIES_IN_REGISTERS)
 #pragma unroll
           for (int i = 0; i < 4; ++i) query[tile][i] = query_words[tile][k][i];
@@ -183,16 +193,16 @@ __device__ inline void attend_prompt(const u16* qkv, int length, const CacheValu
         u32 key[4];
         ldmatrix_x4(key, keys.plus(16 * pair * STRIDE + 2 * k));
 #pragma unroll
-        for (int tile = 0; tile < WARP_TILES; ++tile) {
+        for (int tile = 0; tile < Q_TILES; ++tile) {
           mma_m16n8k16(scores[tile][2 * pair], query[tile], key[0], key[1]);
           mma_m16n8k16(scores[tile][2 * pair + 1], query[tile], key[2], key[3]);
         }
       }
     }
-    const bool all = !TREES && base + KV_TILE <= warp_end && (window <= 0 || base >= last_end - window);
+    const bool all = !TREES && base + KV_ROWS <= warp_end && (window <= 0 || base >= last_end - window);
     if (!all)
 #pragma unroll
-      for (int tile = 0; tile < WARP_TILES; ++tile)
+      for (int tile = 0; tile < Q_TILES; ++tile)
 #pragma unroll
         for (int i = 0; i < SCORES; ++i)
 #pragma unroll
@@ -201,7 +211,7 @@ __device__ inline void attend_prompt(const u16* qkv, int length, const CacheValu
             const bool seen = row < to && (TREES ? marks[part][row] != 0 : row < end);
             if (!seen || window > 0 && row < end - window) scores[tile][i][j] = LOWEST;
           }
-    u32 weights[WARP_TILES][SCORES / 2][4];
+    u32 weights[Q_TILES][SCORES / 2][4];
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
       const int tile = part / 2, half = part % 2;
@@ -224,7 +234,7 @@ __device__ inline void attend_prompt(const u16* qkv, int length, const CacheValu
 #pragma unroll
       for (int i = 0; i < 2 * STEPS; ++i) result[tile][i][2 * half] *= factor, result[tile][i][2 * half + 1] *= factor;
     }
-    const SmemPtr values = value_rows.plus(stage * KV_TILE * STRIDE);
+    const SmemPtr values = value_rows.plus(stage * KV_ROWS * STRIDE);
 #pragma unroll
     for (int pair = 0; pair < SCORES / 2; ++pair)
 #pragma unroll
@@ -232,7 +242,7 @@ __device__ inline void attend_prompt(const u16* qkv, int length, const CacheValu
         u32 value[4];
         ldmatrix_x4_trans(value, values.plus(16 * pair * STRIDE + 2 * k));
 #pragma unroll
-        for (int tile = 0; tile < WARP_TILES; ++tile) {
+        for (int tile = 0; tile < Q_TILES; ++tile) {
           mma_m16n8k16(result[tile][2 * k], weights[tile][pair], value[0], value[1]);
           mma_m16n8k16(result[tile][2 * k + 1], weights[tile][pair], value[2], value[3]);
         }
@@ -269,6 +279,7 @@ __device__ inline void attend_prompt(const u16* qkv, int length, const CacheValu
 }
 
 // A warp combines the splits of a head of a token. Grid [tokens * HEADS / warps, sequences].
+template <class F>
 __device__ inline void combine_prompt_splits(const u16* qkv, const float* sums, const float2* scales,
                                              const i64* kv_length, u16* out, int window, int tokens, int behind,
                                              int splits) {
@@ -277,11 +288,11 @@ __device__ inline void combine_prompt_splits(const u16* qkv, const float* sums, 
   pdl_wait();
   if (place >= tokens * HEADS) return;
   const int head = place % HEADS, query = place / HEADS * HEADS_PER_KV + head % HEADS_PER_KV;
-  const QueryTile rows(query / QUERY_TILE, head / HEADS_PER_KV, (int)kv_length[sequence] - behind, window, tokens,
-                       splits);
+  const QueryTile<F> rows(query / F::QUERY_TILE, head / HEADS_PER_KV, (int)kv_length[sequence] - behind, window, tokens,
+                          splits);
   if (rows.used == 1) return;
-  const i64 first = rows.scratch_of(query % QUERY_TILE, sequence, 0, splits);
-  const float2 scale = load_cg(scales + first + (lane < rows.used ? lane : 0) * QUERY_TILE);
+  const i64 first = rows.scratch_of(query % F::QUERY_TILE, sequence, 0, splits);
+  const float2 scale = load_cg(scales + first + (lane < rows.used ? lane : 0) * F::QUERY_TILE);
   float high = lane < rows.used ? scale.x : LOWEST;
 #pragma unroll
   for (int other = 16; other > 0; other /= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, other));
@@ -293,7 +304,7 @@ __device__ inline void combine_prompt_splits(const u16* qkv, const float* sums, 
 #pragma unroll 4
   for (int split = 0; split < rows.used; ++split) {
     const float share = __shfl_sync(~0u, weight, split);
-    const float2* const pairs = reinterpret_cast<const float2*>(sums + (first + split * QUERY_TILE) * HEAD_DIM);
+    const float2* const pairs = reinterpret_cast<const float2*>(sums + (first + split * F::QUERY_TILE) * HEAD_DIM);
 #pragma unroll
     for (int i = 0; i < SHARE; ++i) {
       if (PAIRS % 32 && lane + 32 * i >= PAIRS) continue;

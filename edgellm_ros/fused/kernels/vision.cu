@@ -6,16 +6,18 @@
 //
 // a block: norm_patches -- (qkv) -- rope_patches -- patch_attention -- (proj) -- norm_patches -- (fc1) -- (fc2)
 //
-// Products with the weights are a library's (`FusedVision`): that of fc1 ends with bias and GELU, that of second, and of
-// qkv where there is no rope_patches, with the bias. The residual stream is fp32 [patches,H]: patch_embed, proj and fc2
-// add to it, without the biases of proj and fc2. A norm adds the sum of those before it, fp32 [H], to what it reads.
-// Patches are in merge order: MERGED / H of them, side by side, become one row of embeddings. Those of InternVL are in
-// tiles: a tile's rows, the first its class token, attend to each other.
+// Products with the weights are a library's (`FusedVision`): that of fc1 ends with bias and GELU, that of second, and
+// of qkv where there is no rope_patches, with the bias. The residual stream is fp32 [patches,H]: patch_embed, proj and
+// fc2 add to it, without the biases of proj and fc2. A norm adds the sum of those before it, fp32 [H], to what it
+// reads. Patches are in merge order: MERGED / H of them, side by side, become one row of embeddings. Those of InternVL
+// are in tiles: a tile's rows, the first its class token, attend to each other.
 
 #include "prompt_attention.cuh"
 #include "row.cuh"
 
 constexpr int HALF = HEAD_DIM / 2;
+using PatchForm = Form<WARP_TILES, KV_TILE>;
+static_assert(sizeof(PatchForm) == PROMPT_ATTENTION_SMEM);
 static_assert(HIDDEN == HEADS * HEAD_DIM && HEAD_DIM % 4 == 0 && MERGED % HIDDEN == 0);
 
 // A CTA has a patch: its pixels in the model's type, and the residual stream, which begins with the bias of patch_embed
@@ -100,8 +102,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   layer_norm(row, norm, shift, EPSILON, x + first);
 }
 
-// A CTA has the patches of a row of embeddings: x = LayerNorm(residual + bias), over all of them. tile_rows: such rows of
-// a tile, whose first row is a class token; 0 = there are no tiles.
+// A CTA has the patches of a row of embeddings: x = LayerNorm(residual + bias), over all of them. tile_rows: such rows
+// of a tile, whose first row is a class token; 0 = there are no tiles.
 extern "C" __global__ void __launch_bounds__(THREADS)
     norm_merged(const u16* norm, const u16* shift, const float* bias, const float* residual, u16* x, i64 tile_rows) {
   const i64 place = blockIdx.x, class_tokens = tile_rows ? place / tile_rows + 1 : 0;
@@ -141,7 +143,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
     patch_attention(const u16* qkv, u16* out, i64 tokens) {
   pdl_wait();
-  attend_prompt(qkv, (int)tokens, qkv + HIDDEN, qkv + 2 * HIDDEN, out, nullptr, nullptr, 0, (int)tokens, 1, nullptr);
+  attend_prompt<PatchForm>(qkv, (int)tokens, qkv + HIDDEN, qkv + 2 * HIDDEN, out, nullptr, nullptr, 0, (int)tokens, 1,
+                           nullptr);
 }
 
 __device__ inline float gelu_erf(float value) { return 0.5f * value * (1.0f + erff(value * 0.7071067812f)); }

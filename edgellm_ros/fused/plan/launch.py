@@ -28,8 +28,5 @@ class Launch:
 
 
 def too_little_smem(needed: int, most: int) -> EngineError:
-    """Return the error of kernels for prompts that do not fit into an SM.
-
-    Both are bytes.
-    """
-    return EngineError(f"no kernels for prompts: a block needs {needed} of {most} bytes of shared memory")
+    """Return the error of kernels that do not fit into an SM; both are bytes."""
+    return EngineError(f"no kernels for many tokens: a block needs {needed} of {most} bytes of shared memory")

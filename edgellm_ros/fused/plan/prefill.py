@@ -5,17 +5,19 @@ from __future__ import annotations
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.fused.plan.fusion import FusionShape
-from edgellm_ros.fused.plan.launch import WARP, Launch, too_little_smem
+from edgellm_ros.fused.plan.launch import WARP, Launch
+from edgellm_ros.fused.plan.prompt_attention import THREADS as ATTENTION_THREADS
+from edgellm_ros.fused.plan.prompt_attention import AttentionForm, largest_form
 from edgellm_ros.fused.plan.shape import SQUARED_RELU, FusedShape
 
 THREADS = 128
-ATTENTION_THREADS = 128
-QUERY_TILE = ATTENTION_THREADS // WARP * 16  # queries of a CTA
 ACTIVATE_ROWS = 2  # rows of a thread of `activate`
 ROPE_HEADS = 4  # heads of a warp of `rope_tokens`
-KV_TILES = (64, 32, 16)  # KV rows of a tile; the largest that fits into smem
 SPLIT_TILES = 4  # fewest tiles of a split
 MOST_SPLITS = 16
+# Of long prompts, whose warps have twice the queries: KV rows of a tile by head_dim, with which no registers
+# spill (with an FP8 cache some do), and fewest CTAs per SM.
+LONG_KV_TILES, CTAS_PER_SM = {64: 64, 96: 32, 128: 32}, 2
 
 
 class PrefillPlan:
@@ -40,31 +42,32 @@ class PrefillPlan:
         check_supported(shape)
         self._fusion, self._trees = fusion, trees
         self.shape, self._multiprocessors = shape, multiprocessors
-        fitting = (tile for tile in KV_TILES if self._smem(tile) <= most_shared)
-        self._kv_tile = next(fitting, 0)
-        if not self._kv_tile:
-            raise too_little_smem(self._smem(KV_TILES[-1]), most_shared)
+        self._form = largest_form(1, shape.head_dim, most_shared)
+        kv_tile = 0 if trees or shape.fp8_cache else LONG_KV_TILES.get(shape.head_dim, 0)
+        form = AttentionForm(2, kv_tile)
+        self._long_form = form if kv_tile and form.smem(shape.head_dim) <= most_shared else None
 
-    def _smem(self, kv_tile: int) -> int:
-        """Return bytes of a CTA's smem."""
-        return attention_smem(self.shape.head_dim, kv_tile)
-
-    def _units(self, tokens: int) -> int:
+    def _units(self, tokens: int, form: AttentionForm) -> int:
         """Return the number of tiles of a sequence's queries, over all KV heads."""
         queries = tokens * (self.shape.heads // self.shape.kv_heads)
-        return -(-queries // QUERY_TILE) * self.shape.kv_heads
+        return -(-queries // form.queries) * self.shape.kv_heads
+
+    def _is_long(self, batch: int, tokens: int) -> bool:
+        """Whether CTAs with twice the queries fill the GPU."""
+        form = self._long_form
+        return form is not None and batch * self._units(tokens, form) >= CTAS_PER_SM * self._multiprocessors
 
     def splits(self, batch: int, tokens: int) -> int:
         """Return into how many parts the KV rows of a tile of queries may be split.
 
         So many that each SM has a CTA. The number of filled rows does not matter, so one graph does for all.
         """
-        return max(1, min(MOST_SPLITS, self._multiprocessors // (batch * self._units(tokens))))
+        return max(1, min(MOST_SPLITS, self._multiprocessors // (batch * self._units(tokens, self._form))))
 
     @property
     def scratch_bytes(self) -> dict[str, int]:
         """Bytes of the attention's scratch, by name."""
-        rows = self._multiprocessors * QUERY_TILE
+        rows = self._multiprocessors * self._form.queries
         return {"sums": 4 * rows * self.shape.head_dim, "scales": 8 * rows}
 
     def by_row(self, name: str, rows: int) -> Launch:
@@ -77,9 +80,12 @@ class PrefillPlan:
         return Launch("rope_tokens", (-(-heads // each), rows), THREADS)
 
     def attention(self, batch: int, tokens: int) -> Launch:
-        """Return how `prompt_attention` is launched."""
-        grid = self._units(tokens) * self.splits(batch, tokens), batch
-        return Launch("prompt_attention", grid, ATTENTION_THREADS, self._smem(self._kv_tile))
+        """Return how `prompt_attention` or `long_prompt_attention` is launched."""
+        name, form = "prompt_attention", self._form
+        if self._long_form is not None and self._is_long(batch, tokens):
+            name, form = "long_prompt_attention", self._long_form
+        grid = self._units(tokens, form) * self.splits(batch, tokens), batch
+        return Launch(name, grid, ATTENTION_THREADS, form.smem(self.shape.head_dim))
 
     def combine(self, batch: int, tokens: int) -> Launch:
         """Return how `combine_prompt` is launched."""
@@ -115,10 +121,10 @@ class PrefillPlan:
             "ATTENDS_TO_ALL": 0,
             "ROPE_HEADS": ROPE_HEADS,
             "ACTIVATE_ROWS": ACTIVATE_ROWS,
-            "KV_TILE": self._kv_tile,
-            "WARP_TILES": 1,
+            "KV_TILE": self._form.kv_tile,
+            "LONG_KV_TILE": 0 if self._long_form is None else self._long_form.kv_tile,
             "SPLIT_TILES": SPLIT_TILES,
-            "PROMPT_ATTENTION_SMEM": self._smem(self._kv_tile),
+            "PROMPT_ATTENTION_SMEM": self._form.smem(shape.head_dim),
         }
         values |= shape.macros() | {"FUSED_SIZE": 0}
         if self._fusion is not None:
@@ -129,11 +135,6 @@ class PrefillPlan:
                 "JOINED_NORM": int(self._fusion.joined_norm),
             }
         return [(name, str(value)) for name, value in values.items()]
-
-
-def attention_smem(head_dim: int, kv_tile: int, queries: int = QUERY_TILE) -> int:
-    """Return bytes of a CTA's smem, which are those of `PromptTiles`."""
-    return 16 * (2 * -(-head_dim // 16) + 1) * (queries + 4 * kv_tile)
 
 
 def check_supported(shape: FusedShape) -> None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.fused.plan.launch import Launch
-from edgellm_ros.fused.plan.prefill import ATTENTION_THREADS, KV_TILES, QUERY_TILE, THREADS, attention_smem
+from edgellm_ros.fused.plan.prefill import THREADS
+from edgellm_ros.fused.plan.prompt_attention import THREADS as ATTENTION_THREADS
+from edgellm_ros.fused.plan.prompt_attention import largest_form
 from edgellm_ros.fused.plan.shape import DTYPES
 
 MOST_HEAD_DIM = 128  # queries of the attention are in registers
@@ -87,23 +89,8 @@ class VisionPlan:
             raise EngineError(f"no kernels for this vision tower: {reason}")
         self.shape = shape
         # Tiles have CTAs enough for all SMs, one image may not.
-        self._warp_tiles = 2 if shape.tile and shape.head_dim <= MOST_OF_TWO_TILES else 1
-        self._kv_tile = next((tile for tile in KV_TILES if self._smem(tile) <= most_shared), 0)
-        if not self._kv_tile:
-            least = self._smem(KV_TILES[-1])
-            raise EngineError(
-                f"no kernels for this vision tower: a block needs {least} of {most_shared} bytes of shared "
-                "memory"
-            )
-
-    @property
-    def _queries(self) -> int:
-        """Number of queries of a CTA of the attention."""
-        return self._warp_tiles * QUERY_TILE
-
-    def _smem(self, kv_tile: int) -> int:
-        """Return bytes of a CTA's smem."""
-        return attention_smem(self.shape.head_dim, kv_tile, self._queries)
+        warp_tiles = 2 if shape.tile and shape.head_dim <= MOST_OF_TWO_TILES else 1
+        self._form = largest_form(warp_tiles, shape.head_dim, most_shared)
 
     def by_row(self, name: str, rows: int) -> Launch:
         """Return how a kernel whose CTAs have one row each is launched."""
@@ -115,8 +102,8 @@ class VisionPlan:
 
     def attention(self, tiles: int, tokens: int) -> Launch:
         """Return how `patch_attention` is launched; tokens: of a tile."""
-        grid = -(-tokens // self._queries) * self.shape.heads, tiles
-        return Launch("patch_attention", grid, ATTENTION_THREADS, self._smem(self._kv_tile))
+        grid = -(-tokens // self._form.queries) * self.shape.heads, tiles
+        return Launch("patch_attention", grid, ATTENTION_THREADS, self._form.smem(self.shape.head_dim))
 
     def macros(self) -> list[tuple[str, str]]:
         """Return names and values of the macros that the kernels are compiled with."""
@@ -141,9 +128,9 @@ class VisionPlan:
             "RAISED": shape.raised,
             "EPSILON": f"{float(shape.epsilon)!r}f",
             "MERGER_EPSILON": f"{float(shape.merger_epsilon)!r}f",
-            "KV_TILE": self._kv_tile,
-            "WARP_TILES": self._warp_tiles,
+            "KV_TILE": self._form.kv_tile,
+            "WARP_TILES": self._form.warp_tiles,
             "SPLIT_TILES": 1,
-            "PROMPT_ATTENTION_SMEM": self._smem(self._kv_tile),
+            "PROMPT_ATTENTION_SMEM": self._form.smem(shape.head_dim),
         }
         return [(name, str(value)) for name, value in values.items()]
