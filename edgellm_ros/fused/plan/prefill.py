@@ -6,15 +6,18 @@ from __future__ import annotations
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.fused.plan.fusion import FusionShape
 from edgellm_ros.fused.plan.launch import WARP, Launch
+from edgellm_ros.fused.plan.prompt_attention import KV_TILES, AttentionForm, largest_form
 from edgellm_ros.fused.plan.prompt_attention import THREADS as ATTENTION_THREADS
-from edgellm_ros.fused.plan.prompt_attention import AttentionForm, largest_form
 from edgellm_ros.fused.plan.shape import SQUARED_RELU, FusedShape
 
 THREADS = 128
 ACTIVATE_ROWS = 2  # rows of a thread of `activate`
 ROPE_HEADS = 4  # heads of a warp of `rope_tokens`
-SPLIT_TILES = 4  # fewest tiles of a split
+SPLIT_ROWS = 256  # fewest KV rows of a split
 MOST_SPLITS = 16
+# Heads of more values have tiles of fewer KV rows, so that two CTAs fit on an SM: one has too few warps to
+# hide the latency of its products. Their KV rows are split for as many CTAs, in shorter parts.
+ONE_CTA_PER_SM, WIDE_KV_TILE, WIDE_SPLIT_ROWS = 128, 32, 64
 # Of long prompts, whose warps have twice the queries: KV rows of a tile by head_dim, with which no registers
 # spill (with an FP8 cache some do), and fewest CTAs per SM.
 LONG_KV_TILES, CTAS_PER_SM = {64: 64, 96: 32, 128: 32}, 2
@@ -42,7 +45,10 @@ class PrefillPlan:
         check_supported(shape)
         self._fusion, self._trees = fusion, trees
         self.shape, self._multiprocessors = shape, multiprocessors
-        self._form = largest_form(1, shape.head_dim, most_shared)
+        wide = shape.head_dim > ONE_CTA_PER_SM
+        self._form = largest_form(1, shape.head_dim, most_shared, WIDE_KV_TILE if wide else KV_TILES[0])
+        self._ctas = (2 if wide else 1) * multiprocessors  # that splits are made for
+        self._split_rows = WIDE_SPLIT_ROWS if wide else SPLIT_ROWS
         kv_tile = 0 if trees or shape.fp8_cache else LONG_KV_TILES.get(shape.head_dim, 0)
         form = AttentionForm(2, kv_tile)
         self._long_form = form if kv_tile and form.smem(shape.head_dim) <= most_shared else None
@@ -60,14 +66,14 @@ class PrefillPlan:
     def splits(self, batch: int, tokens: int) -> int:
         """Return into how many parts the KV rows of a tile of queries may be split.
 
-        So many that each SM has a CTA. The number of filled rows does not matter, so one graph does for all.
+        So many that each SM has its CTAs. The number of filled rows does not matter: one graph does for all.
         """
-        return max(1, min(MOST_SPLITS, self._multiprocessors // (batch * self._units(tokens, self._form))))
+        return max(1, min(MOST_SPLITS, self._ctas // (batch * self._units(tokens, self._form))))
 
     @property
     def scratch_bytes(self) -> dict[str, int]:
         """Bytes of the attention's scratch, by name."""
-        rows = self._multiprocessors * self._form.queries
+        rows = self._ctas * self._form.queries
         return {"sums": 4 * rows * self.shape.head_dim, "scales": 8 * rows}
 
     def by_row(self, name: str, rows: int) -> Launch:
@@ -123,7 +129,7 @@ class PrefillPlan:
             "ACTIVATE_ROWS": ACTIVATE_ROWS,
             "KV_TILE": self._form.kv_tile,
             "LONG_KV_TILE": 0 if self._long_form is None else self._long_form.kv_tile,
-            "SPLIT_TILES": SPLIT_TILES,
+            "SPLIT_TILES": -(-self._split_rows // self._form.kv_tile),
             "PROMPT_ATTENTION_SMEM": self._form.smem(shape.head_dim),
         }
         values |= shape.macros() | {"FUSED_SIZE": 0}

@@ -32,12 +32,14 @@ class AttentionForm:
         return 16 * (2 * -(-head_dim // 16) + 1) * (self.queries + 4 * self.kv_tile)
 
 
-def largest_form(warp_tiles: int, head_dim: int, most_shared: int) -> AttentionForm:
+def largest_form(
+    warp_tiles: int, head_dim: int, most_shared: int, most_rows: int = KV_TILES[0]
+) -> AttentionForm:
     """Return the form with the largest tile of KV rows that fits into `most_shared` bytes.
 
-    EngineError if none does.
+    most_rows: of a tile. EngineError if none fits.
     """
-    forms = [AttentionForm(warp_tiles, tile) for tile in KV_TILES]
+    forms = [AttentionForm(warp_tiles, tile) for tile in KV_TILES if tile <= most_rows]
     for form in forms:
         if form.smem(head_dim) <= most_shared:
             return form
