@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 import re
+import subprocess
+import sys
 import threading
 import time
 
@@ -112,6 +114,19 @@ class TestHistory:
 
 SECONDS, POINTS, DT = 0.7, 8, 0.1  # of the demo's trajectory history
 TOLERANCE = 0.05  # the default of odom_tolerance
+
+
+def test_the_first_history_of_a_process_imports_nothing():
+    program = """
+import sys
+import numpy as np
+from edgellm_ros.ros.node.sensors.past_motion import past_motion
+before = set(sys.modules)
+past_motion(np.array([[9.0, 0, 0, 3, 1, 0], [10.0, 1, 0, -3, 2, 0]]), 10.0, 4, 0.1)
+print(sorted(set(sys.modules) - before))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def drive(

@@ -134,7 +134,8 @@ def _resampled(samples: np.ndarray, at: np.ndarray) -> np.ndarray:
 
     The headings have no jumps from pi to -pi.
     """
-    times = np.union1d(samples[:, TIME], at)
+    times = np.sort(np.concatenate([samples[:, TIME], at]))
+    times = times[np.concatenate([[True], np.diff(times) > 0])]
     columns = [samples[:, column] for column in range(1, samples.shape[1])]
     columns[HEADING - 1] = np.unwrap(samples[:, HEADING])
     return np.column_stack([times, *(np.interp(times, samples[:, TIME], column) for column in columns)])
