@@ -184,6 +184,22 @@ class TestCamera:
         )
         assert {pair.key: pair.value for pair in status.values}["camera_intrinsics"] == "parameters"
 
+    def test_a_calibration_that_cannot_be_read_is_not_used_and_warned_of(self, peer, scene, calibrate):
+        peer.frame(scene.pixels)
+        publisher = peer.node.create_publisher(CameraInfo, "/edgellm/camera_info", 10)
+        try:
+            peer.wait(publisher.get_subscription_count, "subscription")
+
+            def is_reported() -> object:
+                publisher.publish(b"\0\1\0\0" + 40 * b"\xff")
+                status = peer.status("inputs")
+                return "~/camera_info is not used: failed to deserialize" in status.message and status
+
+            status = peer.wait(is_reported, "warning")
+        finally:
+            peer.node.destroy_publisher(publisher)
+        assert {pair.key: pair.value for pair in status.values}["camera_intrinsics"] == "parameters"
+
     def test_without_calibration_and_transforms_the_parameters_are_used(self, peer, scene):
         peer.frame(scene.pixels)
         without = ("parameters", "parameters (no static transforms from base_link to camera)")

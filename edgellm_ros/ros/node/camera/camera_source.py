@@ -8,6 +8,7 @@ from typing import Any
 
 from rclpy.lifecycle import LifecycleNode
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.serialization import deserialize_message
 from sensor_msgs.msg import CameraInfo
 
 from edgellm_ros.ros.messaging import overridable
@@ -45,14 +46,15 @@ class CameraSource:
     def __init__(self, node: LifecycleNode, parameters: LiveParameters) -> None:
         self._node = node
         self._parameters = parameters
-        self._info: CameraInfo | None = None
+        self._info = b""  # the newest message as it arrived; empty without one
         self._transforms = StaticTransforms()
         self._subscriptions: list[Any] = []
 
     def open(self) -> None:
         subscribe = self._node.create_subscription
         self._subscriptions = [
-            subscribe(CameraInfo, "~/camera_info", self._on_info, **overridable(CALIBRATION))
+            # Raw: a message comes with every frame, and plans do not wait until its numbers are read.
+            subscribe(CameraInfo, "~/camera_info", self._on_info, raw=True, **overridable(CALIBRATION))
         ]
         if TFMessage is not None:
             self._subscriptions.append(
@@ -64,7 +66,7 @@ class CameraSource:
         for subscription in self._subscriptions:
             self._node.destroy_subscription(subscription)
         self._subscriptions = []
-        self._info = None
+        self._info = b""
         self._transforms.clear()
 
     def find(self, frame_id: str, size: tuple[int, int] | None) -> FoundCamera:
@@ -73,18 +75,19 @@ class CameraSource:
         `size`: width and height; None if they are not known.
         """
         parameters = self._parameters.current
-        camera, info = camera_of(parameters.camera), self._info
+        camera, serialized = camera_of(parameters.camera), self._info
         intrinsics, intrinsics_from, problem = camera.intrinsics, "parameters", ""
         if parameters.camera.source == "parameters":
             return FoundCamera(camera, intrinsics_from, "parameters", problem)
-        if info is not None:
+        if serialized:
             try:
+                info = deserialize_message(serialized, CameraInfo)
+                frame_id = frame_id or info.header.frame_id
                 check_frame_id(info, frame_id)
                 intrinsics = to_intrinsics(info, parameters.camera.rectified, size)
                 intrinsics_from = "camera_info"
-            except ValueError as error:
+            except (RuntimeError, ValueError) as error:  # RuntimeError: not a CameraInfo
                 problem = f"~/camera_info is not used: {error}"
-            frame_id = frame_id or info.header.frame_id
         pose, pose_from = camera.pose, "parameters"
         matrix = self._transforms.find(parameters.frame_id, frame_id) if frame_id else None
         if matrix is not None:
@@ -96,8 +99,8 @@ class CameraSource:
             pose_from = f"parameters (no static transforms from {parameters.frame_id} to {frame_id})"
         return FoundCamera(Camera(intrinsics, pose), intrinsics_from, pose_from, problem)
 
-    def _on_info(self, message: CameraInfo) -> None:
-        self._info = message
+    def _on_info(self, serialized: bytes) -> None:
+        self._info = serialized
 
     def _on_transforms(self, message: Any) -> None:
         for transform in message.transforms:
