@@ -28,7 +28,6 @@ from lifecycle_msgs.srv import GetState
 from nav_msgs.msg import Odometry
 from numpy.typing import NDArray
 from rclpy.client import Client
-from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, qos_profile_sensor_data
 from rosgraph_msgs.msg import Clock
@@ -47,6 +46,7 @@ from edgellm_arena.ros.camera_messages import (
 from edgellm_arena.world.camera import CAMERA
 from edgellm_arena.world.unicycle import DT, State
 from edgellm_ros.echo import quoted
+from edgellm_ros.ros.executor import LeanExecutor
 from edgellm_ros.ros.messaging import spin_until, to_nanoseconds, to_time
 
 try:
@@ -102,7 +102,7 @@ class ArenaLink(Node):
         self.create_subscription(ActionChunk, "edgellm/action_chunk", self._on_chunk, RELIABLE)
         self.create_subscription(Generation, "edgellm/generation", self._on_generation, RELIABLE)
         self.create_subscription(String, "edgellm/text_stream", self._on_text, qos_profile_sensor_data)
-        self._executor = SingleThreadedExecutor()
+        self._executor = LeanExecutor()
         self._executor.add_node(self)
         self._reset()
 
@@ -153,12 +153,12 @@ class ArenaLink(Node):
         `attempts` times; then LinkError is raised.
         """
         self._settle()
-        message = to_image(stamp, frame)
+        message, camera_info = to_image(stamp, frame), to_camera_info(stamp, CAMERA)
         self._reset(stamp)
         start = time.perf_counter()
         for attempt in range(attempts):
-            self._camera_info.publish(to_camera_info(stamp, CAMERA))
             self._image.publish(message)
+            self._camera_info.publish(camera_info)
             if command is not None and attempt == 0:
                 self._settle()
                 start = time.perf_counter()

@@ -17,6 +17,7 @@ from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackRet
 from rclpy.signals import SignalHandlerOptions
 
 from edgellm_ros.echo import escaped
+from edgellm_ros.ros.executor import LeanExecutor
 from edgellm_ros.ros.signals import call_on_signal, ignore_signals
 
 NodeT = TypeVar("NodeT", bound=LifecycleNode)
@@ -106,7 +107,7 @@ def run_process(
         except Exception as error:  # rclpy has many classes for a parameter that it refuses
             print(f"{executable}: error: {escaped(str(error))}", file=sys.stderr)
             return 2
-        executor = SingleThreadedExecutor()
+        executor = LeanExecutor()
         executor.add_node(node)
         stop.executor = executor
         try:
