@@ -159,6 +159,7 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
     layout = PatchLayout(*RESIZED, patch_size=16, block_size=32)
     levels = put(rng.standard_normal((3, 256)).astype(np.float32))
     pixel_values = device.zeros((RESIZED[0] * RESIZED[1] // 16**2, 3 * 2 * 16**2), np.float32)
+    pages = np.array([[0, row, 0, row, 32] for row in range(0, PREFIX, 32)])
     found: dict[str, Call] = {}
     for kind, steps in (("step", 1), ("prompt", PROMPT)):
         ids, embeds = integers(VOCABULARY + 9, batch, steps), device.zeros((batch, steps, HIDDEN), HALF)
@@ -182,6 +183,8 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
         "open_row": bind(kernels.open_row, 0, rules_of_row, RowLimits(1, 2**60, -1), committing, stops),
         "commit_rows": bind(kernels.commit_rows, lengths, put(np.zeros(batch, np.int64))),
         "euler_step": bind(kernels.euler_step, noise, velocity, 0.1, flow_time, 0.2),
+        "begin_rows": bind(kernels.begin_rows, lengths, deltas, visible, deltas),
+        "copy_cache_ranges, 256 tokens": bind(kernels.copy_cache_ranges, page, cache, put(pages)),
         "copy_cache_rows, 256 tokens": bind(kernels.copy_cache_rows, page, (0, 0), cache, (0, 0), PREFIX),
     }
     for name, rules in RULE_SETS.items():

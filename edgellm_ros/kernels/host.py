@@ -135,6 +135,15 @@ class HostKernels:
         sequence, row = target_at
         target.array[:, sequence, :, row : row + count] = rows
 
+    def copy_cache_ranges(self, source: Tensor, target: Tensor, ranges: Tensor) -> None:
+        for source_sequence, source_row, target_sequence, target_row, count in ranges.array.tolist():
+            source_at, target_at = (source_sequence, source_row), (target_sequence, target_row)
+            self.copy_cache_rows(source, source_at, target, target_at, count)
+
+    def begin_rows(self, starts: Tensor, offsets: Tensor, lengths: Tensor, deltas: Tensor) -> None:
+        lengths.array[:] = starts.array
+        deltas.array[:] = offsets.array
+
     def mask_logits(self, logits: Tensor, masks: Tensor) -> None:
         vocab = logits.shape[-1]
         words = masks.shape[-1]

@@ -247,6 +247,14 @@ class Kernels(Protocol):
         """
         ...
 
+    def copy_cache_ranges(self, source: Tensor, target: Tensor, ranges: Tensor) -> None:
+        """Do `copy_cache_rows` for ranges [n,5] int64: source_at, target_at, count."""
+        ...
+
+    def begin_rows(self, starts: Tensor, offsets: Tensor, lengths: Tensor, deltas: Tensor) -> None:
+        """Write lengths [B] int64 = starts [B], and deltas [B] f32 = offsets [B]."""
+        ...
+
     def mask_logits(self, logits: Tensor, masks: Tensor) -> None:
         """Set the finite logits [B,N,V] of excluded tokens to EXCLUDED.
 

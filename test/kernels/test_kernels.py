@@ -199,6 +199,26 @@ def test_cache_rows_are_copied_between_caches_of_different_capacity(side):
     assert (copied == 7).all()
 
 
+def test_ranges_of_cache_rows_are_copied_as_one_by_one(side):
+    source = side.tensor(RNG.standard_normal((6, 2, 2, 5, 4)), np.float32)
+    ranges = [((1, 1), (2, 4), 3), ((0, 0), (0, 0), 5), ((1, 4), (1, 8), 1)]
+    together, alone = (side.tensor(np.full((6, 3, 2, 9, 4), 7), np.float32) for _ in range(2))
+    for source_at, target_at, count in ranges:
+        side.kernels.copy_cache_rows(source, source_at, alone, target_at, count)
+    table = side.tensor([[*source_at, *target_at, count] for source_at, target_at, count in ranges])
+    side.kernels.copy_cache_ranges(source, together, table)
+    np.testing.assert_array_equal(side.read(together), side.read(alone))
+    assert (side.read(together) != 7).sum() == 6 * 2 * 4 * (3 + 5 + 1)
+
+
+def test_begun_rows_have_the_given_lengths_and_deltas(side):
+    lengths, deltas = side.tensor(np.full(3, 9)), side.tensor(np.full(3, 9), np.float32)
+    starts, offsets = side.tensor([5, 0, 2**40]), side.tensor([-7, 0, 0.25], np.float32)
+    side.kernels.begin_rows(starts, offsets, lengths, deltas)
+    assert side.read(lengths).tolist() == [5, 0, 2**40]
+    assert side.read(deltas).tolist() == [-7, 0, 0.25]
+
+
 def test_visible_rows_are_the_filled_ones_after_the_next_tokens(side):
     out = side.tensor(np.zeros(3, np.int64))
     side.kernels.visible_rows(side.tensor([0, 7, 2]), 5, out)

@@ -172,6 +172,35 @@ def test_caches(agree, rng, dtype, head_size):
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("head_size", [128, 20, 3])
+def test_ranges_of_caches(agree, rng, dtype, head_size):
+    first, second = (
+        rng.standard_normal((6, batch, 2, capacity, head_size)).astype(dtype)
+        for batch, capacity in ((4, 21), (3, 40))
+    )
+    ranges = [[2, 3, 1, 7, 17], [0, 0, 2, 39, 1], [0, 0, 0, 0, 0], [3, 20, 0, 11, 1], [1, 0, 0, 12, 21]]
+
+    def run(place: Side):
+        source, target = place.tensor(first), place.tensor(second)
+        place.kernels.copy_cache_ranges(source, target, place.tensor(ranges))
+        return source, target
+
+    agree(run)
+
+
+def test_begun_rows(agree, rng):
+    starts, offsets = rng.integers(0, 2**40, 300), rng.standard_normal(300).astype(np.float32)
+
+    def run(place: Side):
+        lengths = place.tensor(np.full(300, 7))
+        deltas = place.tensor(np.full(300, 7, np.float32))
+        place.kernels.begin_rows(place.tensor(starts), place.tensor(offsets), lengths, deltas)
+        return lengths, deltas
+
+    agree(run)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("size", [4096, 36, 3])
 def test_recurrent_states(agree, rng, dtype, size):
     committed, new = (rng.standard_normal((3, 5, size)).astype(dtype) for _ in range(2))

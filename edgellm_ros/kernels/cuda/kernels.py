@@ -192,6 +192,25 @@ class CudaKernels(CudaLaunches):
             units=count * row // width, **{name: stride // width for name, stride in strides.items()},
         )  # fmt: skip
 
+    def copy_cache_ranges(self, source: Tensor, target: Tensor, ranges: Tensor) -> None:
+        (layers, sequences, heads, capacity, _), count = source.shape, ranges.shape[0]
+        row = row_bytes(source)
+        width = widest_unit(row, source, target)
+        most = min(capacity, target.shape[3])  # rows of a range
+        self._by_plane(
+            f"copy_cache_ranges_{width}", count * layers * heads, most * row // width,
+            target=target, source=source, ranges=ranges, count=count, layers=layers, heads=heads,
+            source_sequences=sequences, source_capacity=capacity, target_sequences=target.shape[1],
+            target_capacity=target.shape[3], row_units=row // width,
+        )  # fmt: skip
+
+    def begin_rows(self, starts: Tensor, offsets: Tensor, lengths: Tensor, deltas: Tensor) -> None:
+        check_float32(offsets, deltas)
+        self._by_element(
+            "begin_rows", lengths.size,
+            lengths=lengths, deltas=deltas, starts=starts, offsets=offsets, batch=lengths.size,
+        )  # fmt: skip
+
     def mask_logits(self, logits: Tensor, masks: Tensor) -> None:
         check_float32(logits)
         vocab, words = logits.shape[-1], masks.shape[-1]

@@ -39,6 +39,24 @@ __device__ void copy_cache_rows(Unit* target, const Unit* source, i64 layers, i6
   }
 }
 
+// Copies the rows of each range of `ranges` [count, 5], see `Kernels.copy_cache_ranges`. source [layers,
+// source_sequences, heads, source_capacity, row_units]; target likewise. blockIdx.y selects range, layer and head.
+template <class Unit>
+__device__ void copy_cache_ranges(Unit* target, const Unit* source, const i64* ranges, i64 count, i64 layers, i64 heads,
+                                  i64 source_sequences, i64 source_capacity, i64 target_sequences, i64 target_capacity,
+                                  i64 row_units) {
+  for (i64 plane = blockIdx.y; plane < count * layers * heads; plane += gridDim.y) {
+    const i64* range = ranges + plane / (layers * heads) * 5;
+    const i64 layer = plane / heads % layers, head = plane % heads;
+    const i64 from_plane = (layer * source_sequences + range[0]) * heads + head;
+    const i64 to_plane = (layer * target_sequences + range[2]) * heads + head;
+    const Unit* from = source + (from_plane * source_capacity + range[1]) * row_units;
+    Unit* to = target + (to_plane * target_capacity + range[3]) * row_units;
+    const i64 units = range[4] * row_units;
+    for (i64 unit = first_index(); unit < units; unit += index_stride()) to[unit] = from[unit];
+  }
+}
+
 // Copies the states of rows first_row + i with counts[i] > 0: states, next_states [layers, batch, units].
 template <class Unit>
 __device__ void commit_states(Unit* states, const Unit* next_states, const i64* counts, i64 layers, i64 batch,
@@ -69,6 +87,13 @@ __device__ void commit_states(Unit* states, const Unit* next_states, const i64* 
     pdl_wait();                                                                                                    \
     copy_cache_rows(target, source, layers, heads, target_layer_stride, target_head_stride, source_layer_stride,   \
                     source_head_stride, units);                                                                    \
+  }                                                                                                                \
+  extern "C" __global__ void copy_cache_ranges_##width(                                                            \
+      Unit* target, const Unit* source, const i64* ranges, i64 count, i64 layers, i64 heads, i64 source_sequences, \
+      i64 source_capacity, i64 target_sequences, i64 target_capacity, i64 row_units) {                             \
+    pdl_wait();                                                                                                    \
+    copy_cache_ranges(target, source, ranges, count, layers, heads, source_sequences, source_capacity,             \
+                      target_sequences, target_capacity, row_units);                                               \
   }                                                                                                                \
   extern "C" __global__ void commit_states_##width(Unit* states, const Unit* next_states, const i64* counts,       \
                                                    i64 layers, i64 batch, i64 first_row, i64 rows, i64 units) {    \

@@ -128,6 +128,12 @@ extern "C" __global__ void commit_rows(i64* lengths, const i64* counts, i64 batc
   for (i64 i = first_index(); i < batch; i += index_stride()) lengths[i] += counts[i];
 }
 
+// Begins the rows of sequences: `Kernels.begin_rows`.
+extern "C" __global__ void begin_rows(i64* lengths, float* deltas, const i64* starts, const float* offsets, i64 batch) {
+  pdl_wait();
+  for (i64 i = first_index(); i < batch; i += index_stride()) lengths[i] = starts[i], deltas[i] = offsets[i];
+}
+
 extern "C" __global__ void map_tokens(i64* out, const i64* tokens, const i64* vocab_map, i64 batch, i64 map_size) {
   pdl_wait();
   for (i64 i = first_index(); i < batch; i += index_stride())
