@@ -374,10 +374,10 @@ def test_non_finite_rows_fail_one_request_and_are_dropped(lora_engine, recomputi
 class FailingCopies:
     """Kernels and device of a prefix cache whose copies fail."""
 
-    def copy_cache_rows(self, *arguments):
+    def copy_cache_ranges(self, *arguments):
         raise EngineError("the copy failed")
 
-    upload = copy_cache_rows
+    upload = copy_cache_ranges
 
 
 def test_a_system_prompt_whose_copy_failed_is_not_stored(lora_engine, device, monkeypatch):

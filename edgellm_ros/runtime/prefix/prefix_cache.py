@@ -33,6 +33,8 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import Kernels, SequenceCache
 from edgellm_ros.runtime.prefix.prefix_key import Key
 
+# Rows of one sequence: sequence and first row of the source, the same of the target, and their number.
+RowRange = tuple[int, int, int, int, int]
 PAGE = 32  # tokens; smaller pages need more calls, larger ones more copies of partly shared pages
 
 
@@ -49,6 +51,9 @@ class Page:
 
     def shared(self, keys: Sequence[Key]) -> int:
         """Return the length of the common prefix of the page's keys and `keys`."""
+        count = len(self.keys)
+        if self.keys == tuple(keys[:count]):
+            return count
         count = 0
         for mine, other in zip(self.keys, keys, strict=False):
             if mine != other:
@@ -109,10 +114,11 @@ class PrefixCache:
             raise ValueError(
                 f"the prefix cache must have 0 or at least {self.page_bytes} bytes, got {capacity_bytes}"
             )
-        self._kernels = kernels
+        self._device, self._kernels = device, kernels
         pages = capacity_bytes // self.page_bytes
         self.pool = rows.pool(device, pages)
         self.head_pool = head_rows.pool(device, pages) if head_rows is not None else None
+        self._ranges = device.empty((2 * pages, 5), np.int64)  # of one call's copies
         self.clear()
 
     @property
@@ -199,18 +205,19 @@ class PrefixCache:
 
         head: the same sequence of the draft head's cache.
         """
+        rows, head_rows = [], []
         for index, page in enumerate(prefix.pages[: -(-length // PAGE)]):
             start = index * PAGE
-            count = min(PAGE, length - start)
-            target_at = (cache.index, start)
-            self._kernels.copy_cache_rows(self.pool, (page.place, 0), cache.cache, target_at, count)
-        if head is not None and self.head_pool is not None:
+            rows.append((page.place, 0, cache.index, start, min(PAGE, length - start)))
+        if head is not None:
             for index, page in enumerate(prefix.pages):
                 tokens = range(max(1, index * PAGE), min(index * PAGE + PAGE, length + 1))
                 if tokens:
-                    source_at, target_at = (page.place, tokens.start % PAGE), (head.index, tokens.start - 1)
-                    rows = self.head_pool, source_at, head.cache, target_at
-                    self._kernels.copy_cache_rows(*rows, len(tokens))
+                    first = tokens.start
+                    head_rows.append((page.place, first % PAGE, head.index, first - 1, len(tokens)))
+        self._copy(
+            (self.pool, cache.cache, rows), (self.head_pool, None if head is None else head.cache, head_rows)
+        )
 
     def insert(
         self, adapter: str, keys: Sequence[Key], cache: SequenceCache, head: SequenceCache | None = None
@@ -221,6 +228,7 @@ class PrefixCache:
         a prefix is stored.
         """
         self._clock += 1
+        rows, head_rows = [], []
         node = self._roots.setdefault(adapter, Page(-1, (), None))
         for start in range(0, len(keys), PAGE):
             chunk = tuple(keys[start : start + PAGE])
@@ -233,15 +241,16 @@ class PrefixCache:
             present = len(page.keys)
             if present < len(chunk):
                 page.keys = chunk
-                source_at, target_at = (cache.index, start + present), (page.place, present)
                 count = len(chunk) - present
-                self._kernels.copy_cache_rows(cache.cache, source_at, self.pool, target_at, count)
+                rows.append((cache.index, start + present, page.place, present, count))
                 tokens = range(max(1, start + present), start + len(chunk))
-                if head is not None and self.head_pool is not None and tokens:
-                    source_at, target_at = (head.index, tokens.start - 1), (page.place, tokens.start % PAGE)
-                    rows = head.cache, source_at, self.head_pool, target_at
-                    self._kernels.copy_cache_rows(*rows, len(tokens))
+                if head is not None and tokens:
+                    first = tokens.start
+                    head_rows.append((head.index, first - 1, page.place, first % PAGE, len(tokens)))
             node = page
+        self._copy(
+            (cache.cache, self.pool, rows), (None if head is None else head.cache, self.head_pool, head_rows)
+        )
         self._roots = {name: root for name, root in self._roots.items() if root.children}
 
     def pages(self) -> Iterator[tuple[str, Page]]:
@@ -263,6 +272,19 @@ class PrefixCache:
         parent.children.append(page)
         self._clock = max(self._clock, last_used)
         return page
+
+    def _copy(self, *copies: tuple[Tensor | None, Tensor | None, list[RowRange]]) -> None:
+        """Copy ranges from a source to a target for each of `copies`, with one upload."""
+        ranges = [each for *_, of_copy in copies for each in of_copy]
+        if not ranges:
+            return
+        self._device.upload(self._ranges.rows(0, len(ranges)), np.array(ranges, np.int64))
+        start = 0
+        for source, target, of_copy in copies:
+            stop = start + len(of_copy)
+            if of_copy and source is not None and target is not None:
+                self._kernels.copy_cache_ranges(source, target, self._ranges.rows(start, stop))
+            start = stop
 
     def _use(self, adapter: str, keys: Sequence[Key]) -> Prefix:
         """Find the longest stored prefix; its pages count as used.
