@@ -79,6 +79,11 @@ class EngineExecutor:
         self._observer = observer
 
     @property
+    def is_observed(self) -> bool:
+        """Whether a function wants the tensors of each run, which replays do not call."""
+        return self._observer is not None
+
+    @property
     def bound_run(self) -> BoundRun:
         """The run of the current binding. EngineError before a successful `prepare`."""
         if self._snapshot is None or self._current is None:
