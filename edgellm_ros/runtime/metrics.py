@@ -129,9 +129,11 @@ class StageClock:
         EngineError if some of the work failed.
         """
         stages = dict.fromkeys((*BEFORE_FIRST_TOKEN, "decode_s", "action_s", "keep_s"), 0.0)
+        last = self._ends[-1][1] if self._ends else self._start
+        total = last.seconds_since(self._start)  # waits once for all marks
         last = self._start
         for stage, end in self._ends:
             stages[stage] += end.seconds_since(last)
             last = end
         first_token = sum(stages[stage] for stage in BEFORE_FIRST_TOKEN)
-        return {**stages, "first_token_s": first_token, "total_s": last.seconds_since(self._start)}
+        return {**stages, "first_token_s": first_token, "total_s": total}

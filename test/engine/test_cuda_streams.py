@@ -52,6 +52,7 @@ def gpu(calls) -> CudaDevice:
     device = CudaDevice.__new__(CudaDevice)
     device._stream, device._context, device.description = OURS, CONTEXT, "a GPU"
     device.stream = SimpleNamespace(handle=OURS)
+    device._marks = []
     device._lock, device._current = threading.RLock(), SimpleNamespace(ready=True)
     return device
 
@@ -71,6 +72,44 @@ def test_the_consumer_s_stream_waits_for_ours(tensor, calls, stream, waits):
 def test_nothing_waits_without_a_consumer_s_own_stream(tensor, calls, stream):
     tensor.__dlpack__(stream=stream)
     assert calls == []
+
+
+class TestMarks:
+    """Marks take their events from those that are gone."""
+
+    READY, LATE = (SUCCESS, 2.5), (cuda_device.driver.CUresult.CUDA_ERROR_NOT_READY, 0.0)
+
+    @pytest.fixture
+    def elapsed(self, calls, monkeypatch):
+        """What the driver answers when it is asked for times, in order."""
+        answers = []
+        driver = cuda_device.driver
+        driver.CUresult = SimpleNamespace(CUDA_ERROR_NOT_READY=self.LATE[0], CUDA_SUCCESS=SUCCESS)
+        driver.cuEventElapsedTime = lambda *events: calls.append(("elapsed", *events)) or answers.pop(0)
+        driver.cuEventSynchronize = lambda event: calls.append(("synchronize", event)) or (SUCCESS,)
+        return answers
+
+    def test_an_event_is_used_again_when_its_mark_is_gone(self, gpu, calls):
+        first, second = gpu.mark(), gpu.mark()
+        assert [name for name, *_ in calls] == ["event", "record"] * 2
+        del first
+        third = gpu.mark()
+        fourth = gpu.mark()
+        assert [name for name, *_ in calls[4:]] == ["record", "event", "record"]
+        assert len({id(mark) for mark in (second, third, fourth)}) == 3
+        assert ("destroy", EVENT) not in calls
+
+    def test_a_reached_mark_is_not_waited_for(self, gpu, calls, elapsed):
+        start, end = gpu.mark(), gpu.mark()
+        elapsed += [self.READY]
+        assert end.seconds_since(start) == 2.5e-3
+        assert calls[4:] == [("elapsed", EVENT, EVENT)]
+
+    def test_another_mark_is(self, gpu, calls, elapsed):
+        start, end = gpu.mark(), gpu.mark()
+        elapsed += [self.LATE, self.READY]
+        assert end.seconds_since(start) == 2.5e-3
+        assert [name for name, *_ in calls[4:]] == ["elapsed", "synchronize", "elapsed"]
 
 
 def test_stream_0_is_ambiguous(tensor):

@@ -8,6 +8,7 @@ and PyTorch share.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -64,6 +65,7 @@ class CudaDevice:
         self._lock = threading.RLock()  # a graph must not record what another thread queues
         self._ring = UploadRing(self._context, self._stream, check)
         self._pool = PinnedPool(self._context, check)
+        self._marks: list[TimedEvent] = []  # of marks that are gone
 
     def activate(self) -> None:
         """Make the GPU's context current in the calling thread."""
@@ -238,18 +240,30 @@ class CudaHostCopy:
         return array
 
 
+class TimedEvent:
+    """An event of the driver, which several marks use one after another."""
+
+    def __init__(self, context: Any) -> None:
+        self.handle = check(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DEFAULT), "to make an event")
+        release_with(self, context, driver.cuEventDestroy, self.handle)
+
+
 class CudaMark:
     """An event with the time at which the GPU reached it."""
 
     def __init__(self, device: CudaDevice) -> None:
-        self.event = check(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DEFAULT), "to make an event")
-        self._device = device
-        release_with(self, device._context, driver.cuEventDestroy, self.event)
+        unused = device._marks
+        event = unused.pop() if unused else TimedEvent(device._context)
+        self.event, self._device = event.handle, device
+        weakref.finalize(self, unused.append, event).atexit = False
 
     def seconds_since(self, earlier: CudaMark) -> float:
         self._device.activate()
-        check(driver.cuEventSynchronize(self.event), "in the work queued before")
-        milliseconds = check(driver.cuEventElapsedTime(earlier.event, self.event), "reading a time")
+        status, milliseconds = driver.cuEventElapsedTime(earlier.event, self.event)
+        if status == driver.CUresult.CUDA_ERROR_NOT_READY:
+            check(driver.cuEventSynchronize(self.event), "in the work queued before")
+            status, milliseconds = driver.cuEventElapsedTime(earlier.event, self.event)
+        check((status,), "in the work queued before")
         return float(milliseconds) / 1e3
 
 
