@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -129,6 +129,9 @@ class BoundContext:
 
     tensors: dict[str, Tensor]  # by name of the binding
     dims: dict[str, int]  # values of the symbols in their shapes
+    begin: Callable[[], None] = lambda: (
+        None
+    )  # queues what the steps need of the context, before the first one
 
 
 @dataclass(frozen=True)
@@ -164,8 +167,5 @@ class ActionHead(Protocol):
         ...
 
     def bind(self, context: Any) -> BoundContext:
-        """Queue what a request's context needs; return the engine's inputs.
-
-        The work is queued on the device.
-        """
+        """Return the engine's inputs of a request's context."""
         ...

@@ -136,12 +136,18 @@ class ActionRunner:
                 device.upload(self._time, flow.at(run.times(0)[: self._time.size]))
             key = kept = self._executor.bound_run
             step = partial(self._engine_step, steps, trajectory, velocity, run is not None)
+
+        def queue(number: int, first: bool) -> None:
+            if not number:
+                bound.begin()
+            step(number, first)
+
         for first in range(0, steps, STEPS_PER_GRAPH):
             chunk = range(first, min(first + STEPS_PER_GRAPH, steps))
             if run is not None:
                 factors = flow.factors(run.factors(chunk.start, chunk.stop))
                 device.upload(self._factors.rows(0, len(chunk)), factors)
-            if not self._run(chunk, (key, run is not None, steps, first), step, kept, report):
+            if not self._run(chunk, (key, run is not None, steps, first), queue, kept, report):
                 return None
         result = device.download(trajectory)
         if not np.isfinite(result).all():

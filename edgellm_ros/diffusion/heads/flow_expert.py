@@ -6,6 +6,8 @@ The actions attend to the KV cache of prompt and answer. `builder/action/flow_ex
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from edgellm_ros.diffusion.action_head import NOISE_AT_0, BoundContext
@@ -42,10 +44,9 @@ class FlowExpertHead:
         )
 
     def bind(self, context: SequenceCache) -> BoundContext:
-        """Queue the rotary rows of the actions' positions, and return the engine's inputs."""
-        self._kernels.rope_rows(
-            self._rope_table, context.length, context.rope_delta, self._rope_cos, self._rope_sin
-        )
+        """Return the engine's inputs; `begin` writes the actions' rotary rows."""
+        angles = self._rope_cos, self._rope_sin
+        rope = partial(self._kernels.rope_rows, self._rope_table, context.length, context.rope_delta, *angles)
         keys, values = context.keys, context.values
         rows = min(-(-context.host_length // ROWS_STEP) * ROWS_STEP, self._row_numbers.shape[0])
         tensors = {
@@ -56,4 +57,4 @@ class FlowExpertHead:
             **{f"key_cache_{i}": keys[i] for i in self.config.kv_caches},
             **{f"value_cache_{i}": values[i] for i in self.config.kv_caches},
         }
-        return BoundContext(tensors, {"P": rows})
+        return BoundContext(tensors, {"P": rows}, begin=rope)
