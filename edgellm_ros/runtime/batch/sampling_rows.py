@@ -105,12 +105,16 @@ class SamplingRows:
         self._masks = self._device.zeros(shape, np.uint32)
 
     def open(self, row: int, sequence: GenerationSequence) -> None:
-        """Upload a request's sampling parameters, and mark its prompt's tokens as seen."""
+        """Queue the write of a request's sampling parameters.
+
+        With a repetition penalty its prompt's tokens are marked as seen; `seen` is not read without one.
+        """
         trigger = sequence.action_trigger_token
-        seen = np.zeros((1, self._state.seen.shape[1]), np.bool_)
-        logits = self._logit_of_token[sequence.token_ids]
-        seen[0, logits[logits != NO_LOGIT]] = True
-        self._device.upload(self._state.seen.rows(row, row + 1), seen)
+        if sequence.sampling.repetition_penalty != 1:
+            seen = np.zeros((1, self._state.seen.shape[1]), np.bool_)
+            logits = self._logit_of_token[sequence.token_ids]
+            seen[0, logits[logits != NO_LOGIT]] = True
+            self._device.upload(self._state.seen.rows(row, row + 1), seen)
         rules = {name: getattr(sequence.sampling, name) for name in RULES}
         limits = RowLimits(
             path_limit=1 if sequence.request.disable_spec_decode else NO_LIMIT,
