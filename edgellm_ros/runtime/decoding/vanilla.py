@@ -65,13 +65,22 @@ class VanillaDecoding:
         )
 
     def begin(self, batch: Batch) -> None:
-        """Select the step for these sequences, recorded or not."""
+        """Take note of these sequences."""
         self._logprobs = max(sequence.request.logprobs for sequence in batch.sequences)
         self._wants_states = any(sequence.request.output_hidden_states for sequence in batch.sequences)
         self._sequences = list(batch.sequences)
-        self._has_logits = False
-        adapters = [sequence.adapter for sequence in batch.sequences]
+        self._has_logits = self._is_selected = False
         self._has_grammar = any(sequence.grammar is not None for sequence in batch.sequences)
+
+    def select(self) -> None:
+        """Select the step for the sequences, recorded or not; a second call does nothing.
+
+        Takes the host some time, so whoever does not begin with a step can let the device work beside it.
+        """
+        if self._is_selected:
+            return
+        self._is_selected = True
+        adapters = [sequence.adapter for sequence in self._sequences]
         if self._has_grammar:
             self.recorded_logits.select(adapters, self._make_logits_step)
             self._step = self._make_step(adapters)
@@ -90,6 +99,7 @@ class VanillaDecoding:
         return result
 
     def step(self) -> StepResult:
+        self.select()
         if self._has_grammar:
             if not self._has_logits:
                 self.recorded_logits.queue()

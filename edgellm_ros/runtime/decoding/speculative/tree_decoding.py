@@ -226,6 +226,7 @@ class TreeDecoding:
             step.run()
         self._marks.append(marks)
         self._drafter.drafted()
+        self._vanilla.select()  # while the device computes the round
         return step.copy_to_host(self._logprobs, self._wants_states)
 
     def _round_in_parts(self, step: TreeRound, is_largest: bool) -> list[Mark]:
