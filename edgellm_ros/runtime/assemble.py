@@ -116,14 +116,13 @@ def open_engines(opening: Opening) -> Engines:
     fused = load_fused(opening.root, config, device, options.decode, backend, drafting)
     kernels = load_kernels(device, early=fused is not None)
     llm = base_graph(drafting, config)
-    decode_engine = opening.engine(llm, backend) if backend else None
     runner = LLMEngineRunner(
         opening.engine(llm, shared=fused.shared if fused else None),
         config,
         device,
         kernels,
         positions_beyond=config.expert.action_space.horizon if config.expert else 0,
-        decode_executor=decode_engine,
+        decode_executor=opening.engine(llm, backend) if backend else None,
         max_tree_size=drafting.tree_size if drafting else 0,
         only_chains=drafting is not None and drafting.is_chain,
         fused_size=fused_size(drafting, config),
@@ -312,6 +311,7 @@ def make_stores(opening: Opening, engines: Engines, embedder: InputEmbedder, dec
         dtype=runner.embeds_dtype,
     )
     prefill = Prefill(
+        device=opening.device,
         config=config,
         embedder=embedder,
         runner=runner,

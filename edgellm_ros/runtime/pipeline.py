@@ -30,6 +30,7 @@ from edgellm_ros.runtime.decoding.decode_loop import DecodeLoop
 from edgellm_ros.runtime.decoding.method import DecodeMethod
 from edgellm_ros.runtime.decoding.speculative.tree_decoding import TreeDecoding
 from edgellm_ros.runtime.encoders import Encoders
+from edgellm_ros.runtime.first_tokens import FirstTokens
 from edgellm_ros.runtime.metrics import RuntimeMetrics, StageClock
 from edgellm_ros.runtime.opening import Opening
 from edgellm_ros.runtime.prefix_reuse import prefill_parts
@@ -63,6 +64,7 @@ class Pipeline:
         vocab_map = read_vocabulary(opening)
         decoding = make_decoding(opening, engines, self.embedder, vocab_map, metrics.spec_decode)
         self.sampling = decoding.sampling
+        self._first_tokens = FirstTokens(self.device, self.sampling)
         self.drafter = decoding.drafter
         self.batch = decoding.batch
         self.logits = decoding.logits
@@ -117,8 +119,8 @@ class Pipeline:
                 self.store_prefixes(ended)  # KV cache -> prefix cache
                 self.batch.evict(ended)
                 clock.end("keep_s")
-            if not output_thinker_embeddings:  # a further prefill would overwrite the hidden states
-                self.store_answers(active)  # answers as the next turns read them -> prefix cache
+            # answers as the next turns read them -> prefix cache; a prefill would overwrite hidden states
+            if not output_thinker_embeddings and self.store_answers(active):
                 clock.end("keep_s")
             seconds = clock.metrics()
         except BaseException as error:
@@ -127,10 +129,20 @@ class Pipeline:
         self._metrics.add_seconds(seconds)
         return [response_of(each, seconds, self.read_calls(each)) for each in sequences]
 
+    @property
+    def records_prefills(self) -> bool:
+        """Whether prefills are recorded as graphs, if they repeat."""
+        return self._prefill.recorded.active
+
+    @records_prefills.setter
+    def records_prefills(self, records: bool) -> None:
+        self._prefill.recorded.active = self._first_tokens.recorded.active = records
+
     def use_decode_method(self, method: DecodeMethod) -> None:
         """Set the decode method for the next batches; the batch must be empty."""
         self.method = method
         self.sampling.resize(method.tokens_per_step)
+        self._first_tokens.use(method)
         queued, capacity = self.device.max_queued_steps, self.runner.kv_cache.capacity
         self._decode_loop = DecodeLoop(self.batch, method, queued, capacity)
 
@@ -158,8 +170,8 @@ class Pipeline:
         for sequence in sequences:
             self.reuse.store(sequence, self.batch.row_of(sequence))
 
-    def store_answers(self, sequences: list[GenerationSequence]) -> None:
-        """Store conversations as their next turns begin.
+    def store_answers(self, sequences: list[GenerationSequence]) -> bool:
+        """Store conversations as their next turns begin; return whether there was work.
 
         The answer is stored as the chat template writes it. The rows are computed by a prefill, so that they
         have the bits of a prompt's rows (prefix_cache.py). What was encoded for the answers is not encoded
@@ -168,7 +180,8 @@ class Pipeline:
         """
         turns: list[GenerationSequence] = []
         for sequence in sequences:
-            if sequence.is_cancelled or not self.reuse.has_pages(sequence):
+            talks = sequence.request.messages is not None and not sequence.is_cancelled
+            if not talks or not self.reuse.has_pages(sequence):
                 continue
             turn = self.preparer.prepare_next_turn(sequence)
             if turn is not None:
@@ -181,6 +194,7 @@ class Pipeline:
             self._prefill.compute(turns, self.batch.admit(turns))
             self.store_prefixes(turns)
             self.batch.evict(turns)
+        return bool(turns)
 
     def remove_loras(self, names: Sequence[str]) -> None:
         """Remove adapters, from any thread; see `LLMInferenceRuntime.remove_lora`.
@@ -205,6 +219,7 @@ class Pipeline:
         """Drop the recorded steps of these adapters."""
         for adapter in adapters:
             self.method.drop(adapter)
+            self._prefill.drop(adapter)
             self.runner.drop(adapter)
 
     def recover_after(self, error: BaseException) -> None:
@@ -252,9 +267,7 @@ class Pipeline:
         self._metrics.prefill.computed_tokens += sum(map(len, self.input_token_ids)) - reused
         self._metrics.prefill.reused_tokens += reused
         self.sampling.mask(logits, sequences)
-        self.sampling.sample(logits, rows)
-        self.sampling.commit_rows(rows, self.sampling.count(rows))
-        self.method.prefilled(rows)
+        self._first_tokens.sample(logits, rows)
         logprobs = max(sequence.request.logprobs for sequence in sequences)
         first_tokens = self.sampling.copy_to_host(logits, logprobs)
         if any(sequence.request.output_hidden_states and sequence.decoding for sequence in sequences):
@@ -320,7 +333,8 @@ class Pipeline:
     def capture_decoding_cuda_graph(self) -> bool:
         """Record decode steps, and from now on prefills; see `LLMInferenceRuntime`."""
         try:
-            self.runner.records_prefills = self.method.capture(self.loras.loaded())
+            self.batch.close_left()
+            self.records_prefills = self.method.capture(self.loras.loaded())
             self._encoders.warm_up(self.device)
             self._prefill.warm_up(self.device)
             if not self._is_warm:
@@ -332,4 +346,4 @@ class Pipeline:
             self.recover_after(error)
             logger.warning("decoding goes on with the graphs recorded so far: a step failed: %s", error)
             return False
-        return self.runner.records_prefills
+        return self.records_prefills

@@ -1,22 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill: fills the rows of a batch with the KV rows and states of prompts."""
+"""Prefill: fills the rows of a batch with the KV rows and states of prompts.
+
+What a run reads from the host is one upload; all that follows is recorded as one graph, with the draft head's
+part, and replayed when a run of the same kind comes again:
+
+  host     token ids, positions, lengths -> upload
+  device   lengths -> embeddings -> rotary rows, lengths, masks -> engine -> commit -> draft head's rows
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
+from edgellm_ros.engine.executor import BoundRun
+from edgellm_ros.engine.packed_arrays import Fields, PackedArrays, PackedBuffer
+from edgellm_ros.engine.recorded_work import Part, RecordedWork
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import MIN_PREFILL, EngineConfig
+from edgellm_ros.runtime.adapters.lora import LoraAdapter
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
-from edgellm_ros.runtime.decoding.speculative.drafter import Drafter
+from edgellm_ros.runtime.decoding.speculative.guarded_drafter import GuardedDrafter
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
+from edgellm_ros.runtime.engines.prompt_inputs import PromptInputs, PromptRun, prompt_fields, write_prompts
 from edgellm_ros.runtime.hidden_states import HiddenStates
 from edgellm_ros.runtime.prefix_reuse import PrefixReuse, prefill_parts
 from edgellm_ros.runtime.prompt.buckets import bucket_of, buckets
@@ -31,17 +45,20 @@ class Prefill:
 
     - logits [max batch,1,V] float32: the buffer of the results
     - pads: whether runs have as many tokens as a bucket (prompt/buckets.py)
+
+    `recorded`: the graphs of runs, once it is active.
     """
 
     def __init__(
         self,
+        device: Device,
         config: EngineConfig,
         embedder: InputEmbedder,
         runner: LLMEngineRunner,
         reuse: PrefixReuse,
         hidden_states: HiddenStates,
         logits: Tensor,
-        drafter: Drafter | None = None,
+        drafter: GuardedDrafter | None = None,
         pads: bool = False,
     ) -> None:
         self._placeholders = config.image_token_id, config.video_token_id, config.audio_token_id
@@ -54,6 +71,8 @@ class Prefill:
         self._pads = pads
         self._max_tokens = config.max_supported_input_length
         self._is_warm = False
+        self._inputs = PackedBuffer(device, self._fields(config.builder.max_batch_size, self._max_tokens))
+        self.recorded = RecordedWork(device, "prefills", *(["prompts of the draft head"] if drafter else []))
 
     def compute(
         self, sequences: Sequence[GenerationSequence], rows: range, may_pad: bool = True
@@ -98,8 +117,6 @@ class Prefill:
         try:
             for tokens in sizes:
                 self._run_padding(tokens)
-                device.fill_zero(self._runner.kv_cache.lengths(range(1)))
-                self._runner.record_prefill()  # runs again, from the row's begin
             device.synchronize()
         except DeviceLostError:
             raise
@@ -116,25 +133,33 @@ class Prefill:
             max(0, before - device.memory_info()[0]) / 1e6,
         )
 
+    def drop(self, adapter: LoraAdapter) -> None:
+        """Drop the graphs of a removed adapter."""
+        self.recorded.drop(lambda key: adapter in key[0].adapters)
+
     def _run_padding(self, tokens: int) -> None:
-        """Compute a prompt of padding in the first row."""
-        embeds, deepstack = self._embedder.embed_prompts([[]], [(0, 0, 0)], tokens)
-        self._runner.execute_prefill_step(
-            embeds,
-            [tokens],
-            np.zeros((1, 3, embeds.shape[1]), np.float32),
-            deepstack_embeds=deepstack,
-            output_logits=self._logits.rows(0, 1),
-            output_hidden_states=self._hidden_states.outputs(*embeds.shape[:2]),
-            rows=range(1),
-        )
+        """Compute and record a prompt of padding in the first row."""
+        inputs = self._inputs.layout(self._fields(1, tokens))
+        for array in inputs.arrays.values():
+            array.fill(0)
+        self._embedder.write_ids(inputs.arrays["token_ids"], [[]], [(0, 0, 0)])
+        write_prompts(inputs.arrays, [tokens], [np.zeros((3, 0), np.float32)], [0], [0])
+        inputs.upload()
+        run = PromptRun(tokens, range(1), (self._runner.loras.base,), first=(True,))
+        parts = self._parts(run, inputs)
+        for queue in parts:
+            queue()
+        self.recorded.record(self._key(run), *parts)
 
     def _clear_first_row(self, device: Device) -> None:
-        cache, recurrent = self._runner.kv_cache, self._runner.recurrent
-        device.fill_zero(cache.lengths(range(1)))
-        cache.clear_row(0)
-        if recurrent is not None:
-            recurrent.clear()
+        caches = [self._runner.kv_cache]
+        if self._drafter is not None and self._drafter.kv_cache is not None:
+            caches.append(self._drafter.kv_cache)
+        for cache in caches:
+            device.fill_zero(cache.lengths(range(1)))
+            cache.clear_row(0)
+        if self._runner.recurrent is not None:
+            self._runner.recurrent.clear()
 
     def _bucket(self, part: Sequence[range]) -> int:
         """Return the tokens of a run of `part` [B]: a bucket, if every row has room."""
@@ -145,27 +170,80 @@ class Prefill:
         self, sequences: Sequence[GenerationSequence], rows: range, part: Sequence[range], tokens: int
     ) -> tuple[Tensor, Tensor]:
         """Compute the tokens `part` [B] of prompts, in a run of at least `tokens` per row."""
-        prompts, first_rows = [], []
+        tokens = max(MIN_PREFILL, tokens, *map(len, part))
+        self._runner.check_room(rows, tokens)
+        starts = [each.start for each in part]
+        run = PromptRun(
+            tokens,
+            rows,
+            tuple(sequence.adapter for sequence in sequences),
+            first=tuple(not start for start in starts),
+            continues=any(
+                start > sequence.reused_tokens for start, sequence in zip(starts, sequences, strict=True)
+            ),
+            ends=all(
+                each.stop == len(sequence.token_ids) for each, sequence in zip(part, sequences, strict=True)
+            ),
+        )
+        inputs = self._inputs.layout(self._fields(len(rows), tokens))
+        self._write(inputs.arrays, sequences, rows, part)
+        inputs.upload()
+        parts = self._parts(run, inputs)
+        if rows.start or self._runner.prefill_executor.is_observed:
+            for queue in parts:
+                queue()
+        else:
+            self.recorded.run(self._key(run), *parts)
+        return self._embedder.prompt_embeds(len(rows), tokens), self._logits.rows(0, len(rows))
+
+    def _fields(self, batch: int, tokens: int) -> Fields:
+        """Return the arrays of a run on B prompts of S tokens."""
+        of_head = self._drafter.prompt_fields(batch, tokens) if self._drafter is not None else {}
+        return {"token_ids": ((batch, tokens), np.int64), **prompt_fields(batch, tokens), **of_head}
+
+    def _key(self, run: PromptRun) -> tuple[Any, ...]:
+        """Return a key of all that decides what a run queues; the run comes first."""
+        drafts = self._drafter is not None and not self._drafter.failed
+        return run, drafts, self._runner.fuses_prompts, *self._runner.shared
+
+    def _write(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        sequences: Sequence[GenerationSequence],
+        rows: range,
+        part: Sequence[range],
+    ) -> None:
+        """Write the arrays of a run."""
+        prompts, first_rows, positions = [], [], []
         for sequence, each in zip(sequences, part, strict=True):
             prompts.append(sequence.token_ids[each.start : each.stop])
             image, video, audio = (sequence.placeholders(kind, each.start) for kind in self._placeholders)
             rows_before = sequence.image_row + image, sequence.video_row + video, sequence.audio_row + audio
             first_rows.append(rows_before)
-        embeds, deepstack = self._embedder.embed_prompts(prompts, first_rows, tokens)
-        positions = np.zeros((len(prompts), 3, embeds.shape[1]), np.float32)
-        for index, (sequence, each) in enumerate(zip(sequences, part, strict=True)):
-            positions[index, :, : len(each)] = sequence.positions[:, each.start : each.stop]
-        logits = self._logits.rows(0, len(prompts))
-        self._runner.execute_prefill_step(
-            embeds,
-            [len(prompt) for prompt in prompts],
-            positions,
-            deepstack_embeds=deepstack,
-            output_logits=logits,
-            output_hidden_states=self._hidden_states.outputs(*embeds.shape[:2]),
-            adapters=[sequence.adapter for sequence in sequences],
-            rows=rows,
-        )
+            positions.append(sequence.positions[:, each.start : each.stop])
+        self._embedder.write_ids(arrays["token_ids"], prompts, first_rows)
+        starts, deltas = [each.start for each in part], [sequence.rope_delta for sequence in sequences]
+        write_prompts(arrays, list(map(len, part)), positions, starts, deltas)
         if self._drafter is not None:
-            self._drafter.prefilled(sequences, rows, embeds, part)
-        return embeds, logits
+            self._drafter.write_prompts(arrays, sequences, rows, part)
+
+    def _parts(self, run: PromptRun, inputs: PackedArrays) -> list[Part]:
+        """Return what queues the parts of a run, whose arrays have been uploaded."""
+        parts: list[Part] = [partial(self._queue, run, inputs.tensors)]
+        if self._drafter is not None:
+            embeds = self._embedder.prompt_embeds(len(run.rows), run.tokens)
+            parts.append(partial(self._drafter.prefilled, run, embeds, inputs.tensors))
+        return parts
+
+    def _queue(self, run: PromptRun, inputs: Mapping[str, Tensor]) -> list[BoundRun]:
+        """Queue the language model's part of a run; return the runs of the engine."""
+        batch = len(run.rows)
+        embeds, deepstack = self._embedder.embed_prompts(inputs["token_ids"])
+        return self._runner.execute_prefill_step(
+            embeds,
+            PromptInputs.of(inputs),
+            run,
+            deepstack_embeds=deepstack,
+            output_logits=self._logits.rows(0, batch),
+            output_hidden_states=self._hidden_states.outputs(batch, run.tokens),
+        )

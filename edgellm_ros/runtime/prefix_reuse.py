@@ -21,6 +21,7 @@ from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.prefix.prefix_cache import PAGE, Prefix, PrefixCache, RowShape
 from edgellm_ros.runtime.prefix.prefix_key import FrameGroup, Key, prefix_keys
 from edgellm_ros.runtime.prefix.state_snapshots import StateSnapshots, save_points
+from edgellm_ros.runtime.prompt.buckets import pads_prompts
 
 
 class PrefixReuse:
@@ -44,6 +45,7 @@ class PrefixReuse:
         joins_first_prompts: bool = False,
     ) -> None:
         self._config = config
+        self._pads = pads_prompts(device)
         self._joins_first_prompts = joins_first_prompts
         self._videos = vision.videos if vision is not None else None
         self._cache, self._head_cache = cache, head_cache
@@ -74,15 +76,16 @@ class PrefixReuse:
     def match(self, sequences: Sequence[GenerationSequence], reuse: bool = True) -> None:
         """Find the longest stored prefix of each prompt; the prefill skips its tokens.
 
-        Also chooses where the prefill saves states: at the prompt's end only, without `reuse`. Several
-        prompts that would run together reuse no prefix shorter than a page: the chat template begins all
-        prompts with the same few tokens.
+        Also chooses where the prefill saves states: at the prompt's end only, without `reuse`. Prompts that
+        are padded, and several that would run together, reuse no prefix shorter than a page: the chat
+        template begins all prompts with the same few tokens.
         """
         if not self.pages.capacity_bytes or not sequences:
             return
         if self.states is not None:
             self.states.begin_batch()
-        least = PAGE if self._joins_first_prompts and len(sequences) > 1 else 0
+        joins = self._joins_first_prompts and len(sequences) > 1
+        least = PAGE if self._pads or joins else 0
         shared = []  # tokens of each prompt that are stored, with or without a state after them
         for sequence in sequences:
             sequence.prefix_keys = self._keys(sequence)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ActionRunner with an engine of known velocity, and with the tiny action expert."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -19,7 +17,7 @@ from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.prompt.rope import make_rope_table
 from fixtures.chunk_reference import continue_frozen, continue_guided, continue_trained
 from fixtures.graphs import FLOAT, INT64, helper, save_model
-from fixtures.on_device import edited
+from fixtures.on_device import edited, open_rows
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +38,7 @@ def cache(device, kernels, config) -> LinearKVCache:
         head_dim=llm.head_dim,
         dtype=np.dtype(np.float32),
     )
-    for row, (length, delta) in enumerate([(20, 0), (33, -5), (7, 0)]):
-        cache.open(row, SimpleNamespace(kv_length=length, rope_delta=delta))
+    open_rows(device, cache, [(20, 0), (33, -5), (7, 0)])
     rng = np.random.default_rng(0)
     for tensor in cache.bindings(range(3)).values():
         device.upload(tensor, rng.standard_normal(tensor.shape).astype(np.float32))

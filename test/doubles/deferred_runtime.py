@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from doubles.deferred_device import DeferredDevice, DeferredGraph, DeferredHostCopy, QueuedKernels
+from doubles.deferred_device import (
+    DeferredDevice,
+    DeferredGraph,
+    DeferredHostCopy,
+    DeferredMark,
+    QueuedKernels,
+)
 from edgellm_ros.engine.onnxruntime.backend import OnnxRuntimeBackend
 from edgellm_ros.engine.tensor import Shape, Tensor
 from edgellm_ros.kernels import host, tree_host
@@ -25,16 +31,18 @@ from edgellm_ros.runtime.request import LLMGenerationRequest
 class WatchedDevice(DeferredDevice):
     """A device that counts calls.
 
-    `calls`: numbers of uploads, downloads, copies to the host, captures and launches of graphs.
+    `calls`: numbers of uploads, downloads, copies to the host, marks, captures and launches of graphs, and of
+    all that the host has `queued`: these, kernels, engine runs, copies on the device.
     `most_host_copies`: the largest number of unfinished copies to the host so far. `allocations`: sizes in
     bytes of all buffers, in order.
     """
 
     def __init__(self) -> None:
-        super().__init__("deferred")
         self.calls: Counter[str] = Counter()
+        self.launching = False  # of a graph
         self.host_copies = self.most_host_copies = 0
         self.allocations: list[int] = []
+        super().__init__("deferred")
 
     def empty(self, shape: Shape, dtype: Any) -> Tensor:
         tensor = super().empty(shape, dtype)
@@ -49,11 +57,19 @@ class WatchedDevice(DeferredDevice):
         self.calls["download"] += 1
         return super().download(source)
 
+    def mark(self) -> DeferredMark:
+        self.calls["mark"] += 1
+        return super().mark()
+
     def copy_to_host(self, source: Tensor) -> WatchedHostCopy:
         self.calls["copy_to_host"] += 1
         self.host_copies += 1
         self.most_host_copies = max(self.host_copies, self.most_host_copies)
         return WatchedHostCopy(self, super().copy_to_host(source))
+
+    def queue(self, work: Callable[[], None]) -> None:
+        self.calls["queued"] += not (self.capturing or self.launching)
+        super().queue(work)
 
     def capture(self, record: Callable[[], None]) -> WatchedGraph:
         self.calls["capture"] += 1
@@ -79,7 +95,10 @@ class WatchedGraph:
 
     def launch(self, stream: Any) -> None:
         self._device.calls["launch"] += 1
+        self._device.calls["queued"] += 1
+        self._device.launching = True
         self._graph.launch(stream)
+        self._device.launching = False
 
 
 @contextmanager

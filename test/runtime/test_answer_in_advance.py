@@ -9,6 +9,7 @@ import pytest
 
 from doubles.deferred_runtime import WatchedDevice, queueing
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.runtime.answer_in_advance import TIMES
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.metrics import RuntimeMetrics
 from edgellm_ros.runtime.pipeline import Pipeline
@@ -41,7 +42,7 @@ def test_it_changes_neither_counters_nor_caches_nor_answers(
     acting_draft_engine, acting_runtime, answered, drafting
 ):
     with LLMInferenceRuntime(acting_draft_engine, WatchedDevice(), drafting=drafting) as runtime:
-        assert answered == ["hello"]
+        assert answered == ["hello"] * TIMES
         fresh = RuntimeMetrics()
         fresh.spec_decode.strategy = runtime.spec_decode_generation_metrics.strategy
         assert runtime._metrics == fresh
@@ -54,7 +55,7 @@ def test_it_changes_neither_counters_nor_caches_nor_answers(
 def test_a_second_capture_answers_nothing_again(acting_engine, answered):
     with LLMInferenceRuntime(acting_engine, WatchedDevice()) as runtime:
         runtime.capture_decoding_cuda_graph()
-    assert answered == ["hello"]
+    assert answered == ["hello"] * TIMES
 
 
 def test_without_graphs_nothing_is_answered(acting_engine, answered):

@@ -15,6 +15,7 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.grammar.grammar import GrammarMatcher
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.prefix.prefix_cache import PAGE
 from fixtures.prefix_requests import REQUESTS
 from fixtures.random_requests import cancelled_at, random_request
 from fixtures.requests_for_tests import IMAGE, SOUND, assert_same_answer, request
@@ -136,7 +137,8 @@ def test_prompts_are_reused_as_on_the_cpu(acting_engine, tmp_path):
             answers[-1] += runtime.handle_request(REQUESTS[:4])
     for one, other in zip(*answers, strict=True):
         assert_same_answer(one, other)
-        assert one.reused_tokens == other.reused_tokens
+        # padded prompts reuse no less than a page
+        assert other.reused_tokens == (one.reused_tokens if one.reused_tokens >= PAGE else 0)
     assert sum(answer.reused_tokens for answer in answers[0]) > 500
 
 
@@ -360,6 +362,7 @@ class TestErrors:
         pipeline.device.upload(not_finite, np.full(not_finite.shape, np.nan, np.float32))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pipeline.sampling, "sample", spoil_last_row)
+            patch.setattr(pipeline._first_tokens.recorded, "active", False)
             patch.setattr(pipeline.method.recorded, "_recorded", {})
             patch.setattr(pipeline.method.recorded, "record_lazily", False)
             answers = deferred.handle_request([talking, ending])
@@ -395,4 +398,4 @@ def test_a_request_cancelled_before_it_starts_computes_nothing(deferred):
     cancel.set()
     answer = deferred.handle_request(request(cancel=cancel))
     assert (answer.finish_reason, answer.token_ids) == ("cancelled", [])
-    assert calls(deferred) == {}
+    assert calls(deferred) == {"mark": 4, "queued": 4}, "of the times of stages"

@@ -35,6 +35,7 @@ from fixtures import on_device
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.fused_decoding import SIZES
 from fixtures.hybrid_checkpoints import add_action_expert
+from fixtures.on_device import open_rows
 
 pytestmark = [
     pytest.mark.only_on("cpu", "cuda", reason="TensorRT has no fused kernels"),
@@ -90,8 +91,7 @@ class Actions:
             head_dim=llm.head_dim,
             dtype=dtype,
         )
-        for row, length in enumerate(LENGTHS):
-            self.cache.open(row, SimpleNamespace(kv_length=length, rope_delta=0))
+        open_rows(device, self.cache, [(length, 0) for length in LENGTHS])
         random = np.random.default_rng(0)
         for tensor in self.cache.bindings(range(3)).values():
             device.upload(tensor, random.standard_normal(tensor.shape).astype(dtype))

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
-from fixtures.on_device import edited, put
+from fixtures.on_device import edited, open_rows, put
 
 
 @pytest.fixture
@@ -14,21 +12,15 @@ def cache(device, kernels) -> LinearKVCache:
     return LinearKVCache(device, kernels, **shape, dtype=np.dtype(np.float32))
 
 
-def fill(cache, *rows) -> None:
-    """Open a row for each (length, rope delta)."""
-    for row, (length, delta) in enumerate(rows):
-        cache.open(row, SimpleNamespace(kv_length=length, rope_delta=delta))
-
-
 def test_a_commit_lengthens_the_rows_of_a_step(device, cache):
-    fill(cache, (0, 0), (5, -2), (3, 0))
+    open_rows(device, cache, [(0, 0), (5, -2), (3, 0)])
     cache.commit(put(device, np.array([4, 0])))
     assert device.download(cache.lengths(range(3))).tolist() == [4, 5, 3]
     assert device.download(cache.rope_deltas(range(3))).tolist() == [0, -2, 0]
 
 
 def test_a_commit_of_some_rows_leaves_the_others(device, cache):
-    fill(cache, (1, 0), (2, 0), (3, 0))
+    open_rows(device, cache, [(1, 0), (2, 0), (3, 0)])
     cache.commit_rows(range(1, 3), put(device, np.array([10, 10])))
     assert device.download(cache.lengths(range(3))).tolist() == [1, 12, 13]
 
@@ -53,7 +45,7 @@ def test_bindings_of_later_rows_begin_where_these_rows_are(cache):
 
 
 def test_a_sequence_is_a_window_on_its_rows(device, cache):
-    fill(cache, (3, 0), (7, -1), (9, -2))
+    open_rows(device, cache, [(3, 0), (7, -1), (9, -2)])
     sequence = cache.sequence(1)
     with edited(device, cache.bindings(range(3))["value_cache_1"]) as rows:
         rows[1, 0, 2] = 5.0
@@ -64,7 +56,7 @@ def test_a_sequence_is_a_window_on_its_rows(device, cache):
 
 
 def test_a_row_moves_with_its_keys_values_and_length(device, cache):
-    fill(cache, (3, 0), (7, -1), (9, -2))
+    open_rows(device, cache, [(3, 0), (7, -1), (9, -2)])
     for name, tensor in cache.bindings(range(3)).items():
         number = 100 * int(name[-1]) * (1 if "key" in name else -1)
         with edited(device, tensor) as rows:
@@ -81,7 +73,7 @@ def test_a_row_moves_with_its_keys_values_and_length(device, cache):
 
 
 def test_a_closed_row_is_empty(device, cache):
-    fill(cache, (3, 0), (7, -1))
+    open_rows(device, cache, [(3, 0), (7, -1)])
     cache.close(1)
     assert device.download(cache.lengths(range(2))).tolist() == [3, 0]
 

@@ -11,6 +11,7 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
+from edgellm_ros.runtime.engines.prompt_inputs import PromptRun, upload_prompts
 from fixtures.on_device import assert_same_up_to_rounding, put
 
 HIDDEN, VOCABULARY = 48, 302
@@ -49,7 +50,11 @@ def prefill(device, runner, opened):
         positions = np.broadcast_to(np.arange(tokens, dtype=np.float32), (batch, 3, tokens))
         deepstack = [device.zeros(inputs.shape, np.float32) for _ in range(2)]
         runner.execute_prefill_step(
-            put(device, inputs), lengths, positions, deepstack_embeds=deepstack, output_logits=logits
+            put(device, inputs),
+            upload_prompts(device, lengths, positions),
+            PromptRun(tokens, range(batch), (), first=(True,) * batch),
+            deepstack_embeds=deepstack,
+            output_logits=logits,
         )
         for sequence, length in zip(opened, lengths, strict=True):
             sequence.kv_length = length

@@ -153,7 +153,7 @@ def test_the_first_prompt_of_a_length_replays_a_graph(acting_engine, caplog):
         assert any(re.fullmatch(expected, record.getMessage()) for record in caplog.records)
         for words in (1, 4, 16, 30):
             one = request(prompt="go " * words, max_tokens=1)
-            assert used(runtime, one) == (1, 0)  # the prefill; nothing is recorded
+            assert used(runtime, one) == (2, 0)  # prefill and first token; nothing is recorded
 
 
 def test_a_prompt_that_cannot_run_in_advance_is_logged_and_answers_are_right(
@@ -162,10 +162,10 @@ def test_a_prompt_that_cannot_run_in_advance_is_logged_and_answers_are_right(
     options = {"prefix_cache_bytes": 0, "drafting": "off"}
     embed = InputEmbedder.embed_prompts
 
-    def embed_few(embedder, prompts, first_rows, tokens):
-        if tokens > 32:
+    def embed_few(embedder, token_ids):
+        if token_ids.shape[1] > 32:
             raise DeviceMemoryError("none left")
-        return embed(embedder, prompts, first_rows, tokens)
+        return embed(embedder, token_ids)
 
     with queueing(), monkeypatch.context() as patch:
         patch.setattr(InputEmbedder, "embed_prompts", embed_few)
@@ -190,4 +190,4 @@ def test_graphs_of_prompts_run_in_advance_outlive_those_of_batches_and_adapters(
             for _ in range(2):  # each batch is recorded
                 runtime.handle_request([short, request(prompt="go " * 3 * words, max_tokens=1)])
                 runtime.handle_request([short, request(prompt="go " * 3 * words, max_tokens=1), short])
-        assert used(runtime, short) == (1, 0)
+        assert used(runtime, short) == (2, 0)

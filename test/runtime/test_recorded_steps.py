@@ -128,8 +128,8 @@ def test_steps_of_every_batch_size_and_adapter_are_recorded_and_replayed(runtime
     runtime.add_lora("a", engine / "lora" / "a")
     assert runtime.capture_decoding_cuda_graph() is True
     assert runtime.pipeline.device.calls["capture"] == 2 * 2
-    for batch in ([""], ["a"], ["", ""], ["a", "a"]):
-        assert used(runtime, *(request(lora=name, **WORDS) for name in batch)) == (TOKENS - 1, 0)
+    for batch, captures in (([""], 0), (["a"], 1), (["", ""], 0), (["a", "a"], 1)):  # second first tokens
+        assert used(runtime, *(request(lora=name, **WORDS) for name in batch)) == (TOKENS - 1, captures)
 
 
 @pytest.mark.parametrize(
@@ -160,12 +160,12 @@ def test_with_a_grammar_steps_are_recorded_up_to_the_logits_when_they_first_run(
     runtime.capture_decoding_cuda_graph()
     one = request(regex="[a-z]{20}", max_tokens=TOKENS)
     assert used(runtime, one) == (TOKENS - 2, 1)
-    assert used(runtime, one) == (TOKENS - 1, 1)  # the second prefill
+    assert used(runtime, one) == (TOKENS - 1, 2)  # the second prefill and first token
     assert used(runtime, one, request(**WORDS)) == (TOKENS - 2, 1)
     answers = runtime.handle_request([one, request(**WORDS)])
     for answer, alone in zip(answers, (one, request(**WORDS)), strict=True):
         assert_same_answer(answer, on_cpu.handle_request(alone))
-    assert used(runtime, *[request(**WORDS)] * 2) == (TOKENS, 0)  # with the prefill
+    assert used(runtime, *[request(**WORDS)] * 2) == (TOKENS + 1, 0)  # with prefill and first tokens
 
 
 def test_a_batch_of_3_with_a_grammar_replays_the_graph_of_4(tiny_engine):
@@ -212,7 +212,7 @@ def test_a_step_of_an_adapter_loaded_later_is_recorded_after_its_first_run(runti
     runtime.add_lora("b", engine / "lora" / "b")
     one = request(lora="b", **WORDS)
     assert used(runtime, one) == (TOKENS - 2, 1)
-    assert used(runtime, one) == (TOKENS - 1, 1)  # the second prefill
+    assert used(runtime, one) == (TOKENS - 1, 2)  # the second prefill and first token
     assert_same_answer(runtime.handle_request(one), on_cpu.handle_request(one))
 
 
@@ -229,7 +229,7 @@ def test_a_graph_is_not_replayed_for_other_bindings(runtime, engine):
     runtime.pipeline.device.upload(moved, weights)
     runner._runs.shared["lm_head.weight"] = moved
     assert used(runtime, one) == (TOKENS - 2, 1)  # the first step of the new binding is not a replay
-    assert used(runtime, one) == (TOKENS - 1, 1)  # the second prefill
+    assert used(runtime, one) == (TOKENS - 1, 2)  # the second prefill and first token
     with LLMInferenceRuntime(engine, "cpu", lora_dirs={}) as other:
         other.set_lm_head_weights("lm_head.weight", weights)
         assert_same_answer(runtime.handle_request(one), other.handle_request(one))
@@ -241,7 +241,7 @@ def test_recorded_steps_use_a_replaced_lm_head(runtime, engine):
     before = runtime.handle_request(one)
     weights = np.random.default_rng(0).standard_normal((48, 302)).astype(np.float32)
     runtime.set_lm_head_weights("lm_head.weight", weights)
-    assert used(runtime, one) == (TOKENS - 1, 1)  # the second prefill
+    assert used(runtime, one) == (TOKENS - 1, 2)  # the second prefill and first token
     with LLMInferenceRuntime(engine, "cpu", lora_dirs={}) as other:
         other.set_lm_head_weights("lm_head.weight", weights)
         expected = other.handle_request(one)
@@ -255,8 +255,9 @@ def test_a_prefill_is_recorded_when_a_prompt_of_its_bucket_runs_again(runtime, o
     first, near, longer = (request(prompt, **WORDS) for prompt in ("go left", "go to the left", "go " * 20))
     steps = TOKENS - 1
     found = [used(runtime, one) for one in (first, longer, near, first, longer, longer)]
-    assert found[:3] == [(steps, 0), (steps, 0), (steps, 1)]
-    assert found[3:] == [(1 + steps, 0), (steps, 1), (1 + steps, 0)]
+    # the second first token is recorded, too
+    assert found[:3] == [(steps, 0), (steps, 1), (1 + steps, 1)]
+    assert found[3:] == [(2 + steps, 0), (1 + steps, 1), (2 + steps, 0)]
     for one in (longer, first, near):
         assert_same_answer(runtime.handle_request(one), on_cpu.handle_request(one))
 
@@ -265,7 +266,7 @@ def test_prompts_of_a_batch_are_recorded_together(runtime, on_cpu):
     runtime.capture_decoding_cuda_graph()
     batch = [request(prompt, **WORDS) for prompt in ("go left", "go back")]
     steps = TOKENS - 1
-    assert [used(runtime, *batch) for _ in range(3)] == [(steps, 0), (steps, 1), (1 + steps, 0)]
+    assert [used(runtime, *batch) for _ in range(3)] == [(steps, 0), (steps, 2), (2 + steps, 0)]
     for answer, one in zip(runtime.handle_request(batch), batch, strict=True):
         assert_same_answer(answer, on_cpu.handle_request(one))
 
@@ -274,7 +275,7 @@ def test_a_batch_of_different_adapters_runs_without_a_graph_and_logs_it_once(run
     runtime.add_lora("a", engine / "lora" / "a")
     runtime.capture_decoding_cuda_graph()
     batch = [request(lora="a", **WORDS), request(**WORDS)]
-    prefills = [used(runtime, *batch) for _ in range(3)]  # one for each adapter
+    prefills = [used(runtime, *batch) for _ in range(3)]  # the prefill of both, and the first tokens
     assert prefills == [(0, 0), (0, 2), (2, 0)]
     for answer, one in zip(runtime.handle_request(batch), batch, strict=True):
         assert_same_answer(answer, on_cpu.handle_request(one))

@@ -9,6 +9,7 @@ import pytest
 from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.runtime.engines.prompt_inputs import PromptRun, upload_prompts
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.on_device import assert_same_up_to_rounding, put
 from fixtures.requests_for_tests import IMAGE, assert_close, assert_same_answer, request
@@ -139,11 +140,10 @@ class TestRunner:
         positions = np.broadcast_to(np.arange(tokens, dtype=np.float32), (batch, 3, tokens))
         deepstack = [device.zeros(inputs.shape, np.float32) for _ in range(2)]
         states = [device.empty(inputs.shape, np.float32) for _ in LAYERS]
-        embeds = put(device, inputs)
         runner.execute_prefill_step(
-            embeds,
-            [tokens] * batch,
-            positions,
+            put(device, inputs),
+            upload_prompts(device, [tokens] * batch, positions),
+            PromptRun(tokens, range(batch), (), first=(True,) * batch),
             deepstack_embeds=deepstack,
             output_logits=logits,
             output_hidden_states=states,

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.engine_directory.config import MIN_PREFILL, EngineConfig
+from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.tensor_file import read_tensor
 from edgellm_ros.kernels import Kernels
 
@@ -44,7 +45,6 @@ class InputEmbedder:
         row_shape = (batch * tokens if encodes else 1, llm.hidden_size)
         self._rows = device.zeros(row_shape, dtype)
         self._deepstack_rows = [device.zeros(row_shape, dtype) for _ in range(llm.num_deepstack_features)]
-        self._token_ids = device.empty((batch, tokens), np.int64)
         self._batch, self._dtype = batch, dtype
         self._embeds = device.empty((batch, tokens, llm.hidden_size), dtype)
         self.resize(tokens_per_run=1)
@@ -73,27 +73,34 @@ class InputEmbedder:
             self._device.fill_zero(rows.rows(start, start + count))
         return self._rows.rows(start, start + count)
 
-    def embed_prompts(
-        self, prompts: list[list[int]], first_rows: list[tuple[int, int, int]], tokens: int = MIN_PREFILL
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Return inputs_embeds [B,S,H] and each deepstack feature [B,S,H] of B prompts.
+    def write_ids(
+        self, out: np.ndarray, prompts: Sequence[Sequence[int]], first_rows: Sequence[tuple[int, int, int]]
+    ) -> None:
+        """Write out [B,S] int64: the ids that `embed_prompts` takes, padded at the end.
 
-        The tensors are valid until the next call. Prompts are padded to `tokens`, or to the longest one if
-        that is longer. first_rows: the encoder rows of each sequence's first placeholder of an image, of a
-        video and of a sound; the rows of further placeholders of the same kind follow.
+        first_rows: the encoder rows of each sequence's first placeholder of an image, of a video and of a
+        sound; the rows of further placeholders of the same kind follow.
         """
-        batch, longest = len(prompts), max(MIN_PREFILL, tokens, *map(len, prompts))
-        ids = np.full((batch, longest), self._pad_id, np.int64)
-        for row, (prompt, starts) in enumerate(zip(prompts, first_rows, strict=True)):
-            ids[row, : len(prompt)] = prompt
+        out[...] = self._pad_id
+        for ids, prompt, starts in zip(out, prompts, first_rows, strict=True):
+            ids[: len(prompt)] = prompt
             for placeholder, start in zip(self._placeholders, starts, strict=True):
-                places = np.flatnonzero(ids[row] == placeholder)
-                ids[row, places] = self._vocab_size + start + np.arange(len(places))
-        token_ids = self._token_ids.view(batch, longest)
-        self._device.upload(token_ids, ids)
-        embeds = self._embeds.view(batch, longest, self._hidden_size)
+                places = np.flatnonzero(ids == placeholder)
+                ids[places] = self._vocab_size + start + np.arange(len(places))
+
+    def prompt_embeds(self, batch: int, tokens: int) -> Tensor:
+        """Return the output of `embed_prompts` [batch,tokens,H]: always the same memory."""
+        return self._embeds.view(batch, tokens, self._hidden_size)
+
+    def embed_prompts(self, token_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return inputs_embeds [B,S,H] and each deepstack feature [B,S,H] of ids [B,S].
+
+        The ids are those of `write_ids`, on the device. The tensors are valid until the next call.
+        """
+        batch, tokens = token_ids.shape
+        embeds = self.prompt_embeds(batch, tokens)
         self._kernels.embed(token_ids, self.table, self._rows, embeds)
-        deepstack = [buffer.view(batch, longest, self._hidden_size) for buffer in self._deepstack]
+        deepstack = [buffer.view(batch, tokens, self._hidden_size) for buffer in self._deepstack]
         for rows, out in zip(self._deepstack_rows, deepstack, strict=True):
             self._kernels.deepstack(token_ids, self._vocab_size, rows, out)
         return embeds, deepstack

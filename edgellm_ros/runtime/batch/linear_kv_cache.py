@@ -82,10 +82,15 @@ class LinearKVCache:
         return self._deltas.rows(rows.start, rows.stop)
 
     def open(self, row: int, sequence: GenerationSequence) -> None:
-        """Begin a sequence; the caller fills its first `kv_length` slots."""
+        """Begin a sequence; the caller fills its first `kv_length` slots.
+
+        The first run on its prompt writes length and delta on the device (`begin_rows`).
+        """
         self._sequences[row] = sequence
-        for target, value in ((self._lengths, sequence.kv_length), (self._deltas, sequence.rope_delta)):
-            self._device.upload(target.rows(row, row + 1), np.array([value], target.dtype))
+
+    def begin_rows(self, rows: range, starts: Tensor, deltas: Tensor) -> None:
+        """Queue the write of rows' lengths [B] int64 and deltas [B] float32."""
+        self._kernels.begin_rows(starts, deltas, self.lengths(rows), self.rope_deltas(rows))
 
     def move(self, source: int, target: int) -> None:
         """Copy a row's committed slots and its length to another row."""

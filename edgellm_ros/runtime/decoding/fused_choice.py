@@ -23,6 +23,7 @@ from edgellm_ros.kernels import DraftTree, TreeKernels
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.decoding.recorded_steps import batch_sizes
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
+from edgellm_ros.runtime.engines.prompt_inputs import PromptRun, upload_prompts
 
 logger = logging.getLogger(__name__)
 
@@ -202,25 +203,23 @@ class _Measurement:
         device, runner = self._device, self._runner
         tokens = min(PROMPT_TOKENS, runner.config.max_supported_input_length, runner.kv_cache.capacity)
         ids = (1 + np.arange(tokens)) % self._embedder.table.shape[0]
-        _, deepstack = self._embedder.embed_prompts([[]], [(0, 0, 0)], tokens)  # without images
-        embeds = device.empty((1, tokens, runner.config.hidden_size), runner.embeds_dtype)
-        self._embedder.embed_into(on_device(device, ids[None]), embeds)
+        embeds, deepstack = self._embedder.embed_prompts(on_device(device, ids[None]))  # without images
         positions = np.tile(np.arange(tokens, dtype=np.float32), (1, 3, 1))
+        inputs = upload_prompts(device, [tokens], positions)
+        run = PromptRun(tokens, range(1), adapters=(), first=(True,))
         states = [device.empty(embeds.shape, embeds.dtype) for _ in runner.config.hidden_state_layers]
         seconds, results = [], []
         for fused in (False, True):
             runner.fuses_prompts = fused
-            device.fill_zero(runner.kv_cache.lengths(range(1)))
             runner.kv_cache.clear_row(0)
             self._clear_states()
             runner.execute_prefill_step(
                 embeds,
-                [tokens],
-                positions,
+                inputs,
+                run,
                 deepstack_embeds=deepstack,
                 output_logits=logits,
                 output_hidden_states=states,
-                rows=range(1),
             )
             results.append(device.download(logits))
             self._clear_states()  # the run has committed those after the prompt

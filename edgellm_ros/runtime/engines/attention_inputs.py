@@ -57,7 +57,6 @@ class AttentionInputs:
         rows = batch * tokens
         table_shape = (max(rows, cache.capacity), self._half)
         self._cos, self._sin = device.empty(table_shape, np.float32), device.empty(table_shape, np.float32)
-        self._positions = device.empty((batch, 3, tokens), np.float32)
         self._has_rope = names.ROPE_COS in engine_inputs
         self._has_mask = names.ATTENTION_MASK in engine_inputs
         self._masks_one_token = masks_one_token
@@ -125,7 +124,7 @@ class AttentionInputs:
             visible |= {names.ROPE_COS: self._cos.view(*shape), names.ROPE_SIN: self._sin.view(*shape)}
         return visible
 
-    def for_prefill(self, rows: range, positions: np.ndarray) -> dict[str, Tensor]:
+    def for_prefill(self, rows: range, positions: Tensor) -> dict[str, Tensor]:
         """Write and return the inputs for prompts with positions [B,3,S] float32."""
         tokens = positions.shape[2]
         self.prompt_angles(positions)
@@ -133,14 +132,12 @@ class AttentionInputs:
         self._write_visible(inputs, rows, tokens)
         return inputs
 
-    def prompt_angles(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
+    def prompt_angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Write and return prompts' rotary rows [B,S,R/2]; positions [B,3,S] float32."""
         batch, _, tokens = positions.shape
-        device_positions = self._positions.view(batch, 3, tokens)
-        self._device.upload(device_positions, positions)
         angles = self._angles(batch, tokens)
         section, interleaved = self._rope.mrope_section, self._rope.mrope_interleaved
-        self._kernels.mrope_rows(self._rope_table, device_positions, section, interleaved, *angles)
+        self._kernels.mrope_rows(self._rope_table, positions, section, interleaved, *angles)
         return angles
 
     def for_decode(self, inputs: Mapping[str, Tensor], rows: range) -> None:

@@ -12,7 +12,7 @@ on, V the head's vocabulary, C its cache's capacity.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,35 +118,29 @@ class DraftEngineRunner:
             self._fused = engine(fused.executor, max(top_k, tokens_per_round), fused.most_rows)
         self._next_states = device.empty((batch * tokens, draft.hidden_size), self.dtype)
         self._first = device.zeros((batch, 1), np.int64)
-        self._new_rows = device.empty((batch,), np.int64)  # of prompts
         self._nodes = on_device(device, np.tile(np.arange(top_k), (batch, 1)))
 
     def execute_prompts(
-        self, embeds: Tensor, states: Tensor, positions: np.ndarray, counts: Sequence[int], rows: range
-    ) -> None:
-        """Write and commit the KV rows of prompts.
+        self, embeds: Tensor, states: Tensor, positions: Tensor, counts: Tensor, rows: range
+    ) -> list[BoundRun]:
+        """Write and commit the KV rows of prompts; return the runs of the engine.
 
-        embeds [B,S,H] of the tokens after those of `states` [B,S,H]; positions [B,3,S] of these states. Row b
-        of the batch gets counts[b] rows, the others are padding.
+        embeds [B,S,H] of the tokens after those of `states` [B,S,H]; positions [B,3,S] float32 of these
+        states. Row b of the batch gets counts[b] rows, counts [B] int64; the others are padding.
         """
-        engine = self._engine
+        engine, cache, runs = self._engine, self.kv_cache, []
         if self._prompts is not None:
-            angles, cache = engine.inputs.prompt_angles(positions), self.kv_cache
+            angles = engine.inputs.prompt_angles(positions)
             self._prompts.run(embeds, states, *angles, cache.lengths(rows), cache.bindings(rows))
         else:
             inputs = engine.inputs.for_prefill(rows, positions)
-            self._run(
-                engine,
-                PROMPT_PROFILE,
-                inputs,
-                rows=rows,
-                embeds=embeds,
-                states=states,
-                last_token_ids=self._first.rows(0, len(rows)),
-            )
-        new = self._new_rows.rows(0, len(rows))
-        self._device.upload(new, np.asarray(counts, np.int64))
-        self.kv_cache.commit_rows(rows, new)
+            first = self._first.rows(0, len(rows))
+            tensors = self._tensors(engine, inputs, rows, embeds, states, first)
+            for _ in self._parts(engine, PROMPT_PROFILE, tensors):
+                engine.executor.execute(self._device.stream)
+                runs.append(engine.executor.bound_run)
+        cache.commit_rows(rows, counts)
+        return runs
 
     def execute_accepted(
         self,

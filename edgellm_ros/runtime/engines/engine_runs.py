@@ -56,19 +56,17 @@ class EngineRuns:
         profile: int,
         tensors: dict[str, Tensor],
         adapters: Sequence[LoraAdapter],
-        record: str = "",
         first: Sequence[bool] = (),
-    ) -> None:
-        """Run the engine over the batch.
+    ) -> list[BoundRun]:
+        """Run the engine over the batch; return the runs.
 
-        - record: what the log calls these runs, which are recorded as graphs when they repeat; empty = they
-          are not recorded here
-        - first [B]: rows of which nothing is cached; empty = none
+        first [B]: rows of which nothing is cached; empty = none
         """
+        runs = []
         for _ in self._groups(engine, profile, tensors, adapters, first):
             engine.executor.execute(self._device.stream)
-            if record:
-                engine.executor.record_repeated(self._device.stream, record)
+            runs.append(engine.executor.bound_run)
+        return runs
 
     def bind(
         self,

@@ -7,9 +7,7 @@ are inputs too. Prefill and decode may use two backends on one KV cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Collection, Sequence
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
@@ -24,6 +22,7 @@ from edgellm_ros.runtime.adapters.lora import LoraAdapter, LoraAdapters
 from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs
 from edgellm_ros.runtime.engines.engine_runs import EngineRuns, RunnableEngine
 from edgellm_ros.runtime.engines.lm_heads import LMHeads
+from edgellm_ros.runtime.engines.prompt_inputs import PromptInputs, PromptRun
 from edgellm_ros.runtime.engines.row_states import make_kv_cache, make_recurrent_state
 from edgellm_ros.runtime.engines.step_engines import StepEngines, check_shared_cache
 from edgellm_ros.runtime.engines.step_tensors import StepTensors
@@ -31,7 +30,6 @@ from edgellm_ros.runtime.prompt.rope import make_rope_table
 
 LLMEngineRunnerConfig = EngineConfig  # the name in TensorRT Edge-LLM
 
-PREFILLS = "prefills"  # in the log
 PREFILL_PROFILE = 0
 DECODE_PROFILE = 1
 VERIFICATION_PROFILE = 2
@@ -104,9 +102,6 @@ class LLMEngineRunner:
             raise EngineError(
                 f"{decode_executor.name}: drafting trees needs an engine with an attention mask"
             )
-        batch = config.max_supported_batch_size
-        self._last_token_ids = device.empty((batch, 1), np.int64)  # of a prefill: indices of the last tokens
-        self._prompt_lengths = device.empty((batch,), np.int64)
         self._tensors = StepTensors(
             device,
             config,
@@ -117,7 +112,6 @@ class LLMEngineRunner:
             max_tree_size=max_tree_size,
             fused_size=fused_size,
         )
-        self.records_prefills = False  # as graphs, if their tensors repeat
         self.loras = LoraAdapters(
             device,
             executor.bindings.values(),
@@ -139,46 +133,46 @@ class LLMEngineRunner:
         """The executor of prefills without adapters; on a CPU, also of decode steps."""
         return self._engines.of_prefill((), self.fuses_prompts).executor
 
+    @property
+    def shared(self) -> Collection[Tensor]:
+        """Tensors of every run: LM head, embedding table."""
+        return self._runs.shared.values()
+
+    def check_room(self, rows: range, tokens: int) -> None:
+        """Raise EngineError if the KV cache has no room for `tokens` more of each row."""
+        longest, capacity = max(map(self.kv_cache.host_length, rows)), self.kv_cache.capacity
+        if longest + tokens > capacity:
+            name = self.prefill_executor.name
+            raise EngineError(f"{name}: {tokens} tokens after {longest} exceed the capacity {capacity}")
+
     def execute_prefill_step(
         self,
         inputs_embeds: Tensor,
-        context_lengths: Sequence[int],
-        positions: np.ndarray,
+        inputs: PromptInputs,
+        run: PromptRun,
         *,
         deepstack_embeds: Sequence[Tensor],
         output_logits: Tensor,
         output_hidden_states: Sequence[Tensor] = (),
-        adapters: Sequence[LoraAdapter] = (),
-        rows: range | None = None,
-    ) -> None:
+    ) -> list[BoundRun]:
         """Prefill: write the KV rows of prompts to rows of the batch, and commit them.
 
         - inputs_embeds, each of deepstack_embeds [B,S,H]: parts of prompts, padded at the end to one length
-        - context_lengths: tokens per prompt, 0 for a row that stays as it is
-        - positions [B,3,S] float32
         - output_logits [B,1,V] float32: of each prompt's last token
         - output_hidden_states [B,S,H]: one for each of the engine's hidden_state_layers
-        - adapters [B]: empty = the base model for all
-        - rows: open rows of the KV cache; None = the first B
 
-        New KV rows follow the committed ones. EngineError if the KV cache has no room for S more.
+        New KV rows follow the first inputs.starts[b] ones. Only queues work on the device, so it can be
+        recorded; returns the runs of the engine. EngineError if the KV cache has no room for S more.
         """
         batch, tokens, _ = inputs_embeds.shape
-        engine = self._engines.of_prefill(adapters, self.fuses_prompts)
-        rows, cache = rows or range(batch), self.kv_cache
-        cached = [cache.host_length(row) for row in rows]
-        longest = max(cached)
-        if longest + tokens > cache.capacity:
-            name = engine.executor.name
-            raise EngineError(f"{name}: {tokens} tokens after {longest} exceed the capacity {cache.capacity}")
-        lengths = np.asarray(context_lengths, np.int64)
-        last_token_ids, new_tokens = self._last_token_ids.rows(0, batch), self._prompt_lengths.rows(0, batch)
-        self._device.upload(last_token_ids, np.maximum(lengths[:, None], 1) - 1)
-        self._device.upload(new_tokens, lengths)
+        self.check_room(run.rows, tokens)
+        engine = self._engines.of_prefill(run.adapters, self.fuses_prompts)
+        rows, cache, new_tokens = run.rows, self.kv_cache, inputs.new_tokens
+        cache.begin_rows(rows, inputs.starts, inputs.deltas)
         tensors = {
             names.INPUTS_EMBEDS: inputs_embeds,
-            **engine.inputs.for_prefill(rows, positions),
-            names.LAST_TOKEN_IDS: last_token_ids,
+            **engine.inputs.for_prefill(rows, inputs.positions),
+            names.LAST_TOKEN_IDS: inputs.last_token_ids,
             names.LOGITS: output_logits,
             **cache.bindings(rows),
             **self._tensors.recurrent(rows, new_tokens, tokens),
@@ -188,19 +182,11 @@ class LLMEngineRunner:
         }
         if engine.fused:
             tensors = {name: each for name, each in tensors.items() if name in engine.executor.bindings}
-        record = PREFILLS if self.records_prefills else ""
-        first = [not length for length in cached]
-        self._runs.execute(engine, PREFILL_PROFILE, tensors, adapters, record, first)
+        runs = self._runs.execute(engine, PREFILL_PROFILE, tensors, run.adapters, run.first)
         cache.commit_rows(rows, new_tokens)
         if self.recurrent is not None:
             self.recurrent.commit_rows(rows, new_tokens)
-
-    def record_prefill(self) -> None:
-        """Record the last prefill of one prompt, and keep its graph."""
-        if self.records_prefills:
-            executor = self.prefill_executor
-            executor.record(self._device.stream, PREFILLS)
-            executor.keep_graph()
+        return runs
 
     def execute_vanilla_decoding_step(
         self,

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from edgellm_ros.engine.executor import BoundRun
+from edgellm_ros.engine.packed_arrays import Fields
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import DraftTree
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.batch.row_state import RowState
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
+from edgellm_ros.runtime.engines.prompt_inputs import PromptRun
 
 
 class Drafter(RowState, Protocol):
@@ -36,17 +40,29 @@ class Drafter(RowState, Protocol):
         """Zero the buffers that a failed run may have filled with NaN."""
         ...
 
-    def prefilled(
+    def prompt_fields(self, batch: int, tokens: int) -> Fields:
+        """Return the arrays of B prompts of S tokens that `write_prompts` writes."""
+        ...
+
+    def write_prompts(
         self,
+        arrays: Mapping[str, np.ndarray],
         sequences: Sequence[GenerationSequence],
         rows: range,
-        embeds: Tensor,
         part: Sequence[range],
     ) -> None:
-        """Take note of prompts of which the base model has just run a part.
+        """Write what `prefilled` needs of a part of prompts, in every run before it.
 
         part [B]: the tokens of each prompt; the parts of a prompt follow one another, and all prompts end in
-        the same run. embeds [B,S,H]: their input embeddings, padded at the end.
+        the same run. What the host knows of the drafter's state is changed here.
+        """
+        ...
+
+    def prefilled(self, run: PromptRun, embeds: Tensor, inputs: Mapping[str, Tensor]) -> list[BoundRun]:
+        """Take note of prompts of which the base model has just run a part.
+
+        embeds [B,S,H]: their input embeddings, padded at the end; inputs: the arrays of `write_prompts` and
+        `PromptInputs`, on the device. May be recorded as a graph; returns the runs of engines.
         """
         ...
 

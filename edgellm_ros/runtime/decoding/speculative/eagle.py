@@ -15,12 +15,13 @@ costs little.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.executor import BoundRun
+from edgellm_ros.engine.packed_arrays import Fields
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import DraftTable, DraftTree, Kernels, TreeKernels
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
@@ -30,6 +31,7 @@ from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeD
 from edgellm_ros.runtime.decoding.speculative.pending_tokens import PendingTokens
 from edgellm_ros.runtime.engines.draft_engine_runner import DraftEngineRunner
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
+from edgellm_ros.runtime.engines.prompt_inputs import PromptRun, write_positions
 
 
 class EagleDrafter:
@@ -77,25 +79,23 @@ class EagleDrafter:
         parts = device, kernels, tree_kernels, batch
         self._pending = PendingTokens(*parts, self._width, size, dtype)
         self._waiting = PendingTokens(*parts, max(most_waiting, self._width), size, dtype)
-        self._last = device.zeros((batch, 1), np.int64)  # of prompts
         # a draft
         self._table = DraftTable.zeros(device, batch, self._top_k, self._levels)
         self._newest = device.zeros((batch, 1, size), dtype)
         self._parents = device.zeros((batch, self._top_k, size), dtype)
         tokens = max(max_prompt, self._top_k, self._waiting.width)
         self._embeds = device.zeros((batch * tokens, size), dtype)
-        self._prompt_ids = device.zeros((batch * max_prompt,), np.int64)
         # of prompts that are computed in parts: long ones, and hybrids', whose states are saved in between
-        self._max_prompt = max_prompt
-        self._shifted: Tensor | None = None
+        self._shifted = device.zeros((batch * max_prompt, size), dtype)
 
     def open(self, row: int, sequence: GenerationSequence) -> None:
         """Begin a sequence; the caller fills the head's rows of the reused prefix.
 
         The values of a head are not checked, so an earlier sequence may have left NaN in slots. A masked slot
-        with NaN would enter a sum.
+        with NaN would enter a sum. `prefilled` clears the row of a prompt that reuses nothing.
         """
-        self.kv_cache.clear_row(row)
+        if sequence.kv_length:
+            self.kv_cache.clear_row(row)
         self.kv_cache.open(row, sequence)
 
     def move(self, source: int, target: int) -> None:
@@ -115,41 +115,81 @@ class EagleDrafter:
     def commit(self, counts: Tensor) -> None:
         """Do nothing; see `Drafter`."""
 
-    def prefilled(
+    def prompt_fields(self, batch: int, tokens: int) -> Fields:
+        """Return the arrays of the head's rows."""
+        return {
+            "head_positions": ((batch, 3, tokens), np.float32),
+            "head_rows": ((batch,), np.int64),  # number of new rows
+            "head_starts": ((batch,), np.int64),  # rows before them
+            "following": ((batch, tokens), np.int64),  # index or id of the token after that of a row
+            "before": ((batch, tokens), np.int64),  # index of the state of a row
+            "of_part_before": ((batch, 1), np.int64),  # place of the state of the part before; -1 = none
+        }
+
+    def write_prompts(
         self,
+        arrays: Mapping[str, np.ndarray],
         sequences: Sequence[GenerationSequence],
         rows: range,
-        embeds: Tensor,
         part: Sequence[range],
     ) -> None:
-        """Compute the head's rows of a part of prompts, up to the last token but one.
+        """Write the head's rows of a part of prompts, up to the last token but one.
 
-        The row of a part's last token needs the token after it: the next part begins with it. That of the
-        last token needs the first token of the answer; `started` makes it pending.
+        The row of a part's last token needs the token after it: the next part begins with it.
         """
-        batch, tokens, _ = embeds.shape
-        states = self._base.fused_hidden_states(batch, tokens)
-        newest = self._newest.rows(0, batch)  # of the part before
+        if not rows.start:  # `started` makes the first token of each answer pending
+            self._pending.most, self._waiting.most = 1, 0
         # rows of the head: from the last token of the part before on, if there is one
         firsts = [
             each.start - (each.start > one.reused_tokens) for each, one in zip(part, sequences, strict=True)
         ]
         heads = [range(first, max(first, each.stop - 1)) for first, each in zip(firsts, part, strict=True)]
-        shifts = np.array([each.start - first for first, each in zip(firsts, part, strict=True)], np.int64)
-        positions = np.zeros((batch, 3, tokens), np.float32)
-        for index, (sequence, new) in enumerate(zip(sequences, heads, strict=True)):
-            positions[index, :, : len(new)] = sequence.positions[:, new.start : new.stop]
-        following = self._embeds_of_following(sequences, embeds, heads, shifts)
-        before = self._states_before(states, newest, shifts) if shifts.any() else states
-        self._head.execute_prompts(following, before, positions, list(map(len, heads)), rows)
-        last = self._last.rows(0, batch)
-        self._device.upload(last, np.array([[max(len(each) - 1, 0)] for each in part], np.int64))
-        self._tree_kernels.take_rows(states, last, newest)
-        if any(each.stop < len(one.token_ids) for each, one in zip(part, sequences, strict=True)):
+        shifts = np.array([[each.start - first] for first, each in zip(firsts, part, strict=True)])
+        positions = [
+            one.positions[:, each.start : each.stop] for one, each in zip(sequences, heads, strict=True)
+        ]
+        write_positions(arrays["head_positions"], positions)
+        arrays["head_rows"][:] = list(map(len, heads))
+        arrays["head_starts"][:] = firsts
+        places = np.arange(arrays["before"].shape[1])
+        arrays["before"][:] = places - shifts
+        arrays["of_part_before"][:] = shifts - 1
+        if self._embedding is None:
+            arrays["following"][:] = places + 1 - shifts
             return
-        if not rows.start:
-            self._pending.most = self._waiting.most = 0
-        self._in_use().begin_states(rows, newest)
+        for ids, one, each in zip(arrays["following"], sequences, heads, strict=True):
+            ids[: len(each)] = one.token_ids[each.start + 1 : each.stop + 1]
+            ids[len(each) :] = 0
+
+    def prefilled(self, run: PromptRun, embeds: Tensor, inputs: Mapping[str, Tensor]) -> list[BoundRun]:
+        """Compute the head's rows of a part of prompts.
+
+        That of the last token needs the first token of the answer; `started` makes it pending.
+        """
+        batch, tokens, _ = embeds.shape
+        for row, is_first in zip(run.rows, run.first, strict=True):
+            if is_first:
+                self.kv_cache.clear_row(row)
+        states = self._base.fused_hidden_states(batch, tokens)
+        newest = self._newest.rows(0, batch)  # of the part before
+        before = states
+        if run.continues:
+            before = self._shifted.view(*states.shape)
+            self._tree_kernels.take_rows(states, inputs["before"], before)
+            self._tree_kernels.put_rows(newest, inputs["of_part_before"], before)
+        following = self._embeds.view(batch, tokens, self._head.hidden_size)
+        if self._embedding is None:  # encoder rows of the base included
+            self._tree_kernels.take_rows(embeds, inputs["following"], following)
+        else:
+            self._kernels.embed(inputs["following"], self._embedding, self._no_rows, following)
+        self.kv_cache.begin_rows(run.rows, inputs["head_starts"], inputs["deltas"])
+        runs = self._head.execute_prompts(
+            following, before, inputs["head_positions"], inputs["head_rows"], run.rows
+        )
+        self._tree_kernels.take_rows(states, inputs["last_token_ids"], newest)
+        if run.ends:
+            self._in_use().begin_states(run.rows, newest)
+        return runs
 
     def started(self, rows: range, tokens: Tensor, counts: Tensor) -> None:
         """Make the last tokens of prompts pending, with the answers' first tokens [B,1]."""
@@ -262,47 +302,3 @@ class EagleDrafter:
         self._run(waiting, batch, tokens)
         self.kv_cache.commit_rows(range(batch), waiting.newest(batch).view(batch))
         waiting.keep_newest(batch)
-
-    def _states_before(self, states: Tensor, newest: Tensor, shifts: np.ndarray) -> Tensor:
-        """Return the states [B,S,Hd] of the tokens before those of a part.
-
-        newest [B,1,Hd]: of the last tokens of the part before; shifts [B]: 1 for a row that has one, else 0:
-        such a row keeps its states.
-        """
-        batch, tokens, size = states.shape
-        if self._shifted is None:
-            shape = (self.kv_cache.max_batch_size * self._max_prompt, size)
-            self._shifted = self._device.zeros(shape, states.dtype)
-        shifted, index = self._shifted.view(*states.shape), self._prompt_ids.view(batch, tokens)
-        self._device.upload(index, np.arange(tokens) - shifts[:, None])
-        self._tree_kernels.take_rows(states, index, shifted)
-        first = self._last.rows(0, batch)
-        self._device.upload(first, shifts[:, None] - 1)  # a negative row is left out
-        self._tree_kernels.put_rows(newest, first, shifted)
-        return shifted
-
-    def _embeds_of_following(
-        self,
-        sequences: Sequence[GenerationSequence],
-        embeds: Tensor,
-        heads: Sequence[range],
-        shifts: np.ndarray,
-    ) -> Tensor:
-        """Return the embeddings [B,S,Hd] of the tokens after those of the head's rows [B].
-
-        embeds [B,S,H]: of the part's tokens; shifts [B]: 1 if a head's first row is that of the token before
-        them.
-        """
-        batch, tokens, _ = embeds.shape
-        out = self._embeds.view(batch, tokens, self._head.hidden_size)
-        ids = self._prompt_ids.view(batch, tokens)
-        if self._embedding is None:  # encoder rows of the base included
-            self._device.upload(ids, np.arange(tokens) + 1 - shifts[:, None])
-            self._tree_kernels.take_rows(embeds, ids, out)
-        else:
-            known = np.zeros((batch, tokens), np.int64)
-            for index, (sequence, new) in enumerate(zip(sequences, heads, strict=True)):
-                known[index, : len(new)] = sequence.token_ids[new.start + 1 : new.stop + 1]
-            self._device.upload(ids, known)
-            self._kernels.embed(ids, self._embedding, self._no_rows, out)
-        return out

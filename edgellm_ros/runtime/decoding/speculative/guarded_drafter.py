@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import BoundRun
+from edgellm_ros.engine.packed_arrays import Fields
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import DraftTree
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.decoding.speculative.drafter import Drafter
+from edgellm_ros.runtime.engines.prompt_inputs import PromptRun
 
 logger = logging.getLogger(__name__)
 
@@ -53,15 +57,25 @@ class GuardedDrafter:
     def commit(self, counts: Tensor) -> None:
         """Do nothing; see `Drafter`."""
 
-    def prefilled(
+    def prompt_fields(self, batch: int, tokens: int) -> Fields:
+        """Return the arrays of prompts; see `Drafter`."""
+        return self.drafter.prompt_fields(batch, tokens)
+
+    def write_prompts(
         self,
+        arrays: Mapping[str, np.ndarray],
         sequences: Sequence[GenerationSequence],
         rows: range,
-        embeds: Tensor,
         part: Sequence[range],
     ) -> None:
+        """Write the arrays of prompts; see `Drafter`."""
+        self.drafter.write_prompts(arrays, sequences, rows, part)
+
+    def prefilled(self, run: PromptRun, embeds: Tensor, inputs: Mapping[str, Tensor]) -> list[BoundRun]:
         """Take note of prompts; see `Drafter`."""
-        self._try(lambda: self.drafter.prefilled(sequences, rows, embeds, part))
+        runs: list[BoundRun] = []
+        self._try(lambda: runs.extend(self.drafter.prefilled(run, embeds, inputs)))
+        return runs
 
     def resume(self, batch: int) -> None:
         """Prepare a round; see `Drafter`. DraftingError after a failure."""

@@ -7,16 +7,18 @@ most: summaries, quotes, structured data.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.executor import BoundRun
+from edgellm_ros.engine.packed_arrays import Fields
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import DraftTree, TreeKernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
+from edgellm_ros.runtime.engines.prompt_inputs import PromptRun
 
 MOST_NGRAM, LEAST_NGRAM = 4, 2
 NOT_TEXT = -1
@@ -61,14 +63,22 @@ class PromptLookup:
     def commit(self, counts: Tensor) -> None:
         """Do nothing; see `Drafter`."""
 
-    def prefilled(
+    def prompt_fields(self, batch: int, tokens: int) -> Fields:
+        """Return no arrays: `open` uploads the prompts."""
+        return {}
+
+    def write_prompts(
         self,
+        arrays: Mapping[str, np.ndarray],
         sequences: Sequence[GenerationSequence],
         rows: range,
-        embeds: Tensor,
         part: Sequence[range],
     ) -> None:
-        """Do nothing: `open` has uploaded the prompts."""
+        """Do nothing: there are no arrays."""
+
+    def prefilled(self, run: PromptRun, embeds: Tensor, inputs: Mapping[str, Tensor]) -> list[BoundRun]:
+        """Return no runs: `open` has uploaded the prompts."""
+        return []
 
     def propose(self, tree: DraftTree) -> None:
         """Write a chain; nodes without a draft have the token -1."""

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of the device for a repeated prompt: each costs the host time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from doubles.deferred_runtime import WatchedDevice, queueing
+from edgellm_ros.builder import export
+from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.prefix.prefix_cache import PAGE
+from fixtures.random_head import base_config, write_random_head
+from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, SOUND, assert_same_with_drafting, request
+
+pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own device")
+EAGLE = SpecDecodeDraftingConfig(3, 3, 10, falls_back=False)
+LOOKUP = SpecDecodeDraftingConfig(1, 7, 8, "lookup", falls_back=False)
+DRAFTING = pytest.mark.parametrize("drafting", [None, EAGLE, LOOKUP], ids=["off", "eagle", "lookup"])
+TEXT = "go to the red box and then turn left at the door "
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _queueing():
+    with queueing():
+        yield
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_checkpoint, tmp_path_factory):
+    """An engine with a draft head whose runs have at most 48 tokens."""
+    root = tmp_path_factory.mktemp("calls")
+    head = write_random_head(root / "head", base_config(tiny_checkpoint))
+    export(tiny_checkpoint, root / "engine", draft=head, max_batch_size=3, max_input_len=48)
+    return root / "engine"
+
+
+def calls(runtime: LLMInferenceRuntime, *batch) -> Counter[str]:
+    """Answer a batch for the third time; return the device's calls without marks."""
+    for _ in range(2):
+        runtime.handle_request(list(batch))
+    counted = runtime.pipeline.device.calls
+    counted.clear()
+    runtime.handle_request(list(batch))
+    counted["queued"] -= counted.pop("mark")
+    return counted
+
+
+FIRST_TOKEN = request(max_tokens=1)
+# lookup drafts from the token ids of the whole prompt, which are an upload of their own
+UPLOADS = {None: 1, EAGLE: 1, LOOKUP: 2}
+
+
+@DRAFTING
+def test_a_repeated_prompt_is_one_upload_and_one_graph_and_its_token_another(engine, drafting):
+    with LLMInferenceRuntime(engine, WatchedDevice(), drafting=drafting, prefix_cache_bytes=0) as runtime:
+        found = calls(runtime, FIRST_TOKEN)
+        uploads = UPLOADS[drafting]
+        assert (found["upload"], found["launch"], found["copy_to_host"]) == (uploads, 2, 1)
+        assert found["queued"] == uploads + 2 + 1 + 1, "and the sampling parameters of a row"
+
+
+def test_prompts_of_a_batch_differ_by_the_sampling_parameters_of_their_rows(engine):
+    with LLMInferenceRuntime(engine, WatchedDevice(), drafting=EAGLE, prefix_cache_bytes=0) as runtime:
+        assert calls(runtime, *[FIRST_TOKEN] * 3)["queued"] == 1 + 2 + 3 + 1
+
+
+def test_a_repetition_penalty_takes_an_upload_of_the_tokens_seen(engine):
+    with LLMInferenceRuntime(engine, WatchedDevice(), drafting=EAGLE, prefix_cache_bytes=0) as runtime:
+        penalised = request(max_tokens=1, repetition_penalty=1.3)
+        assert calls(runtime, penalised)["upload"] == 2
+
+
+@pytest.mark.parametrize("drafting", [None, EAGLE], ids=["off", "eagle"])
+@pytest.mark.parametrize("pages", [1, 3])
+def test_a_prefix_of_any_length_is_stored_with_one_upload(engine, drafting, pages):
+    texts = iter([TEXT[letter:] + TEXT * pages for letter in range(2, 9)])
+    with LLMInferenceRuntime(engine, WatchedDevice(), drafting=drafting) as runtime:
+        device, prefixes = runtime.pipeline.device, runtime.pipeline.prefixes
+        for text in (next(texts), next(texts)):
+            runtime.handle_request(request(text, max_tokens=1))
+        device.calls.clear()
+        before = prefixes.used_bytes
+        sequences = runtime.pipeline.prepare([request(next(texts), max_tokens=1)], 0)
+        runtime.pipeline.match_prefixes(sequences)
+        runtime.pipeline.prefill(sequences)
+        device.calls.clear()
+        runtime.pipeline.store_prefixes(sequences)
+        assert prefixes.used_bytes - before >= pages * prefixes.page_bytes
+        assert device.calls["queued"] == 1 + (1 if drafting is None else 2)
+        runtime.pipeline.batch.evict(sequences)
+
+
+BATCHES = {
+    "short": [request("stop", max_tokens=6)],
+    "long": [request(TEXT * 4, max_tokens=9, logprobs=2)],
+    "image and sound": [request(TEXT * 2, images=(IMAGE,), audio=(SOUND,), max_tokens=9)],
+    "long and short": [request(TEXT * 3, max_tokens=9), request("stop", max_tokens=6), request(TEXT)],
+    "penalty": [request(TEXT, max_tokens=9, repetition_penalty=1.3), request("stop", max_tokens=9)],
+    "another image": [request(TEXT * 2, images=(OTHER_IMAGE,), max_tokens=9)],
+}
+
+
+@DRAFTING
+@pytest.mark.parametrize("prefix_cache_bytes", [0, None], ids=["no reuse", "reuse"])
+def test_replayed_prompts_are_answered_as_on_the_cpu(engine, drafting, prefix_cache_bytes):
+    options = {"drafting": drafting, "prefix_cache_bytes": prefix_cache_bytes}
+    order = np.random.default_rng(0)
+    with (
+        LLMInferenceRuntime(engine, WatchedDevice(), **options) as runtime,
+        LLMInferenceRuntime(engine, "cpu", drafting=None, prefix_cache_bytes=0) as plain,
+    ):
+        expected = {name: [plain.handle_request(one) for one in batch] for name, batch in BATCHES.items()}
+        for _ in range(4):
+            for name in order.permutation(list(BATCHES)):
+                answers = runtime.handle_request(BATCHES[name])
+                for found, other in zip(answers, expected[name], strict=True):
+                    other = dataclasses.replace(other, reused_tokens=found.reused_tokens)
+                    assert_same_with_drafting(found, other)
+        assert any(work.graphs for work in runtime.pipeline._prefill.recorded._works.values())
+
+
+def test_a_prefix_is_reused_from_a_page_on(engine):
+    """Fewer rows take longer to copy than to compute with the padding."""
+    with LLMInferenceRuntime(engine, WatchedDevice(), drafting=EAGLE) as runtime:
+        runtime.handle_request(request("stop", max_tokens=1))
+        prefixes, key = runtime.pipeline.prefixes, runtime.pipeline.runner.loras.base.key
+        sequences = runtime.pipeline.prepare([request("what do you see?", max_tokens=1)], 0)
+        assert 0 < prefixes.stored_length(key, sequences[0].token_ids) < PAGE
+        assert runtime.handle_request(request("what do you see?", max_tokens=1)).reused_tokens == 0
+        runtime.handle_request(request(TEXT * 2, max_tokens=1))
+        assert runtime.handle_request(request(TEXT * 2 + "now", max_tokens=1)).reused_tokens >= PAGE
