@@ -14,6 +14,7 @@ from edgellm_ros.builder import export
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.prefix.prefix_cache import PAGE
+from fixtures.hybrid_checkpoints import write_qwen3_5_checkpoint
 from fixtures.random_head import base_config, write_random_head
 from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, SOUND, assert_same_with_drafting, request
 
@@ -73,6 +74,13 @@ def test_a_repetition_penalty_takes_an_upload_of_the_tokens_seen(engine):
     with LLMInferenceRuntime(engine, WatchedDevice(), drafting=EAGLE, prefix_cache_bytes=0) as runtime:
         penalised = request(max_tokens=1, repetition_penalty=1.3)
         assert calls(runtime, penalised)["upload"] == 2
+
+
+def test_the_states_of_a_hybrid_take_no_calls_of_their_own(tmp_path):
+    export(write_qwen3_5_checkpoint(tmp_path / "checkpoint", 3), tmp_path / "engine")
+    options = {"drafting": None, "prefix_cache_bytes": 0}
+    with LLMInferenceRuntime(tmp_path / "engine", WatchedDevice(), **options) as runtime:
+        assert calls(runtime, FIRST_TOKEN)["queued"] == 1 + 2 + 1 + 1
 
 
 @pytest.mark.parametrize("drafting", [None, EAGLE], ids=["off", "eagle"])

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,6 @@ from edgellm_ros.runtime.batch.recurrent_state import RecurrentState
 from fixtures.on_device import put
 
 ROWS, LAYERS = 4, 2
-SEQUENCE = SimpleNamespace()
 
 
 @pytest.fixture
@@ -57,11 +54,11 @@ def test_a_prefill_of_later_rows_leaves_the_others(device, state):
     assert contents(device, state) == [10, 11, 52, 53]
 
 
-def test_a_moved_row_takes_its_state_along_and_an_opened_row_begins_with_zeros(device, state):
+def test_a_moved_row_takes_its_state_along_and_a_cleared_row_has_zeros(device, state):
     step(device, state, 10, [1, 1, 1])
     state.move(2, 0)
     state.close(2)
-    state.open(1, SEQUENCE)
+    state.clear_row(1)
     assert contents(device, state) == [12, 0, 12, 0]
 
 

@@ -85,10 +85,14 @@ class RecurrentState:
         return sum(tensor.shape[0] * tensor.shape[2] * tensor.dtype.itemsize for tensor in self.committed)
 
     def open(self, row: int, sequence: GenerationSequence) -> None:
-        """Begin a sequence with zeros.
+        """Begin a sequence.
 
-        The caller may `load` the state after its first tokens.
+        The caller loads the state after its first tokens, or the first run on its prompt begins with zeros
+        (`clear_row`).
         """
+
+    def clear_row(self, row: int) -> None:
+        """Zero the committed state of a row."""
         for tensor in self.committed:
             for layer in range(tensor.shape[0]):
                 one = tensor.rows(layer, layer + 1).view(*tensor.shape[1:])
@@ -100,7 +104,7 @@ class RecurrentState:
             self._copy(tensor, source, tensor, target)
 
     def close(self, row: int) -> None:
-        """End a row; its state is zeroed when the row is opened."""
+        """End a row; the next sequence begins with a state of its own."""
 
     def commit(self, counts: Tensor) -> None:
         """Queue the commit of the last run's first counts[b] tokens of each row b."""

@@ -161,14 +161,18 @@ class LLMEngineRunner:
         - output_logits [B,1,V] float32: of each prompt's last token
         - output_hidden_states [B,S,H]: one for each of the engine's hidden_state_layers
 
-        New KV rows follow the first inputs.starts[b] ones. Only queues work on the device, so it can be
-        recorded; returns the runs of the engine. EngineError if the KV cache has no room for S more.
+        New KV rows follow the first inputs.starts[b] ones; the recurrent states of a row of which nothing is
+        cached begin with zeros. Only queues work on the device, so it can be recorded; returns the runs of
+        the engine. EngineError if the KV cache has no room for S more.
         """
         batch, tokens, _ = inputs_embeds.shape
         self.check_room(run.rows, tokens)
         engine = self._engines.of_prefill(run.adapters, self.fuses_prompts)
         rows, cache, new_tokens = run.rows, self.kv_cache, inputs.new_tokens
         cache.begin_rows(rows, inputs.starts, inputs.deltas)
+        for row, is_first in zip(rows, run.first, strict=True):
+            if is_first and self.recurrent is not None:
+                self.recurrent.clear_row(row)
         tensors = {
             names.INPUTS_EMBEDS: inputs_embeds,
             **engine.inputs.for_prefill(rows, inputs.positions),
