@@ -46,6 +46,10 @@ class RecordedWork:
         self._works: OrderedDict[tuple[Any, ...], _Work] = OrderedDict()  # the latest one last
         self.active = False
 
+    def __len__(self) -> int:
+        """Return the number of works with a graph."""
+        return sum(work.graphs is not None for work in self._works.values())
+
     def run(self, key: tuple[Any, ...], *parts: Part) -> None:
         """Queue the work of `key`, and record it when it is queued for the second time.
 
@@ -112,7 +116,10 @@ class RecordedWork:
             for part in parts:
                 work.runs += part()
 
-        explain = partial(logger.warning, "%s run without %s graph: %s", name, "one" if parts[1:] else "a")
+        if len(parts) > 1:  # each of them is tried next
+            explain = partial(logger.info, "%s run without one graph: %s", name)
+        else:
+            explain = partial(logger.warning, "%s run without a graph: %s", name)
         return recorder.capture(lambda: self._device.capture(record), explain)
 
     def _drop_oldest(self) -> None:

@@ -289,10 +289,13 @@ def test_graphs_of_a_removed_adapter_are_dropped(runtime, engine):
     runtime.add_lora("a", engine / "lora" / "a")
     runtime.capture_decoding_cuda_graph()
     recorded = runtime.pipeline.method.recorded
-    assert len(recorded) == 4
+    prefills = [request(**WORDS), request(lora="a", **WORDS)]
+    for one in prefills * 2:
+        runtime.handle_request(one)
+    assert (len(recorded), len(runtime.pipeline._prefill.recorded)) == (4, 2)
     runtime.remove_lora("a")
     runtime.handle_request(request(**WORDS))
-    assert len(recorded) == 2
+    assert (len(recorded), len(runtime.pipeline._prefill.recorded)) == (2, 1)
 
 
 class Refusing(WatchedDevice):
