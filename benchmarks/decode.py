@@ -6,9 +6,10 @@ Prompts are with or without a camera frame.
 Measures
 --------
 - vision (with --frame): from the image to rows of embeddings, resizing on the host included.
-- prefill: from the prompt to the first token. decode: the runtime's own time of the decode stage per step;
-  median and p90 of --runs runs after 2 warm-up runs. `wall_ms`: the same measured around the call, less the
-  time to the first token. `step_ms`: from the tokens of one step to those of the next, in one more run.
+- prefill: the prompt and its first token. first_token: from the request to that token on the host. decode:
+  the runtime's own time of the decode stage per step; median and p90 of --runs runs after 2 warm-up runs.
+  `wall_ms`: the same measured around the call, less the time to the first token. `step_ms`: from the tokens
+  of one step to those of the next, in one more run.
 - host time: from the end of the wait for the tokens of a step to the begin of the next wait, which is the
   host's own work per step: tokens to text, and queueing a step (`queue_us_per_step`: the launch of its
   graph, the copy of its tokens, an event). The device has a step to run meanwhile. Median over the steps of
@@ -326,7 +327,7 @@ def _run_transformers(
 
 def _stages(times: dict[str, float]) -> str:
     """Format the stages' times in milliseconds."""
-    shown = [(stage, times.get(f"{stage}_ms")) for stage in ("pixels", "vision", "prefill")]
+    shown = [(stage, times.get(f"{stage}_ms")) for stage in ("pixels", "vision", "prefill", "first_token")]
     stages = [f"{stage} {time:.2f} ms" for stage, time in shown if time is not None]
     return ", ".join([*stages, f"decode {times['decode_ms']:.3f} ms per token"])
 

@@ -100,24 +100,26 @@ def decode(
 def measure(
     runtime: LLMInferenceRuntime, device: Device, requests: Sequence[LLMGenerationRequest], runs: int
 ) -> dict[str, Any]:
-    """Measure vision, prefill, decode steps, tokens per second and host time per step.
+    """Measure the stages, decode steps, tokens per second and host time per step.
 
     The host time is the host's own work. The runtime must be warm.
     """
     steps = requests[0].sampling.max_tokens - 1  # the first token is from the prefill
-    vision_s, prefill_s, decode_s, wall_s = [], [], [], []
+    vision_s, prefill_s, first_s, decode_s, wall_s = [], [], [], [], []
     for _ in range(runs):
         start = time.perf_counter()
         metrics = decode(runtime, requests)[0].metrics
         wall_s.append((time.perf_counter() - start - metrics["first_token_s"]) / steps)
         vision_s.append(metrics["vision_s"])
         prefill_s.append(metrics["prefill_s"])
+        first_s.append(metrics["first_token_s"])
         decode_s.append(metrics["decode_s"] / steps)
     times = observe_steps(runtime, device, requests)
     return {
         "batch": len(requests),
         "vision_ms": _milliseconds(vision_s),  # from the image to rows of embeddings
         "prefill_ms": _milliseconds(prefill_s),
+        "first_token_ms": _milliseconds(first_s),  # from the request
         "decode_ms": _milliseconds(decode_s),
         "wall_ms": _milliseconds(wall_s),
         "step_ms": _milliseconds(times.interval_s),
