@@ -25,14 +25,10 @@ Number = Annotated[int, "i64"]
 
 
 class KernelParams:
-    """Parameters of the kernel `kernel` in the file `source`.
-
-    others: kernels of the same file with the same parameters.
-    """
+    """Parameters of the kernel `kernel` in the file `source`."""
 
     source: ClassVar[str]
     kernel: ClassVar[str]
-    others: ClassVar[tuple[str, ...]] = ()
 
     def pack(self) -> ctypes.Array[ctypes.c_int64]:
         """Return the values in the order of the kernel's parameters."""
@@ -546,7 +542,6 @@ class PromptAttentionParams(KernelParams):
 
     source: ClassVar[str] = "prefill.cu"
     kernel: ClassVar[str] = "prompt_attention"
-    others: ClassVar[tuple[str, ...]] = ("long_prompt_attention",)
 
     qkv: U16
     kv_length: I64

@@ -27,8 +27,6 @@ from fixtures.fused_steps import Model, changed, close
 from fixtures.on_device import put
 from fixtures.ptxas_report import ptxas_report
 
-LONG = {"heads": 16, "kv_heads": 8, "max_rows": 2, "capacity": 200}  # of prompts with a form of their own
-
 
 @pytest.fixture(scope="session")
 def prefills(device):
@@ -58,11 +56,6 @@ def prefills(device):
         pytest.param(
             changed(head_dim=256, rotary_dim=64, heads=8, kv_heads=2, hidden=576), [149], 80, {},
             id="heads of 256",
-        ),
-        pytest.param(changed(**LONG, hidden=64), [200, 190], 160, {"most_tokens": 512}, id="2 long prompts"),
-        pytest.param(
-            changed(**LONG, head_dim=128, windows=(70,), layers=1), [170, 190], 160, {"most_tokens": 512},
-            id="2 long prompts, heads of 128, a window",
         ),
         pytest.param(changed(fp8_cache=True, windows=(None, 30)), [150], 80, {}, id="an FP8 cache"),
         pytest.param(changed(rotary_dim=0, activation="relu2"), [60], 60, {}, id="no RoPE, squared ReLU"),
@@ -150,20 +143,6 @@ def test_a_shape_that_is_not_taken_has_a_reason(changes, reason):
         PrefillPlan(shape, 132, 227 << 10)
 
 
-@pytest.mark.parametrize(
-    ("changes", "batch", "name"),
-    [
-        ({}, 2, "long_prompt_attention"),
-        ({}, 1, "prompt_attention"),
-        ({"head_dim": 256}, 2, "prompt_attention"),
-        ({"fp8_cache": True}, 2, "prompt_attention"),
-    ],
-)
-def test_prompts_that_fill_the_gpu_have_twice_the_queries_per_warp(changes, batch, name):
-    plan = PrefillPlan(changed(**{**LONG, **changes}), 20, 227 << 10)
-    assert plan.attention(batch, 160).name == name
-
-
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 def test_splits_of_a_prefill_have_room_in_the_scratch(head_dim):
     plan = PrefillPlan(changed(head_dim=head_dim, rotary_dim=64), 16, 99 << 10)
@@ -181,7 +160,5 @@ def test_the_kernels_keep_their_variables_in_registers(head_dim, arch):
     shape = changed(head_dim=head_dim, heads=12, hidden=1536, inner=8960, windows=(100, None))
     plan = PrefillPlan(shape, 132, 163 << 10)
     report = ptxas_report(expand(plan.source), compiler.options(arch, plan))
-    names = set(re.findall(r"Function properties for (\w+)", report))
-    assert ("long_prompt_attention" in names) == (head_dim <= 128)
     assert set(re.findall(r"(\d+) bytes stack frame", report)) == {"0"}
     assert set(re.findall(r"(\d+) bytes spill", report)) == {"0"}

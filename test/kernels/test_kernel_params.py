@@ -30,13 +30,12 @@ def declared(source: str) -> dict[str, list[tuple[str, str]]]:
 def test_names_order_and_types_are_those_of_the_kernel(params):
     hints = get_type_hints(params, include_extras=True)
     fields = [(get_args(hints[field.name])[1], field.name) for field in dataclasses.fields(params)]
-    for kernel in (params.kernel, *params.others):
-        assert fields == declared(params.source)[kernel]
+    assert fields == declared(params.source)[params.kernel]
 
 
 def test_every_kernel_has_parameters():
     kernels = {(path.name, name) for path in KERNELS.glob("*.cu") for name in declared(path.name)}
-    assert kernels == {(params.source, name) for params in ALL for name in (params.kernel, *params.others)}
+    assert kernels == {(params.source, params.kernel) for params in ALL}
 
 
 def test_values_are_packed_in_the_order_of_the_kernel():

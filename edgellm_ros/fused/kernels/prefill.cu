@@ -122,20 +122,6 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
                             (int)window, (int)tokens, (int)splits, mask);
 }
 
-#if LONG_KV_TILE
-// The same for prompts whose CTAs fill the GPU even with twice the queries, so that a warp reads keys and values half
-// as often.
-extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
-    long_prompt_attention(const u16* qkv, const i64* kv_length, const CacheValue* key_cache,
-                          const CacheValue* value_cache, u16* out, float* sums, float* scales, i64 window, i64 tokens,
-                          i64 behind, i64 splits, const unsigned char* mask) {
-  pdl_wait();
-  const int length = (int)(kv_length[blockIdx.y] - behind);
-  attend_prompt<Form<2, LONG_KV_TILE>>(qkv, length, key_cache, value_cache, out, sums,
-                                       reinterpret_cast<float2*>(scales), (int)window, (int)tokens, (int)splits, mask);
-}
-#endif
-
 extern "C" __global__ void __launch_bounds__(THREADS)
     combine_prompt(const u16* qkv, const float* sums, const float* scales, const i64* kv_length, u16* out, i64 window,
                    i64 tokens, i64 behind, i64 splits) {

@@ -6,7 +6,7 @@ from __future__ import annotations
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.fused.plan.fusion import FusionShape
 from edgellm_ros.fused.plan.launch import WARP, Launch
-from edgellm_ros.fused.plan.prompt_attention import KV_TILES, AttentionForm, largest_form
+from edgellm_ros.fused.plan.prompt_attention import KV_TILES, largest_form
 from edgellm_ros.fused.plan.prompt_attention import THREADS as ATTENTION_THREADS
 from edgellm_ros.fused.plan.shape import SQUARED_RELU, FusedShape
 
@@ -18,9 +18,6 @@ MOST_SPLITS = 16
 # Heads of more values have tiles of fewer KV rows, so that two CTAs fit on an SM: one has too few warps to
 # hide the latency of its products. Their KV rows are split for as many CTAs, in shorter parts.
 ONE_CTA_PER_SM, WIDE_KV_TILE, WIDE_SPLIT_ROWS = 128, 32, 64
-# Of long prompts, whose warps have twice the queries: KV rows of a tile by head_dim, with which no registers
-# spill (with an FP8 cache some do), and fewest CTAs per SM.
-LONG_KV_TILES, CTAS_PER_SM = {64: 64, 96: 32, 128: 32}, 2
 
 
 class PrefillPlan:
@@ -49,26 +46,18 @@ class PrefillPlan:
         self._form = largest_form(1, shape.head_dim, most_shared, WIDE_KV_TILE if wide else KV_TILES[0])
         self._ctas = (2 if wide else 1) * multiprocessors  # that splits are made for
         self._split_rows = WIDE_SPLIT_ROWS if wide else SPLIT_ROWS
-        kv_tile = 0 if trees or shape.fp8_cache else LONG_KV_TILES.get(shape.head_dim, 0)
-        form = AttentionForm(2, kv_tile)
-        self._long_form = form if kv_tile and form.smem(shape.head_dim) <= most_shared else None
 
-    def _units(self, tokens: int, form: AttentionForm) -> int:
+    def _units(self, tokens: int) -> int:
         """Return the number of tiles of a sequence's queries, over all KV heads."""
         queries = tokens * (self.shape.heads // self.shape.kv_heads)
-        return -(-queries // form.queries) * self.shape.kv_heads
-
-    def _is_long(self, batch: int, tokens: int) -> bool:
-        """Whether CTAs with twice the queries fill the GPU."""
-        form = self._long_form
-        return form is not None and batch * self._units(tokens, form) >= CTAS_PER_SM * self._multiprocessors
+        return -(-queries // self._form.queries) * self.shape.kv_heads
 
     def splits(self, batch: int, tokens: int) -> int:
         """Return into how many parts the KV rows of a tile of queries may be split.
 
         So many that each SM has its CTAs. The number of filled rows does not matter: one graph does for all.
         """
-        return max(1, min(MOST_SPLITS, self._ctas // (batch * self._units(tokens, self._form))))
+        return max(1, min(MOST_SPLITS, self._ctas // (batch * self._units(tokens))))
 
     @property
     def scratch_bytes(self) -> dict[str, int]:
@@ -86,12 +75,9 @@ class PrefillPlan:
         return Launch("rope_tokens", (-(-heads // each), rows), THREADS)
 
     def attention(self, batch: int, tokens: int) -> Launch:
-        """Return how `prompt_attention` or `long_prompt_attention` is launched."""
-        name, form = "prompt_attention", self._form
-        if self._long_form is not None and self._is_long(batch, tokens):
-            name, form = "long_prompt_attention", self._long_form
-        grid = self._units(tokens, form) * self.splits(batch, tokens), batch
-        return Launch(name, grid, ATTENTION_THREADS, form.smem(self.shape.head_dim))
+        """Return how `prompt_attention` is launched."""
+        grid = self._units(tokens) * self.splits(batch, tokens), batch
+        return Launch("prompt_attention", grid, ATTENTION_THREADS, self._form.smem(self.shape.head_dim))
 
     def combine(self, batch: int, tokens: int) -> Launch:
         """Return how `combine_prompt` is launched."""
@@ -128,7 +114,6 @@ class PrefillPlan:
             "ROPE_HEADS": ROPE_HEADS,
             "ACTIVATE_ROWS": ACTIVATE_ROWS,
             "KV_TILE": self._form.kv_tile,
-            "LONG_KV_TILE": 0 if self._long_form is None else self._long_form.kv_tile,
             "SPLIT_TILES": -(-self._split_rows // self._form.kv_tile),
             "PROMPT_ATTENTION_SMEM": self._form.smem(shape.head_dim),
         }

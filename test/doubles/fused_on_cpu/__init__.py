@@ -36,7 +36,6 @@ KERNELS = {
         "norm_tokens",
         "rope_tokens",
         "prompt_attention",
-        "long_prompt_attention",
         "combine_prompt",
         "activate",
         "keep_last",
@@ -82,8 +81,6 @@ class FusedDoubleProgram:
         names = KERNELS.get(root, ())
         if ("FUSED_SIZE", "0") in self._plan.macros():
             names = tuple(name for name in names if not name.endswith("_states"))
-        if ("LONG_KV_TILE", "0") in self._plan.macros():
-            names = tuple(name for name in names if not name.startswith("long_"))
         return build(on_cpu(root), self._plan.macros(), names)
 
     def launch(self, launch: Launch, params: KernelParams) -> None:
