@@ -77,8 +77,8 @@ class PrefixReuse:
         """Find the longest stored prefix of each prompt; the prefill skips its tokens.
 
         Also chooses where the prefill saves states: at the prompt's end only, without `reuse`. Prompts that
-        are padded, and several that would run together, reuse no prefix shorter than a page: the chat
-        template begins all prompts with the same few tokens.
+        are padded, and several that would run together, reuse no text shorter than a page: the chat template
+        begins all prompts with the same few tokens.
         """
         if not self.pages.capacity_bytes or not sequences:
             return
@@ -92,9 +92,9 @@ class PrefixReuse:
             if reuse:
                 sequence.prefix = self.pages.match(sequence.adapter.key, sequence.prefix_keys)
             stored = sequence.prefix.length
-            shared.append(stored if stored >= least else 0)
+            shared.append(stored if _is_worth_a_run(sequence, stored, least) else 0)
             self._end_at_a_state(sequence, stored)
-            if sequence.prefix.length < least:
+            if not _is_worth_a_run(sequence, sequence.prefix.length, least):
                 sequence.prefix = Prefix()
         # Runs are padded to the longest of a row: each row must have slots for it after the reused ones.
         room = self._room(sequences)
@@ -248,6 +248,11 @@ class PrefixReuse:
             if counts:
                 ends += (np.flatnonzero(ids == placeholder)[np.cumsum(counts) - 1] + 1).tolist()
         return ends
+
+
+def _is_worth_a_run(sequence: GenerationSequence, length: int, least: int) -> bool:
+    """Whether a prompt reuses its first `length` tokens: at least `least`, or some that an encoder made."""
+    return length >= least or any(isinstance(key, str) for key in sequence.prefix_keys[:length])
 
 
 def prefill_parts(sequences: Sequence[GenerationSequence], most: int) -> list[list[range]]:

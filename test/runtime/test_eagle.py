@@ -47,8 +47,12 @@ def drafting(engine, device):
 
 @pytest.fixture(scope="module")
 def reference(engine, device):
-    """Function that returns the head's inputs of a request's whole text, and the head."""
-    with LLMInferenceRuntime(engine, device, prefix_cache_bytes=0, drafting=TREE) as runtime:
+    """Function that returns the head's inputs of a request's whole text, and the head.
+
+    Without graphs: a launch of one does not come by the drafter.
+    """
+    options = {"prefix_cache_bytes": 0, "drafting": TREE, "cuda_graphs": False}
+    with LLMInferenceRuntime(engine, device, **options) as runtime:
         head = HeadReference(engine, runtime)
 
         def run(one):
