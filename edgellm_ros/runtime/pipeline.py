@@ -142,6 +142,7 @@ class Pipeline:
         """Set the decode method for the next batches; the batch must be empty."""
         self.method = method
         self.sampling.resize(method.tokens_per_step)
+        self.vanilla.clear()
         self._first_tokens.use(method)
         queued, capacity = self.device.max_queued_steps, self.runner.kv_cache.capacity
         self._decode_loop = DecodeLoop(self.batch, method, queued, capacity)

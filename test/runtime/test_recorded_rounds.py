@@ -312,3 +312,14 @@ def test_a_round_is_not_replayed_for_other_bindings(draft_engine, plain):
         found = used(runtime, TALKING)
         assert (found.launches, found.captures) == (found.rounds - 1, 1)
         assert_same_answers(runtime, plain, TALKING)
+
+
+def test_steps_recorded_for_other_buffers_are_not_replayed(draft_engine, plain):
+    one = request("go", max_tokens=8)
+    with open_drafting(draft_engine, EAGLE) as runtime:
+        assert runtime.capture_decoding_cuda_graph() is True
+        vanilla = runtime.pipeline.vanilla
+        assert len(vanilla.recorded) > 0
+        runtime.pipeline.use_decode_method(vanilla)
+        assert len(vanilla.recorded) == 0
+        assert_same_with_drafting(runtime.handle_request(one), plain.handle_request(one))

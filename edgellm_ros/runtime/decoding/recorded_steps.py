@@ -151,6 +151,11 @@ class RecordedSteps(Generic[StepT]):
             )
         return not refused
 
+    def clear(self) -> None:
+        """Drop all graphs: other buffers have taken the place of those that they write."""
+        self._recorded.clear()
+        self._graph = None
+
     def drop(self, adapter: LoraAdapter) -> None:
         """Drop the graphs of a removed adapter."""
         self._recorded = {key: step for key, step in self._recorded.items() if adapter not in key}

@@ -130,6 +130,11 @@ class VanillaDecoding:
         self.recorded_logits.record_lazily = self.recorded.record_lazily
         return done
 
+    def clear(self) -> None:
+        """Drop all graphs: the sampler has other buffers."""
+        self.recorded.clear()
+        self.recorded_logits.clear()
+
     def drop(self, adapter: LoraAdapter) -> None:
         """Drop the graphs of a removed adapter."""
         self.recorded.drop(adapter)
