@@ -251,7 +251,10 @@ class PrefixReuse:
 
 
 def _is_worth_a_run(sequence: GenerationSequence, length: int, least: int) -> bool:
-    """Whether a prompt reuses its first `length` tokens: at least `least`, or some that an encoder made."""
+    """Whether a prompt reuses its first `length` tokens.
+
+    These are at least `least`, or an encoder has made some of them.
+    """
     return length >= least or any(isinstance(key, str) for key in sequence.prefix_keys[:length])
 
 

@@ -35,9 +35,9 @@ class AttentionForm:
 def largest_form(
     warp_tiles: int, head_dim: int, most_shared: int, most_rows: int = KV_TILES[0]
 ) -> AttentionForm:
-    """Return the form with the largest tile of KV rows that fits into `most_shared` bytes.
+    """Return the form with the largest tile of KV rows that fits.
 
-    most_rows: of a tile. EngineError if none fits.
+    most_shared: bytes of smem; most_rows: of a tile. EngineError if none fits.
     """
     forms = [AttentionForm(warp_tiles, tile) for tile in KV_TILES if tile <= most_rows]
     for form in forms:
