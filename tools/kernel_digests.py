@@ -29,8 +29,9 @@ from edgellm_ros.fused.plan.expert_shape import ExpertShape  # noqa: E402
 from edgellm_ros.fused.plan.fusion import FusionPlan, FusionShape  # noqa: E402
 from edgellm_ros.fused.plan.prefill import PrefillPlan  # noqa: E402
 from edgellm_ros.fused.plan.prompt import PromptPlan  # noqa: E402
+from edgellm_ros.fused.plan.prompt_mixer import PromptMixerPlan  # noqa: E402
 from edgellm_ros.fused.plan.quantized import Quantized  # noqa: E402
-from edgellm_ros.fused.plan.shape import FusedDraftShape, FusedShape  # noqa: E402
+from edgellm_ros.fused.plan.shape import FusedDraftShape, FusedShape, RecurrentShape  # noqa: E402
 from edgellm_ros.fused.plan.tuning import load_tuning  # noqa: E402
 from edgellm_ros.fused.plan.vision import VisionPlan, VisionShape  # noqa: E402
 from edgellm_ros.kernels.cuda import compiler  # noqa: E402
@@ -66,6 +67,24 @@ QWEN2 = FusedShape(
     qkv_bias=True,
     tied=True,
     max_rows=16,
+)
+QWEN3_5 = FusedShape(
+    "fp16",
+    layers=24,
+    hidden=1024,
+    heads=8,
+    kv_heads=2,
+    head_dim=256,
+    inner=3584,
+    vocab=248320,
+    rotary_dim=64,
+    capacity=640,
+    qk_norm=True,
+    tied=True,
+    max_rows=16,
+    attention_gate=True,
+    recurrent=RecurrentShape(True, 16, 16, 128, 128, 4, 128),
+    attention_layers=6,
 )
 HEAD = FusedDraftShape(
     "fp16",
@@ -128,6 +147,7 @@ def _decoders() -> Iterator[tuple[str, FusedShape, int, bool]]:
     yield "int4 act-order", _quantized(QWEN3, Quantized(4, 32, zero_points=True, ordered=True)), 4, False
     yield "fp8 weights", _quantized(QWEN3, Quantized(8, 0, float8=True)), 2, False
     yield "draft head", HEAD, 2, False
+    yield "qwen3.5-0.8b", QWEN3_5, 1, False
 
 
 def programs() -> Iterator[tuple[str, Any]]:
@@ -141,8 +161,10 @@ def programs() -> Iterator[tuple[str, Any]]:
         yield f"fusion, {rows} rows", FusionPlan(FusionShape("fp16", 2048, 256), rows, *limits)
     for rows in (8, 32):
         yield f"expert, {rows} rows", ExpertPlan(EXPERT, rows, SHARED_BYTES, ExpertTuning())
-    for name, shape in (("qwen3-1.7b", QWEN3), ("fp8 cache", replace(QWEN3, fp8_cache=True))):
+    prompts = {"qwen3-1.7b": QWEN3, "fp8 cache": replace(QWEN3, fp8_cache=True), "qwen3.5-0.8b": QWEN3_5}
+    for name, shape in prompts.items():
         yield f"{name}, prefill", PrefillPlan(shape, *limits)
+    yield "qwen3.5-0.8b, mixers of prompts", PromptMixerPlan(QWEN3_5, *limits)
     yield "qwen3-1.7b, trees", PrefillPlan(QWEN3, *limits, trees=True)
     yield "qwen3-vl-2b, vision", VisionPlan(TOWER, SHARED_BYTES)
     yield "internvl3, vision", VisionPlan(TILES, SHARED_BYTES)
