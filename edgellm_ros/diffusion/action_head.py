@@ -129,9 +129,7 @@ class BoundContext:
 
     tensors: dict[str, Tensor]  # by name of the binding
     dims: dict[str, int]  # values of the symbols in their shapes
-    begin: Callable[[], None] = lambda: (
-        None
-    )  # queues what the steps need of the context, before the first one
+    begin: Callable[[], None] | None = None  # queues what the steps need before the first one; None = nothing
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ class ActionRunner:
             step = partial(self._engine_step, steps, trajectory, velocity, run is not None)
 
         def queue(number: int, first: bool) -> None:
-            if not number:
+            if not number and bound.begin is not None:
                 bound.begin()
             step(number, first)
 

@@ -209,10 +209,10 @@ class EngineExecutor:
             ),
         )
 
-    def record_repeated(self, stream: Any = None, runs: str = "") -> None:
+    def record_repeated(self, stream: Any = None) -> None:
         """`record` the current binding if it has been executed at least twice."""
         if self._current is not None and self._current.runs > 1:
-            self.record(stream, runs)
+            self.record(stream)
 
     def keep_graph(self) -> None:
         """Keep a recorded graph of the current binding as long as the executor."""

@@ -112,15 +112,20 @@ class RecordedWork:
         if not recorder.active:
             return None
 
+        runs: list[BoundRun] = []
+
         def record() -> None:
             for part in parts:
-                work.runs += part()
+                runs.extend(part())
 
         if len(parts) > 1:  # each of them is tried next
             explain = partial(logger.info, "%s run without one graph: %s", name)
         else:
             explain = partial(logger.warning, "%s run without a graph: %s", name)
-        return recorder.capture(lambda: self._device.capture(record), explain)
+        graph = recorder.capture(lambda: self._device.capture(record), explain)
+        if graph is not None:
+            work.runs += runs
+        return graph
 
     def _drop_oldest(self) -> None:
         droppable = [key for key, work in self._works.items() if not work.is_kept]

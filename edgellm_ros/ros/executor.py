@@ -11,6 +11,7 @@ from rclpy.context import Context
 from rclpy.event_handler import EventHandler
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.guard_condition import GuardCondition
+from rclpy.node import Node
 
 EVENTS_PERIOD_S = 1.0
 
@@ -22,7 +23,7 @@ class LeanExecutor(SingleThreadedExecutor):
     makes two per callback, because every callback wakes the executor that has just run it, and more than
     half of each are the QoS events of publishers and subscriptions. Here only other threads wake the
     executor, and one wait set per `EVENTS_PERIOD_S` contains QoS events: a warning of incompatible QoS may
-    come so much later, with the next callback.
+    come so much later, with the next wait set.
     """
 
     def __init__(self, *, context: Context | None = None) -> None:
@@ -35,11 +36,15 @@ class LeanExecutor(SingleThreadedExecutor):
     def spin_once(self, timeout_sec: float | None = None) -> None:
         """Wait for one callback and run it, for at most `timeout_sec`; None = forever."""
         self._guard.spinner = threading.get_ident()
+        super().spin_once(timeout_sec)
+
+    def get_nodes(self) -> list[Node]:
+        """Return the nodes; rclpy asks for them before it makes a wait set."""
         now = time.monotonic()
         self._waits_for_events = now >= self._next_events
         if self._waits_for_events:
             self._next_events = now + EVENTS_PERIOD_S
-        super().spin_once(timeout_sec)
+        return super().get_nodes()
 
     def can_execute(self, entity: Any) -> bool:
         """Tell whether the next wait set contains an entity."""

@@ -142,7 +142,7 @@ class Pipeline:
         """Set the decode method for the next batches; the batch must be empty."""
         self.method = method
         self.sampling.resize(method.tokens_per_step)
-        self.vanilla.clear()
+        method.clear()
         self._first_tokens.use(method)
         queued, capacity = self.device.max_queued_steps, self.runner.kv_cache.capacity
         self._decode_loop = DecodeLoop(self.batch, method, queued, capacity)
@@ -334,7 +334,6 @@ class Pipeline:
     def capture_decoding_cuda_graph(self) -> bool:
         """Record decode steps, and from now on prefills; see `LLMInferenceRuntime`."""
         try:
-            self.batch.close_left()
             self.records_prefills = self.method.capture(self.loras.loaded())
             self._encoders.warm_up(self.device)
             self._prefill.warm_up(self.device)

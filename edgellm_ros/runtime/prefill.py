@@ -103,11 +103,11 @@ class Prefill:
     def warm_up(self, device: Device) -> None:
         """Run and record a prompt of each bucket, so that a user's first is not slow.
 
-        Then libraries have chosen their kernels: for the base model, one prompt at a time, up to WARM_TOKENS.
-        Of longer prompts this is a small part of the time. Plans of TensorRT are left out, because each of
-        their recorded runs takes memory of its own. The log has time and memory, or why a prompt could not
-        run. A second call does nothing. No batch may run: the prompts are computed in the first row, which is
-        cleared. Without padding, there are no buckets to run.
+        Then libraries have chosen their kernels: for the base model and the draft head, one prompt at a time,
+        up to WARM_TOKENS. Of longer prompts this is a small part of the time. Plans of TensorRT are left out,
+        because each of their recorded runs takes memory of its own. The log has time and memory, or why a
+        prompt could not run. A second call does nothing. No batch may run: the prompts are computed in the
+        first row, which is cleared. Without padding, there are no buckets to run.
         """
         if not self._pads or self._is_warm or self._runner.prefill_executor.is_plan:
             return
@@ -146,7 +146,7 @@ class Prefill:
         write_prompts(inputs.arrays, [tokens], [np.zeros((3, 0), np.float32)], [0], [0])
         inputs.upload()
         run = PromptRun(tokens, range(1), (self._runner.loras.base,), first=(True,))
-        parts = self._parts(run, inputs)
+        parts = self._parts(run, inputs, guards=False)  # a failure is that of the warm-up alone
         for queue in parts:
             queue()
         self.recorded.record(self._key(run), *parts)
@@ -189,7 +189,10 @@ class Prefill:
         self._write(inputs.arrays, sequences, rows, part)
         inputs.upload()
         parts = self._parts(run, inputs)
-        if rows.start or self._runner.prefill_executor.is_observed:
+        executor = self._runner.prefill_executor
+        # A plan's run of another adapter changes the shapes of a context, which a graph cannot record.
+        changes_shapes = executor.is_plan and len(set(run.adapters)) > 1
+        if rows.start or executor.is_observed or changes_shapes:
             for queue in parts:
                 queue()
         else:
@@ -227,12 +230,16 @@ class Prefill:
         if self._drafter is not None:
             self._drafter.write_prompts(arrays, sequences, rows, part)
 
-    def _parts(self, run: PromptRun, inputs: PackedArrays) -> list[Part]:
-        """Return what queues the parts of a run, whose arrays have been uploaded."""
+    def _parts(self, run: PromptRun, inputs: PackedArrays, guards: bool = True) -> list[Part]:
+        """Return what queues the parts of a run, whose arrays have been uploaded.
+
+        guards: whether a failure of the drafter ends drafting, and not the run.
+        """
         parts: list[Part] = [partial(self._queue, run, inputs.tensors)]
         if self._drafter is not None:
+            drafter = self._drafter if guards else self._drafter.drafter
             embeds = self._embedder.prompt_embeds(len(run.rows), run.tokens)
-            parts.append(partial(self._drafter.prefilled, run, embeds, inputs.tensors))
+            parts.append(partial(drafter.prefilled, run, embeds, inputs.tensors))
         return parts
 
     def _queue(self, run: PromptRun, inputs: Mapping[str, Tensor]) -> list[BoundRun]:

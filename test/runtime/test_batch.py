@@ -58,7 +58,7 @@ def order(batch) -> str:
     return "".join(sequence.name for sequence in batch.sequences)
 
 
-@pytest.mark.parametrize("leaving", ["", "a", "b", "d", "ad", "bc", "abd"])
+@pytest.mark.parametrize("leaving", ["", "a", "b", "d", "ad", "bc", "abd", "abcd"])
 def test_rows_behind_evicted_ones_move_up_in_every_state(batch, states, leaving):
     members = sequences("abcd")
     batch.admit(members)
@@ -67,41 +67,6 @@ def test_rows_behind_evicted_ones_move_up_in_every_state(batch, states, leaving)
     assert order(batch) == staying
     for state in states:
         assert state.rows == dict(enumerate(staying))
-
-
-class TestTheEndOfABatch:
-    """Rows stay open until the next batch shows which of them it uses."""
-
-    @pytest.fixture(autouse=True)
-    def ended(self, batch):
-        members = sequences("abcd")
-        batch.admit(members)
-        batch.evict(members)
-        assert order(batch) == ""
-
-    def test_rows_that_the_next_batch_takes_are_not_closed_before(self, batch, states):
-        closed = []
-        for state in states:
-            state.close = closed.append
-        batch.admit(sequences("xy"))
-        assert closed == [2, 2, 3, 3]
-
-    def test_rows_that_the_next_batch_leaves_are_closed(self, batch, states):
-        batch.admit(sequences("xy"))
-        for state in states:
-            assert state.rows == dict(enumerate("xy"))
-
-    def test_later_batches_close_nothing_again(self, batch, states):
-        batch.admit(sequences("x"))
-        batch.admit(sequences("y"))
-        batch.close_left()
-        for state in states:
-            assert state.rows == dict(enumerate("xy"))
-
-    @pytest.mark.parametrize("close", [Batch.close_left, Batch.clear])
-    def test_all_rows_can_be_closed_without_a_next_batch(self, batch, states, close):
-        close(batch)
-        assert states[0].rows == states[1].rows == {}
 
 
 def test_each_row_moves_at_most_once(batch, states):

@@ -11,8 +11,11 @@ import pytest
 
 from doubles.deferred_runtime import WatchedDevice, queueing
 from edgellm_ros.builder import export
+from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
+from edgellm_ros.runtime.engines.draft_engine_runner import DraftEngineRunner
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.prefill import Prefill
 from edgellm_ros.runtime.prefix.prefix_cache import PAGE
 from fixtures.hybrid_checkpoints import write_qwen3_5_checkpoint
 from fixtures.random_head import base_config, write_random_head
@@ -54,6 +57,7 @@ def calls(runtime: LLMInferenceRuntime, *batch) -> Counter[str]:
 FIRST_TOKEN = request(max_tokens=1)
 # lookup drafts from the token ids of the whole prompt, which are an upload of their own
 UPLOADS = {None: 1, EAGLE: 1, LOOKUP: 2}
+CLOSES = {None: 2, EAGLE: 3, LOOKUP: 2}  # calls that end a row
 
 
 @DRAFTING
@@ -62,12 +66,13 @@ def test_a_repeated_prompt_is_one_upload_and_one_graph_and_its_token_another(eng
         found = calls(runtime, FIRST_TOKEN)
         uploads = UPLOADS[drafting]
         assert (found["upload"], found["launch"], found["copy_to_host"]) == (uploads, 2, 1)
-        assert found["queued"] == uploads + 2 + 1 + 1, "and the sampling parameters of a row"
+        of_a_row = 1 + CLOSES[drafting]  # its sampling parameters, its end
+        assert found["queued"] == uploads + 2 + 1 + of_a_row
 
 
 def test_prompts_of_a_batch_differ_by_the_sampling_parameters_of_their_rows(engine):
     with LLMInferenceRuntime(engine, WatchedDevice(), drafting=EAGLE, prefix_cache_bytes=0) as runtime:
-        assert calls(runtime, *[FIRST_TOKEN] * 3)["queued"] == 1 + 2 + 3 + 1
+        assert calls(runtime, *[FIRST_TOKEN] * 3)["queued"] == 1 + 2 + 1 + 3 * (1 + CLOSES[EAGLE])
 
 
 def test_a_repetition_penalty_takes_an_upload_of_the_tokens_seen(engine):
@@ -80,7 +85,7 @@ def test_the_states_of_a_hybrid_take_no_calls_of_their_own(tmp_path):
     export(write_qwen3_5_checkpoint(tmp_path / "checkpoint", 3), tmp_path / "engine")
     options = {"drafting": None, "prefix_cache_bytes": 0}
     with LLMInferenceRuntime(tmp_path / "engine", WatchedDevice(), **options) as runtime:
-        assert calls(runtime, FIRST_TOKEN)["queued"] == 1 + 2 + 1 + 1
+        assert calls(runtime, FIRST_TOKEN)["queued"] == 1 + 2 + 1 + 1 + CLOSES[None]
 
 
 @pytest.mark.parametrize("drafting", [None, EAGLE], ids=["off", "eagle"])
@@ -153,6 +158,39 @@ def test_replayed_prompts_give_the_draft_head_the_rows_of_the_cpu(engine, prefix
             one = request(text, max_tokens=1)
             for found, expected in zip(head_rows(runtime, one), head_rows(plain, one), strict=True):
                 np.testing.assert_array_equal(found, expected)
+
+
+def test_prompts_recorded_after_vanilla_steps_give_the_draft_head_their_states(engine):
+    states = []
+    for begins_with_vanilla_steps in (False, True):
+        options = {"drafting": EAGLE, "prefix_cache_bytes": 0, "cuda_graphs": False}
+        with LLMInferenceRuntime(engine, WatchedDevice(), **options) as runtime:
+            if begins_with_vanilla_steps:
+                runtime.handle_request(request(max_tokens=8, disable_spec_decode=True))
+            assert runtime.capture_decoding_cuda_graph() is True
+            runtime.handle_request(FIRST_TOKEN)
+            pipeline = runtime.pipeline
+            states.append(pipeline.device.download(pipeline.drafter.drafter._pending.states)[0, 0])
+    assert np.abs(states[0]).max() > 0
+    np.testing.assert_array_equal(*states)
+
+
+def test_a_draft_head_that_fails_in_advance_still_drafts(engine, monkeypatch, caplog):
+    def fail(runner, *arguments):
+        raise EngineError("out of memory")
+
+    def warm_up(prefill, device):
+        with monkeypatch.context() as patch:
+            patch.setattr(DraftEngineRunner, "execute_prompts", fail)
+            original(prefill, device)
+
+    original = Prefill.warm_up
+    monkeypatch.setattr(Prefill, "warm_up", warm_up)
+    with LLMInferenceRuntime(engine, WatchedDevice(), drafting=EAGLE, prefix_cache_bytes=0) as runtime:
+        assert "tokens are not run in advance: out of memory" in caplog.text
+        assert not runtime.pipeline.drafter.failed
+        runtime.handle_request(request(max_tokens=8))
+        assert runtime.spec_decode_generation_metrics.total_runs > 0
 
 
 def test_a_prefix_is_reused_from_a_page_on(engine):

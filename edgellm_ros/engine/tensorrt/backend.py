@@ -85,6 +85,7 @@ class TensorRTBackend:
         self.context_memory_size: int = self._engine.device_memory_size_v2
         self._memory = ContextMemory.of(device)
         self._memory.reserve(self.context_memory_size)
+        self._has_recorded = False  # since the compiled kernels were saved
         self._given: list[Tensor] = []  # memory of the caller in its place; graphs may have recorded it
 
     def bind(self, profile: int, tensors: Mapping[str, Tensor], stream: Any) -> Bound:
@@ -113,6 +114,10 @@ class TensorRTBackend:
             self._device.copy(target, source)
         if self._device.capturing and bound in self._contexts[bound.profile]:
             bound.recorded.append(self._contexts[bound.profile].pop(bound))
+            self._has_recorded = True
+        elif self._has_recorded and self._kernels is not None:
+            self._has_recorded = False
+            self._kernels.save()
 
     def capture(self, bound: Bound, stream: Any) -> DeviceGraph | None:
         self.run(bound, stream)  # a change of shapes takes effect in the first run

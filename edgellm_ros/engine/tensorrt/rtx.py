@@ -90,7 +90,7 @@ class CompiledKernels:
     """Kernels that TensorRT for RTX compiled for one plan on one GPU.
 
     The kernels are the library's runtime cache. The cache is read from a file beside the plan, and written to
-    it after a CUDA graph was captured and when the plan is freed or the process ends.
+    it in the run after a CUDA graph was captured, and when the plan is freed or the process ends.
     """
 
     def __init__(self, engine: trt.ICudaEngine, plan: Path, device: Device, library: Library) -> None:

@@ -95,6 +95,8 @@ class CublasProducts:
         gelu: bool = False,
     ) -> None:
         """Queue out [rows,n] = x [rows,k] times a matrix; see `Products`."""
+        if (bias or gelu) and (matrix.transposed or not bias):
+            raise EngineError("GELU needs a bias, and a bias rows of weights that are not transposed")
         self._device.activate()
         operation = GELU if gelu else BIAS if bias else TRANSPOSED if matrix.transposed else PLAIN
         if bias:

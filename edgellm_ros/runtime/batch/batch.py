@@ -30,7 +30,6 @@ class Batch:
         self.sequences: list[GenerationSequence] = []
         self._of_prompts, self._of_answers = tuple(states), tuple(of_answers)
         self._states = (*self._of_prompts, *self._of_answers)
-        self._left = range(0)  # rows that a batch has left when it ended, and that are not closed yet
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -53,7 +52,6 @@ class Batch:
             for state in self._of_prompts:
                 state.open(row, sequence)
             self.sequences.append(sequence)
-        self.close_left()
         return range(first, last)
 
     def begin_answers(self, rows: range) -> None:
@@ -75,18 +73,7 @@ class Batch:
                     state.move(source, target)
         size = len(self)
         self.sequences = [self.sequences[row] for row in staying]
-        if staying:
-            self._close(range(len(staying), size))
-        else:
-            self._left = range(size)
-
-    def close_left(self) -> None:
-        """Close the rows of a batch that has ended and that no sequence has been given.
-
-        `evict` leaves this to the next batch, whose sequences mostly take the same rows.
-        """
-        self._close(range(min(len(self), self._left.stop), self._left.stop))
-        self._left = range(0)
+        self._close(range(len(staying), size))
 
     def row_of(self, sequence: GenerationSequence) -> int:
         """Return the row of a sequence. ValueError if it is not in the batch."""
@@ -102,8 +89,8 @@ class Batch:
 
     def clear(self) -> None:
         """Remove all sequences."""
-        size = max(len(self), self._left.stop)
-        self.sequences, self._left = [], range(0)
+        size = len(self)
+        self.sequences = []
         self._close(range(size))
 
     def _close(self, rows: range) -> None:

@@ -62,6 +62,10 @@ class DecodeMethod(Protocol):
         """
         ...
 
+    def clear(self) -> None:
+        """Drop all recorded steps: the sampler has other buffers."""
+        ...
+
     def drop(self, adapter: LoraAdapter) -> None:
         """Drop the recorded steps of a removed adapter."""
         ...

@@ -154,7 +154,7 @@ class RecordedSteps(Generic[StepT]):
     def clear(self) -> None:
         """Drop all graphs: other buffers have taken the place of those that they write."""
         self._recorded.clear()
-        self._graph = None
+        self._graph = self._to_record = None
 
     def drop(self, adapter: LoraAdapter) -> None:
         """Drop the graphs of a removed adapter."""

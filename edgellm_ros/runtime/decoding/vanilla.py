@@ -131,7 +131,7 @@ class VanillaDecoding:
         return done
 
     def clear(self) -> None:
-        """Drop all graphs: the sampler has other buffers."""
+        """Drop all graphs; see `DecodeMethod`."""
         self.recorded.clear()
         self.recorded_logits.clear()
 

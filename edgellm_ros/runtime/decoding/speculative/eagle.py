@@ -86,7 +86,8 @@ class EagleDrafter:
         tokens = max(max_prompt, self._top_k, self._waiting.width)
         self._embeds = device.zeros((batch * tokens, size), dtype)
         # of prompts that are computed in parts: long ones, and hybrids', whose states are saved in between
-        self._shifted = device.zeros((batch * max_prompt, size), dtype)
+        self._shifted: Tensor | None = None  # made for the first of these
+        self._shifted_shape = (batch * max_prompt, size), dtype
 
     def open(self, row: int, sequence: GenerationSequence) -> None:
         """Begin a sequence; the caller fills the head's rows of the reused prefix.
@@ -174,6 +175,8 @@ class EagleDrafter:
         newest = self._newest.rows(0, batch)  # of the part before
         before = states
         if run.continues:
+            if self._shifted is None:
+                self._shifted = self._device.zeros(*self._shifted_shape)
             before = self._shifted.view(*states.shape)
             self._tree_kernels.take_rows(states, inputs["before"], before)
             self._tree_kernels.put_rows(newest, inputs["of_part_before"], before)
@@ -188,7 +191,8 @@ class EagleDrafter:
         )
         self._tree_kernels.take_rows(states, inputs["last_token_ids"], newest)
         if run.ends:
-            self._in_use().begin_states(run.rows, newest)
+            pending = self._in_use() if run.rows.start else self._pending  # as `write_prompts` leaves them
+            pending.begin_states(run.rows, newest)
         return runs
 
     def started(self, rows: range, tokens: Tensor, counts: Tensor) -> None:

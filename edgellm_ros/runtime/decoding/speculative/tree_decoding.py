@@ -194,6 +194,12 @@ class TreeDecoding:
             recorded.record_lazily = self.recorded.record_lazily
         return rounds and steps
 
+    def clear(self) -> None:
+        """Drop all graphs; see `DecodeMethod`."""
+        self._vanilla.clear()
+        for recorded in (self.recorded, *self._recorded_parts):
+            recorded.clear()
+
     def drop(self, adapter: LoraAdapter) -> None:
         """Drop the graphs of a removed adapter."""
         self._vanilla.drop(adapter)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -101,6 +102,22 @@ def test_events_of_qos_arrive_while_messages_do(node, executor):
     node.create_subscription(String, "words", lambda message: None, QoSProfile(depth=1))
     spin(executor, lambda: events)
     assert len(events) == 1
+
+
+def test_events_of_qos_are_waited_for_while_many_callbacks_are_ready(node, executor, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("edgellm_ros.ros.executor.time", SimpleNamespace(monotonic=lambda: now))
+    node.create_publisher(String, "words", 1)
+    event = next(iter(node.waitables))
+    timers = [node.create_timer(0.001, lambda: None) for _ in range(3)]
+    time.sleep(0.05)
+    executor.spin_once(timeout_sec=0.1)  # the first of them
+    now += 1.1 * EVENTS_PERIOD_S
+    executor.wait_sets = 0
+    while not executor.wait_sets:
+        executor.spin_once(timeout_sec=0.1)
+    assert executor.can_execute(event)
+    assert len(timers) == 3
 
 
 def test_events_of_qos_are_waited_for_once_per_period(node, executor, monkeypatch):
