@@ -30,6 +30,9 @@ class ScriptedDecoding:
         self.pipeline, self.scripts = pipeline, scripts
         self.steps = 0
 
+    def clear(self) -> None:
+        pass
+
     def begin(self, batch) -> None:
         self.scripted = [self.scripts[one.request.prompt] for one in batch.sequences]
         self.places = [len(one.generated) for one in batch.sequences]
