@@ -86,7 +86,7 @@ def test_every_step_of_every_batch_size_is_a_launch(recorded, launches, batch):
     assert [len(answer.token_ids) for answer in answers] == [20] * batch
     (_, steps), *prefills = Counter(launches).most_common()
     assert steps == 19  # the prefill samples the first token
-    assert sum(count for _, count in prefills) <= 1  # it may be a graph of its own
+    assert sum(count for _, count in prefills) <= 2  # its run and its first token may be graphs of their own
 
 
 def test_recorded_steps_use_later_adapters_and_a_replaced_lm_head(device, tiny_checkpoint, tmp_path_factory):

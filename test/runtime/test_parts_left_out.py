@@ -116,9 +116,9 @@ def test_an_unknown_part_is_refused(tiny_engine, runtime_device, without, messag
 
 def test_saved_prefixes_are_those_of_the_whole_engine(acting_engine, runtime_device, tmp_path):
     with LLMInferenceRuntime(acting_engine, runtime_device) as whole:
-        tokens = whole.gen_and_save_system_prompt_kv_cache("you are a robot")
+        tokens = whole.gen_and_save_system_prompt_kv_cache("you are a robot on wheels")
         whole.save_prefix_cache(tmp_path / "prompts")
     with LLMInferenceRuntime(acting_engine, runtime_device, without=ALL) as text_only:
         text_only.load_prefix_cache(tmp_path / "prompts")
-        answer = text_only.handle_request(request("hello", system_prompt="you are a robot"))
+        answer = text_only.handle_request(request("hello", system_prompt="you are a robot on wheels"))
         assert answer.reused_tokens >= tokens
