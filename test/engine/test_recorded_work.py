@@ -93,7 +93,7 @@ def test_recorded_work_that_is_kept_outlives_other_work():
     assert counters.run("0") == (0, 0), "the least recently used graph is dropped"
 
 
-def test_dropped_work_begins_anew():
+def test_dropped_work_is_queued_call_by_call_again():
     counters = Counters()
     for key in "aabb":
         counters.run(key)

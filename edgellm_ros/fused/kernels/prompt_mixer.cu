@@ -530,9 +530,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int j = 0; j < 4; ++j) values[i][j] = gates[i][j] = 0;
     if (!inside) continue;
-    const uint4 words = load_cg(reinterpret_cast<const uint4*>(y + row * VALUES + at));
-    values[i][0] = __uint_as_float(words.x), values[i][1] = __uint_as_float(words.y);
-    values[i][2] = __uint_as_float(words.z), values[i][3] = __uint_as_float(words.w);
+    unpack(values[i], load_cg(reinterpret_cast<const uint4*>(y + row * VALUES + at)));
     unpack(gates[i], load_cg(reinterpret_cast<const uint2*>(projected + row * IN_PROJ_SIZE + FIRST_GATE + at)));
     float given[4] = {};
     if constexpr (!DELTA) {
