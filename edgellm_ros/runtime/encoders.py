@@ -5,18 +5,25 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
+from collections.abc import Hashable
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.multimodal.audio.runner import AudioRunner
+from edgellm_ros.multimodal.device_image import DeviceImage, Image
 from edgellm_ros.multimodal.vision_runner import VisionRunner
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.metrics import MultimodalMetrics
+from edgellm_ros.runtime.request import LLMGenerationRequest
 
 logger = logging.getLogger(__name__)
+
+KNOWN_IMAGES = 1024  # whose samples are kept
+SAMPLED = 16  # rows and columns of an image that tell it from other frames of a camera
 
 
 class Encoders:
@@ -40,6 +47,8 @@ class Encoders:
         self._embedder = embedder
         self._metrics = metrics
         self._is_warm = False
+        self._known: OrderedDict[Hashable, None] = OrderedDict()  # samples of images, the latest last
+        self._ahead: set[int] = set()  # first rows of the images of the next batch's first request
 
     def warm_up(self, device: Device) -> None:
         """Run what a camera and a microphone usually send.
@@ -69,11 +78,58 @@ class Encoders:
     def _rows_of_first(self, tokens: int) -> tuple[Tensor, list[Tensor]]:
         return self._embedder.image_rows(0, tokens)
 
+    def encode_ahead(self, request: LLMGenerationRequest) -> bool:
+        """Encode the new images of the next batch's first request, before its prompt is made.
+
+        So the device works while the host renders and tokenizes the prompt. Images that may be in the prefix
+        cache are left to `encode_images`, as are those behind an image that the engine refuses. Returns
+        whether there were new images.
+        """
+        self._ahead.clear()
+        if self._vision is None or (request.cancel is not None and request.cancel.is_set()):
+            return False
+        row = 0
+        for image in request.prompt_images:
+            try:
+                height, width = self._vision.token_grid(image)
+            except ValueError:
+                break
+            start, row = row, row + height * width
+            if row > self._config.builder.max_input_len:
+                break
+            if self._is_new(image):
+                self._encode_image(image, start, height * width)
+                self._ahead.add(start)
+        return bool(self._ahead)
+
+    def _is_new(self, image: Image) -> bool:
+        """Tell whether an image differs from the latest ones, and remember it.
+
+        Compares sizes and some of the pixels, so an image that counts as known may still be new.
+        """
+        if isinstance(image, DeviceImage):
+            sample: Hashable = image.key
+        else:
+            down, across = (max(1, size // SAMPLED) for size in image.shape[:2])
+            sample = image.shape, image[::down, ::across].tobytes()
+        is_new = sample not in self._known
+        self._known[sample] = None
+        self._known.move_to_end(sample)
+        if len(self._known) > KNOWN_IMAGES:
+            self._known.popitem(last=False)
+        return is_new
+
     def encode_images(self, sequences: list[GenerationSequence]) -> None:
-        """Encode images, one at a time, then videos; cancelled sequences are skipped."""
+        """Encode images, one at a time, then videos; cancelled sequences are skipped.
+
+        Except what `encode_ahead` has encoded.
+        """
         if self._vision is None:
             return
         for sequence in sequences:
+            if sequence.first_row == 0:
+                sequence.encoded_rows |= self._ahead
+                self._ahead.clear()
             reused = sequence.reused(self._config.image_token_id)
             row, first_new = sequence.image_row, sequence.image_row + reused
             images = sequence.request.prompt_images
@@ -83,11 +139,15 @@ class Encoders:
                 start, row = row, row + height * width
                 if row > first_new and start not in sequence.encoded_rows:
                     sequence.encoded_rows.add(start)
-                    image_rows, deepstack_rows = self._embedder.image_rows(start, height * width)
-                    self._vision.encode(images[index], image_rows, deepstack_rows)
-                    self._metrics.total_images += 1
-                    self._metrics.total_image_tokens += height * width
+                    self._encode_image(images[index], start, height * width)
             self._encode_videos(sequence, self._vision)
+
+    def _encode_image(self, image: Image, start: int, tokens: int) -> None:
+        assert self._vision is not None
+        image_rows, deepstack_rows = self._embedder.image_rows(start, tokens)
+        self._vision.encode(image, image_rows, deepstack_rows)
+        self._metrics.total_images += 1
+        self._metrics.total_image_tokens += tokens
 
     def _encode_videos(self, sequence: GenerationSequence, vision: VisionRunner) -> None:
         """Encode the videos of a sequence, one group of frames at a time."""

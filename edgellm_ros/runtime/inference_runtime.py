@@ -123,8 +123,8 @@ class LLMInferenceRuntime(OpenedEngine):
         drawn number at the border of two tokens.
         `output_thinker_embeddings`: store the prompts' hidden states for `base_model_hidden_states`; the
         prompts have at most `max_input_len` tokens.
-        ValueError, before any work, for an invalid request; EngineError if an engine fails or its outputs are
-        not finite.
+        ValueError for an invalid request, and then the whole batch is refused; EngineError if an engine fails
+        or its outputs are not finite.
         """
         requests = [request] if isinstance(request, LLMGenerationRequest) else list(request)
         with self._lock:

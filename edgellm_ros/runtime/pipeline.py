@@ -93,6 +93,8 @@ class Pipeline:
         Arguments and errors are those of `LLMInferenceRuntime.handle_request`.
         """
         clock = StageClock(self.device.mark)
+        if self._encode_ahead(requests):
+            clock.end("vision_s")
         sequences = self.prepare(requests, noise_seed)  # requests -> prompts with placeholders
         if output_thinker_embeddings:
             self.hidden_states.check([len(sequence.token_ids) for sequence in sequences])
@@ -244,6 +246,19 @@ class Pipeline:
             self.audio.forget()
         if isinstance(error, EngineError):
             self.reuse.clear()
+
+    def _encode_ahead(self, requests: Sequence[LLMGenerationRequest]) -> bool:
+        """Encode images while the host makes the prompts; return whether there is something to wait for.
+
+        Not on a CPU, which works at once.
+        """
+        if not requests or not self.device.max_queued_steps:
+            return False
+        try:
+            return self._encoders.encode_ahead(requests[0])
+        except BaseException as error:
+            self.recover_after(error)
+            raise
 
     def encode_images(self, sequences: list[GenerationSequence]) -> None:
         """Encode images and videos: camera frames -> rows of embeddings."""
