@@ -14,7 +14,7 @@ import numpy as np
 from edgellm_ros.diffusion.action_head import ActionHead
 from edgellm_ros.diffusion.chunking import ChunkCondition, ConditionedRun, conditioned_run
 from edgellm_ros.diffusion.fused_actions import FusedActions
-from edgellm_ros.engine.device import Device, DeviceGraph, on_device
+from edgellm_ros.engine.device import Device, DeviceGraph, HostCopy, on_device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.graph_recorder import GraphRecorder
@@ -27,6 +27,21 @@ logger = logging.getLogger(__name__)
 STEPS_PER_GRAPH = 20  # most Euler steps of one graph; its memory grows with them
 KEPT_GRAPHS = 16
 KEPT_NOISE = 64  # of requests whose trajectories have not been sampled
+
+
+class QueuedActions:
+    """Actions that the device computes."""
+
+    def __init__(self, copy: HostCopy, origin: str) -> None:
+        self._copy = copy
+        self._origin = origin  # for errors
+
+    def read(self) -> np.ndarray:
+        """Wait for the actions [samples, T, A] float32. EngineError if they are not finite."""
+        actions = self._copy.wait()
+        if not np.isfinite(actions).all():
+            raise EngineError(f"the actions are not finite ({self._origin})")
+        return actions
 
 
 class ActionRunner:
@@ -103,11 +118,27 @@ class ActionRunner:
         report: Callable[[int], bool],
         condition: ChunkCondition | None = None,
     ) -> np.ndarray | None:
-        """Sample normalised actions, float32 [samples, T, A].
+        """Sample normalised actions, float32 [samples, T, A]; the arguments are those of `queue`.
+
+        EngineError if they are not finite.
+        """
+        queued = self.queue(context, samples, steps, seed, report, condition)
+        return None if queued is None else queued.read()
+
+    def queue(
+        self,
+        context: Any,
+        samples: int,
+        steps: int,
+        seed: int,
+        report: Callable[[int], bool],
+        condition: ChunkCondition | None = None,
+    ) -> QueuedActions | None:
+        """Queue the sampling of normalised actions, to be read before the next call.
 
         With `condition`, they continue a chunk. context: what the kind of head takes. `report(step)` is
         called before every Euler step is queued; if it returns False, sampling ends and the result is None.
-        Equal contexts, seeds and steps give equal bits. EngineError if the result is not finite.
+        Equal contexts, seeds and steps give equal bits.
         """
         device = self._device
         trajectory, velocity = self._trajectory.rows(0, samples), self._velocity.rows(0, samples)
@@ -149,10 +180,7 @@ class ActionRunner:
                 device.upload(self._factors.rows(0, len(chunk)), factors)
             if not self._run(chunk, (key, run is not None, steps, first), queue, kept, report):
                 return None
-        result = device.download(trajectory)
-        if not np.isfinite(result).all():
-            raise EngineError(f"the actions are not finite (noise seed {seed}, {steps} Euler steps)")
-        return result
+        return QueuedActions(device.copy_to_host(trajectory), f"noise seed {seed}, {steps} Euler steps")
 
     def _run(
         self,

@@ -78,12 +78,12 @@ class Encoders:
     def _rows_of_first(self, tokens: int) -> tuple[Tensor, list[Tensor]]:
         return self._embedder.image_rows(0, tokens)
 
-    def encode_ahead(self, request: LLMGenerationRequest) -> bool:
+    def encode_ahead(self, request: LLMGenerationRequest, caches: bool) -> bool:
         """Encode the new images of the next batch's first request, before its prompt is made.
 
         So the device works while the host renders and tokenizes the prompt. Images that may be in the prefix
-        cache are left to `encode_images`, as are those behind an image that the engine refuses. Returns
-        whether there were new images.
+        cache (`caches`: there is one) are left to `encode_images`, as are those behind an image that the
+        engine refuses. Returns whether there were new images.
         """
         self._ahead.clear()
         if self._vision is None or (request.cancel is not None and request.cancel.is_set()):
@@ -97,7 +97,7 @@ class Encoders:
             start, row = row, row + height * width
             if row > self._config.builder.max_input_len:
                 break
-            if self._is_new(image):
+            if not caches or self._is_new(image):
                 self._encode_image(image, start, height * width)
                 self._ahead.add(start)
         return bool(self._ahead)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
+from edgellm_ros.diffusion.action_runner import QueuedActions
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.runtime.adapters.lora import LoraAdapter
 from edgellm_ros.runtime.answer_in_advance import answer_in_advance
@@ -116,9 +117,14 @@ class Pipeline:
             while self.batch.sequences:
                 ended = self.decode()  # tokens -> KV cache, next tokens, text; until a sequence ends
                 clock.end("decode_s")
-                self.sample_actions(ended)  # noise and KV cache -> trajectories
-                clock.end("action_s")
-                self.store_prefixes(ended)  # KV cache -> prefix cache
+                for sequence in ended:
+                    actions = self.queue_actions(sequence)  # noise and KV cache -> trajectories
+                    clock.end("action_s")
+                    self.store_prefixes([sequence])  # KV cache -> prefix cache; the device still works
+                    clock.end("keep_s")
+                    if actions is not None:
+                        self.deliver_actions(sequence, actions)
+                        clock.end("action_s")
                 self.batch.evict(ended)
                 clock.end("keep_s")
             # answers as the next turns read them -> prefix cache; a prefill would overwrite hidden states
@@ -255,7 +261,7 @@ class Pipeline:
         if not requests or not self.device.max_queued_steps:
             return False
         try:
-            return self._encoders.encode_ahead(requests[0])
+            return self._encoders.encode_ahead(requests[0], caches=self.prefixes.capacity_bytes > 0)
         except BaseException as error:
             self.recover_after(error)
             raise
@@ -309,28 +315,29 @@ class Pipeline:
         self._metrics.generation.generated_tokens += sum(len(sequence.generated) for sequence in ended)
         return ended
 
-    def sample_actions(self, sequences: list[GenerationSequence]) -> None:
-        """Sample trajectories and paths of the sequences that triggered the action head."""
-        if self.action is None:
-            return
-        space = self.action.action_space
-        for sequence in sequences:
-            if not sequence.wants_actions_now:
-                continue
-            samples = sequence.request.action_samples
-            steps = sequence.request.denoise_steps or self.action.default_steps
-            cache = self.runner.kv_cache.sequence(self.batch.row_of(sequence))
-            report = partial(sequence.report, "action")
-            condition = sequence.request.previous_chunk
-            normalised = self.action.execute(cache, samples, steps, sequence.noise_seed, report, condition)
-            if normalised is not None:
-                sequence.actions = space.denormalise(normalised)
-                if condition is not None:
-                    kept = condition.unchanged
-                    sequence.actions[:, : len(kept)] = space.clip(kept)
-                sequence.paths = space.integrate(sequence.actions, sequence.speed)
-                self._metrics.action.trajectories += samples
-                self._metrics.action.total_runs += steps
+    def queue_actions(self, sequence: GenerationSequence) -> QueuedActions | None:
+        """Queue the trajectories of a sequence that has triggered the action head."""
+        if self.action is None or not sequence.wants_actions_now:
+            return None
+        request = sequence.request
+        samples, steps = request.action_samples, request.denoise_steps or self.action.default_steps
+        cache = self.runner.kv_cache.sequence(self.batch.row_of(sequence))
+        report = partial(sequence.report, "action")
+        queued = self.action.queue(cache, samples, steps, sequence.noise_seed, report, request.previous_chunk)
+        if queued is not None:
+            self._metrics.action.trajectories += samples
+            self._metrics.action.total_runs += steps
+        return queued
+
+    def deliver_actions(self, sequence: GenerationSequence, queued: QueuedActions) -> None:
+        """Wait for the trajectories of a sequence, and compute their paths."""
+        assert self.action is not None
+        space, condition = self.action.action_space, sequence.request.previous_chunk
+        sequence.actions = space.denormalise(queued.read())
+        if condition is not None:
+            kept = condition.unchanged
+            sequence.actions[:, : len(kept)] = space.clip(kept)
+        sequence.paths = space.integrate(sequence.actions, sequence.speed)
 
     def read_calls(self, sequence: GenerationSequence) -> ParsedAnswer:
         """Read the tool calls of a finished answer, if its request has tools."""

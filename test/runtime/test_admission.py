@@ -25,7 +25,10 @@ def run(runtime, first, late):
     pipeline.prefill(sequences)
     while pipeline.batch.sequences:
         ended = pipeline.decode()
-        pipeline.sample_actions(ended)
+        for sequence in ended:
+            actions = pipeline.queue_actions(sequence)
+            if actions is not None:
+                pipeline.deliver_actions(sequence, actions)
         pipeline.batch.evict(ended)
         done += ended
         if waiting:

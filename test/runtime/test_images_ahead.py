@@ -67,10 +67,17 @@ def test_an_image_that_has_left_the_prefix_cache_is_encoded_after_its_prompt(run
     assert order == ["encode", "prepare", "prepare", "encode"]
 
 
+def test_without_a_prefix_cache_every_image_is_encoded_before_its_prompt(tiny_engine, order):
+    with LLMInferenceRuntime(tiny_engine, WatchedDevice(), drafting=None, prefix_cache_bytes=0) as runtime:
+        for _ in range(2):
+            runtime.handle_request(request(images=(IMAGE,)))
+    assert order[-4:] == ["encode", "prepare"] * 2
+
+
 def test_answers_are_those_without_images_ahead(runtime, tiny_engine):
-    asked = [request("what is there", images=images) for images in ((IMAGE, OTHER_IMAGE), (OTHER_IMAGE, IMAGE))]
     with LLMInferenceRuntime(tiny_engine, "cpu", drafting=None) as plain:
-        for one in asked:
+        for images in ((IMAGE, OTHER_IMAGE), (OTHER_IMAGE, IMAGE)):
+            one = request("what is there", images=images)
             assert runtime.handle_request(one).token_ids == plain.handle_request(one).token_ids
 
 

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from edgellm_ros.diffusion.action_runner import QueuedActions
 from edgellm_ros.diffusion.chunking import ChunkCondition
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import list_files
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.prefix_reuse import PrefixReuse
 from fixtures.on_device import error_without_gpu
 from fixtures.requests_for_tests import (
     IMAGE,
@@ -235,17 +237,31 @@ class TestActions:
         assert answer.actions is None
         assert answer.paths is None
 
+    def test_the_prompt_is_stored_while_the_device_samples_the_actions(self, acting_runtime, monkeypatch):
+        acting_runtime.pipeline.reuse.clear()
+        events, owners = [], {QueuedActions: "read", PrefixReuse: "store"}
+        for owner, name in owners.items():
+            original = getattr(owner, name)
+
+            def watched(*args, original=original, name=name):
+                events.append(name)
+                return original(*args)
+
+            monkeypatch.setattr(owner, name, watched)
+        self.act(acting_runtime, action_samples=1)
+        assert events == ["store", "read"]
+
     def test_the_trigger_token_is_in_the_cache_before_the_head_reads_it(
         self, acting_runtime, device, monkeypatch
     ):
         action, lengths = acting_runtime.pipeline.action, []
-        execute = action.execute
+        queue = action.queue
 
         def watched(cache, *rest):
             lengths.extend(device.download(cache.length).tolist())
-            return execute(cache, *rest)
+            return queue(cache, *rest)
 
-        monkeypatch.setattr(action, "execute", watched)
+        monkeypatch.setattr(action, "queue", watched)
         answer = self.act(acting_runtime, action_samples=1)
         assert lengths == [answer.prompt_tokens + len(answer.token_ids)]
 
