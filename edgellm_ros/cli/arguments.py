@@ -148,10 +148,11 @@ def _add_drafting(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--drafting",
-        choices=("auto", "off", "eagle", "lookup"),
+        choices=("auto", "off", "eagle", "mtp", "lookup"),
         default="auto",
-        help="eagle: drafts of the engine's draft head; lookup: what followed the newest tokens earlier in "
-        "the text; auto: eagle if the engine has a draft head, else off (default: %(default)s)",
+        help="eagle, mtp: drafts of the engine's draft head of this kind; lookup: what followed the newest "
+        "tokens earlier in the text; auto: the draft head if the engine has one, else off "
+        "(default: %(default)s)",
     )
     for name, least, text in (
         ("--draft-top-k", 1, "candidates of each token of a draft, and tokens of a level that are continued"),

@@ -21,7 +21,7 @@ from edgellm_ros.multimodal.audio.config import AudioConfig
 from edgellm_ros.multimodal.video_config import AS_TEXT, VideoConfig
 from edgellm_ros.multimodal.vision_config import QwenVisionTower, VisionConfig
 
-FORMAT_VERSION = 14
+FORMAT_VERSION = 15
 CONFIG_FILE = "config.json"
 # A prefill has at least two tokens: its result must not depend on padding, nor on the number of cached tokens
 # (OnnxRuntimeBackend).
@@ -219,7 +219,7 @@ class EngineConfig:
         llm, draft, capacity = self.llm, self.draft, self.builder.max_kv_cache_capacity
         if draft is None:
             return
-        if max(draft.base_state_layers) > llm.num_hidden_layers:
+        if max(draft.base_state_layers, default=0) > llm.num_hidden_layers:
             raise ValueError(
                 f"draft base_state_layers {list(draft.base_state_layers)}: the language model has "
                 f"{llm.num_hidden_layers} layers"

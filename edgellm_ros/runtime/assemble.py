@@ -43,7 +43,6 @@ from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
 from edgellm_ros.runtime.decoding.fused_choice import Verification, choose_by_time
 from edgellm_ros.runtime.decoding.method import DecodeMethod
 from edgellm_ros.runtime.decoding.speculative.drafting_config import (
-    EAGLE,
     SpecDecodeDraftingConfig,
     base_graph,
     fused_size,
@@ -249,7 +248,7 @@ def _make_drafter(
     sampling: SamplingRows,
 ) -> tuple[GuardedDrafter, TreeKernels]:
     options, device, fused = opening.options, opening.device, None
-    if drafting.strategy == EAGLE and options.decode != ENGINE and not options.decode_backend:
+    if drafting.has_head and options.decode != ENGINE and not options.decode_backend:
         fused = load_fused_draft(opening.root, opening.config, drafting, device)
     tree_kernels = load_tree_kernels(device, early=engines.fused is not None and fused is not None)
     drafter = load_drafter(

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from edgellm_ros.echo import quoted
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine_directory.draft_config import HEAD_KINDS
 from edgellm_ros.runtime.answerer import Answerer
-from edgellm_ros.runtime.decoding.speculative.drafting_config import EAGLE
 from edgellm_ros.runtime.metrics import RuntimeMetrics, StageClock
 from edgellm_ros.runtime.opening import RuntimeOptions, begin_opening
 from edgellm_ros.runtime.pipeline import Pipeline
@@ -80,13 +80,13 @@ class OpenedEngine:
 
     @property
     def speculative_decoding_strategy_name(self) -> str:
-        """Drafter of speculative decoding, "eagle" or "lookup"; "" without one."""
+        """Drafter of speculative decoding, "eagle", "mtp" or "lookup"; "" without one."""
         return self._metrics.spec_decode.strategy
 
     @property
     def has_draft_model(self) -> bool:
         """Whether a draft head is loaded."""
-        return self.speculative_decoding_strategy_name == EAGLE
+        return self.speculative_decoding_strategy_name in HEAD_KINDS
 
     def gen_and_save_system_prompt_kv_cache(self, system_prompt: str, lora: str = "") -> int:
         """Prefill and save the prefix that all prompts of this system prompt share.

@@ -239,7 +239,7 @@ def test_longrope_beyond_its_first_limit_is_refused(base, tmp_path):
     [
         ({"mask_hidden": ANY}, "tensor 'mask_hidden': a P-EAGLE head"),
         ({"midlayer__self_attn__kv_a_proj_with_mqa__weight": ANY}, "a head with latent attention (MLA)"),
-        ({"mtp__pre_fc_norm_hidden__weight": ANY}, "an MTP drafter"),
+        ({"mtp__pre_fc_norm_hidden__weight": ANY}, "an MTP head, which is read with its checkpoint"),
         ({"midlayer__mlp__up_proj__weight_scale": ANY}, "weight_scale': a quantised head"),
         ({"midlayer__self_attn__o_proj._pre_quant_scale": ANY}, "_pre_quant_scale': a quantised head"),
         ({"lm_head__bias": ANY}, "tensor 'lm_head.bias' is no part of an EAGLE-3 head"),

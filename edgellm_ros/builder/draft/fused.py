@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from edgellm_ros.builder.draft.head import DraftHead
+from edgellm_ros.builder.draft.head import DraftHead, JoinedAttention
 from edgellm_ros.builder.draft.layout import MODULE, layer
+from edgellm_ros.builder.graph.fusion import Fusion
 from edgellm_ros.builder.graph.graph import GraphBuilder
 from edgellm_ros.builder.graph.lm_head import LMHead
 from edgellm_ros.builder.lowering.fused import StoredWeights, describe_layer, inner_size
@@ -23,24 +24,25 @@ def describe_head(
 
     `build_draft` built `draft/model.onnx`. draft, verify: the graphs, and the names of their files.
     """
+    assert isinstance(head.entry, JoinedAttention)
+    assert isinstance(head.states, Fusion)
     decoder, weights = head.decoder, StoredWeights(*draft)
     return FusedDraftModel(
         file=weights.file,
         intermediate_size=inner_size(decoder),
         epsilon=decoder.norm.epsilon,
-        norm_before_residual=head.norm_before_residual,
+        norm_before_residual=head.entry.norm_before_residual,
         layers=tuple(
             describe_layer(each, capacity, layer(i), weights.place) for i, each in enumerate(decoder.layers)
         ),
         hidden_norm=weights.place(f"{layer(0)}.hidden_norm.weight"),
         norm=weights.place(f"{MODULE}.norm.weight"),
         lm_head=weights.place(lm_head.tensor),
-        fusion=_describe_fusion(head, StoredWeights(*verify, prefix=f"{MODULE}.")),
+        fusion=_describe_fusion(head.states, StoredWeights(*verify, prefix=f"{MODULE}.")),
     )
 
 
-def _describe_fusion(head: DraftHead, weights: StoredWeights) -> StoredFusion:
-    fusion = head.fusion
+def _describe_fusion(fusion: Fusion, weights: StoredWeights) -> StoredFusion:
     norms = range(NUM_BASE_STATES if fusion.state_norms else 0)
     return StoredFusion(
         file=weights.file,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from edgellm_ros.builder.draft.head import DraftHead
+from edgellm_ros.builder.draft.graph import project
+from edgellm_ros.builder.draft.head import DraftHead, Projection
 from edgellm_ros.builder.draft.layout import MODULE
 from edgellm_ros.builder.graph.graph import DTYPES, FLOAT
 from edgellm_ros.builder.graph.layers import ModelBuilder
@@ -35,22 +36,25 @@ def build_cuda_draft(
     blocks = CudaBlocks(graph, head.decoder, capacity, tree=not only_chains, flat=False)
     states = graph.input(names.HIDDEN_STATES, graph.dtype, ["B", "S", hidden])
 
-    (first, *rest), *later = head.decoder.layers
+    residuals = [(f"layers.{i}", each) for i, layer in enumerate(head.decoder.layers) for each in layer]
     x: ir.Value = states
+    update: ir.Value | None = None  # what is still to be added to x
     with graph.module(MODULE, nodes=""):
-        with graph.module("layers.0"):
+        if isinstance(head.entry, Projection):
+            _, embeds = blocks.add_norm("embedding_norm", blocks.step.embeds, None)
             _, normed = blocks.add_norm("hidden_norm", states, None)
-            x = normed if head.norm_before_residual else x
-            _, embeds = blocks.add_norm(first.norm, blocks.step.embeds, None)
-            update = blocks.block(first, graph.op("Concat", embeds, normed, axis=-1))
-            for residual in rest:
+            x = project(graph, head.entry, embeds, normed, hidden)
+        else:
+            module, first = residuals.pop(0)
+            with graph.module(module):
+                _, normed = blocks.add_norm("hidden_norm", states, None)
+                x = normed if head.entry.norm_before_residual else x
+                _, embeds = blocks.add_norm(first.norm, blocks.step.embeds, None)
+                update = blocks.block(first, graph.op("Concat", embeds, normed, axis=-1))
+        for module, residual in residuals:
+            with graph.module(module):
                 x, normed = blocks.add_norm(residual.norm, x, update)
                 update = blocks.block(residual, normed)
-        for i, layer in enumerate(later, 1):
-            with graph.module(f"layers.{i}"):
-                for residual in layer:
-                    x, normed = blocks.add_norm(residual.norm, x, update)
-                    update = blocks.block(residual, normed)
         x, normed = blocks.add_norm("norm", x, update)
     last = graph.rows(normed, blocks.last_token_ids, hidden)
     following = normed if head.feeds_back_normed_state else x

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a published EAGLE-3 head: `config.json` and `model.safetensors`.
+"""A draft head, and how a published EAGLE-3 head is read: `config.json` and `model.safetensors`.
 
 What a head has is decided by its tensors: norms, biases, a table of embeddings, an LM head. Its name and its
 architecture's name say nothing, because each publisher has names of its own. Sources: EAGLE (cnets.py),
@@ -30,14 +30,28 @@ from edgellm_ros.builder.draft.layout import (
 from edgellm_ros.builder.draft.tensors import check_kind, check_shared, check_tensors, tensor_shapes
 from edgellm_ros.builder.draft.unsupported import SUPPORTED, refuse_config, refuse_files, refuse_tensors
 from edgellm_ros.builder.families.model import Model
-from edgellm_ros.builder.graph.fusion import Fusion
+from edgellm_ros.builder.graph.fusion import Fusion, LastStates
 from edgellm_ros.builder.model.decoder import Attention, Decoder, RMSNorm, SwiGLU, attention_layer
 from edgellm_ros.builder.weights.weights import Weights
-from edgellm_ros.engine_directory.draft_config import DraftConfig
+from edgellm_ros.engine_directory.draft_config import EAGLE, MTP, DraftConfig
 from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
 from edgellm_ros.engine_directory.rope_config import RopeConfig
 
 NESTED_LAYER = "transformer_layer_config"  # of the heads of speculators
+
+
+@dataclass(frozen=True)
+class JoinedAttention:
+    """EAGLE-3: the first attention takes embedding and state side by side."""
+
+    norm_before_residual: bool  # the first layer adds attention to the normed state
+
+
+@dataclass(frozen=True)
+class Projection:
+    """MTP: `fc` makes one row of embedding and state, each after a norm of its own."""
+
+    state_first: bool = False  # the state is before the embedding
 
 
 @dataclass(frozen=True)
@@ -46,17 +60,23 @@ class DraftHead:
 
     weights: Weights
     decoder: Decoder  # of the layers; the vocabulary is the head's own
-    fusion: Fusion
-    norm_before_residual: bool  # the first layer adds attention to the normed state
+    states: Fusion | LastStates  # of the base
+    entry: JoinedAttention | Projection
     feeds_back_normed_state: bool
     lm_head: bool  # has an LM head of its own; else it uses the base's
     embedding: bool  # has a table of embeddings that differs from the base's
     token_of_logit: np.ndarray | None  # [Vd] i64; None if logit i is that of token i
 
+    @property
+    def kind(self) -> str:
+        """Return one of HEAD_KINDS."""
+        return EAGLE if isinstance(self.states, Fusion) else MTP
+
     def config(self, max_draft_tree_size: int, max_verify_tree_size: int) -> DraftConfig:
         """Make the section of `config.json`. ValueError for a limit that is not possible."""
         llm = self.decoder.config
         return DraftConfig(
+            kind=self.kind,
             hidden_size=llm.hidden_size,
             num_layers=llm.num_hidden_layers,
             num_attention_heads=llm.num_attention_heads,
@@ -64,7 +84,7 @@ class DraftHead:
             head_dim=llm.head_dim,
             vocab_size=llm.vocab_size,
             rope=llm.rope,
-            base_state_layers=self.fusion.base_state_layers,
+            base_state_layers=self.states.base_state_layers if isinstance(self.states, Fusion) else (),
             max_draft_tree_size=max_draft_tree_size,
             max_verify_tree_size=max_verify_tree_size,
             shares_embedding=not self.embedding,
@@ -127,7 +147,7 @@ def read_head(directory: Path, model: Model, base: Weights, dtype: np.dtype, cap
         weights,
         decoder,
         fusion,
-        norm_before_residual=config.flag("norm_before_residual", False),
+        JoinedAttention(config.flag("norm_before_residual", False)),
         # SpecForge writes norm_output for heads of EAGLE-3 too, where it says nothing about the next state.
         feeds_back_normed_state=normed and (fusion.state_norms or is_speculators(config)),
         lm_head=LM_HEAD in weights,

@@ -63,11 +63,11 @@ def tensor_shapes(decoder: Decoder, fusion: Fusion, config: ConfigSection) -> di
         for residual in residuals:
             shapes[f"{layer(i)}.{residual.norm}.weight"] = (hidden,)
             module = f"{layer(i)}.{residual.module}"
-            shapes |= {f"{module}.{name}": shape for name, shape in _block_shapes(residual, decoder.config)}
+            shapes |= {f"{module}.{name}": shape for name, shape in block_shapes(residual, decoder.config)}
     return shapes
 
 
-def _block_shapes(residual: Residual, config: LanguageModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+def block_shapes(residual: Residual, config: LanguageModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield names and shapes of a block's tensors."""
     block, hidden, linears = residual.block, config.hidden_size, {}
     if isinstance(block, Attention):

@@ -21,7 +21,7 @@ TENSORS = {  # found anywhere in the name of a tensor
     "mask_hidden": "a P-EAGLE head",
     "kv_a_proj_with_mqa": "a head with latent attention (MLA)",
     "kv_b_proj": "a head with latent attention (MLA)",
-    "pre_fc_norm_hidden": "an MTP drafter",
+    "pre_fc_norm_hidden": "an MTP head, which is read with its checkpoint",
     "medusa_head": "Medusa heads",
     "weight_scale": "a quantised head; supported are weights of F16, BF16 and F32",
     "input_scale": "a quantised head; supported are weights of F16, BF16 and F32",

@@ -72,8 +72,8 @@ def artefacts(sources: Sources, head: LMHead, draft: DraftConfig | None) -> Iter
         yield Artefact(ACTION, CUDA, partial(action, cuda=True))
     recurrent = model.llm.recurrent is not None
     if sources.draft is not None or recurrent:
-        fusion = sources.draft.fusion if sources.draft is not None else None
-        verifying = dataclasses.replace(plain, fusion=fusion, verifies=recurrent)
+        states = sources.draft.states if sources.draft is not None else None
+        verifying = dataclasses.replace(plain, head_states=states, verifies=recurrent)
         yield Artefact(VERIFY, STANDARD, partial(build, verifying))
         yield Artefact(VERIFY, CPU, partial(build, verifying))
         if has_cuda:

@@ -32,7 +32,8 @@ class ExportOptions:
       (`LLMInferenceRuntime.set_lm_head_weights`)
     - vocab_map: file with the only tokens whose logits are computed, see `read_vocab_map`
     - draft: directory of an EAGLE-3 draft head for this model; None = the checkpoint's folder `draft`, if
-      there is one, unless `with_draft` is false
+      there is one, else the MTP head that is among its tensors, unless `with_draft` is false
+    - draft_vocab_size: tokens that an MTP head drafts
     - max_draft_tree_size: most drafted tokens of a sequence that the head keeps in its KV cache
     - max_verify_tree_size: most tokens that the model verifies in one run
     - quantize: "int4" or "int8" rounds the weights of the language model's layers to nearest, in groups of
@@ -88,11 +89,18 @@ class ExportOptions:
     )
     draft: str | Path | None = option(
         None,
-        "directory of an EAGLE-3 draft head for this checkpoint (default: CHECKPOINT/draft, if any)",
+        "directory of an EAGLE-3 draft head for this checkpoint (default: CHECKPOINT/draft, if any, else the "
+        "checkpoint's MTP head, if it has one)",
         metavar="HEAD_DIR",
         exclusive=True,
     )
     with_draft: bool = option(True, "export no draft head", flag="no-draft", exclusive=True)
+    draft_vocab_size: int = option(
+        32768,
+        "tokens that an MTP head drafts, the most frequent ones by the tokenizer's merges: each level of a "
+        "draft reads their rows of the LM head (default: %(default)s)",
+        least=1,
+    )
     max_draft_tree_size: int = option(
         64,
         "most drafted tokens of a sequence in the KV cache of the draft head (default: %(default)s)",

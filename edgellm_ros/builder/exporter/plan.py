@@ -46,6 +46,7 @@ from edgellm_ros.engine_directory.config import (
     GenerationDefaults,
     SpecialTokens,
 )
+from edgellm_ros.engine_directory.draft_config import EAGLE
 from edgellm_ros.engine_directory.files import DRAFT, VERIFY, graph_path
 from edgellm_ros.engine_directory.parts import ACTION, VISUAL
 from edgellm_ros.fused.description.decoder import FUSED_FILE
@@ -55,7 +56,8 @@ from edgellm_ros.fused.description.vision import FUSED_VISION_FILE
 
 # Options of an export that a policy does not have.
 LANGUAGE_MODEL_OPTIONS = (
-    "max_lora_rank", "hidden_state_layers", "lm_head_input", "vocab_map", "draft", "quantize", "scales",
+    "max_lora_rank", "hidden_state_layers", "lm_head_input", "vocab_map", "draft", "draft_vocab_size",
+    "quantize", "scales",
     "cpu_int8", "kv_cache",
 )  # fmt: skip
 NO_TOKENS = SpecialTokens(
@@ -165,7 +167,7 @@ def _fused_descriptions(
         texts[FUSED_VISION_FILE] = tower.contents()
     if sources.expert is not None:
         texts[FUSED_EXPERT_FILE] = describe_expert(sources.expert, *stored(ACTION)).contents()
-    if draft is not None and config.draft is not None:
+    if draft is not None and draft.kind == EAGLE and config.draft is not None:
         capacity = config.draft.cache_capacity(sources.options.max_kv_cache_capacity)
         lm_head = draft_lm_head(draft, head)
         texts[FUSED_DRAFT_FILE] = describe_head(

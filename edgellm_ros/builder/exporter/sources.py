@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from edgellm_ros.builder.config.vocabulary import (
     read_vocab_map,
 )
 from edgellm_ros.builder.draft.head import DraftHead, read_head
+from edgellm_ros.builder.draft.mtp import describe_mtp_head, read_mtp_head
 from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.builder.families import Family, find_family
 from edgellm_ros.builder.families.model import Model
@@ -32,6 +34,9 @@ from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory.adapters.adapter_folder import find_adapters
 from edgellm_ros.engine_directory.builder_config import BuilderConfig
 from edgellm_ros.engine_directory.config import FORMAT_VERSION, EngineConfig
+from edgellm_ros.engine_directory.draft_config import EAGLE
+
+logger = logging.getLogger(__name__)
 
 EXPERT_FOLDER = "action_expert"
 DRAFT_FOLDER = "draft"  # of a checkpoint: its draft head
@@ -65,7 +70,7 @@ class Sources:
     @property
     def parameters(self) -> int:
         """Values of the tensors, those of action expert and draft head included."""
-        draft = self.draft.weights if self.draft is not None else None
+        draft = self.draft.weights if self.draft is not None and self.draft.kind == EAGLE else None
         every = (self.weights, self.expert_weights, draft)
         return sum(each.parameters for each in every if each is not None)
 
@@ -189,14 +194,19 @@ def _read_expert(checkpoint: Path, model: Model) -> ExpertArchitecture | None:
 
 def _read_draft(checkpoint: Path, options: ExportOptions, model: Model, weights: Weights) -> DraftHead | None:
     folder = checkpoint / DRAFT_FOLDER if options.draft is None else Path(options.draft)
-    if not options.with_draft or (options.draft is None and not folder.is_dir()):
+    has_folder = options.draft is not None or folder.is_dir()
+    if not options.with_draft or not (has_folder or model.mtp):
         return None
-    if not folder.is_dir():
+    if options.draft is not None and not folder.is_dir():
         raise FileNotFoundError(f"{folder}: expected the directory of a draft head, found none")
     if options.kv_cache is not None:
         raise ValueError(
-            f"{folder}: a draft head is not supported with a KV cache of type {options.kv_cache}; --no-draft "
-            "exports the model alone"
+            f"{folder if has_folder else checkpoint}: a draft head is not supported with a KV cache of type "
+            f"{options.kv_cache}; --no-draft exports the model alone"
         )
+    if model.mtp is not None and not has_folder:
+        head = read_mtp_head(checkpoint, model, model.mtp, weights, options.draft_vocab_size)
+        logger.info("%s", describe_mtp_head(head))
+        return head
     dtype = np.dtype(DTYPES[options.precision].numpy())
     return read_head(folder, model, weights, dtype, options.max_kv_cache_capacity)

@@ -13,13 +13,31 @@ from edgellm_ros.builder.config.vocabulary import read_generation_config, specia
 from edgellm_ros.builder.graph.graph import GraphBuilder
 from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.graph.lm_head import LM_HEAD_TENSOR, find_lm_head
-from edgellm_ros.builder.model.decoder import Decoder
+from edgellm_ros.builder.model.decoder import Decoder, Layer
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory.config import SpecialTokens
 from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
 from edgellm_ros.fused.description.vision import FusedVisionModel
 from edgellm_ros.multimodal.audio.config import AudioConfig
 from edgellm_ros.multimodal.vision_config import VisionConfig
+
+
+@dataclass(frozen=True)
+class MTPModule:
+    """A module that predicts the token after the next one, as its family lays it out.
+
+    The tensors of its layer have the names of the base's layers.
+    """
+
+    prefix: str  # of the names of its tensors, such as "mtp"
+    layer: Layer
+    layer_prefix: str  # of the names of the layer's tensors after `prefix`, such as "layers.0."
+    embedding_norm: str  # names after `prefix`
+    hidden_norm: str
+    fc: str
+    norm: str
+    state_first: bool = False  # `fc` takes the state before the embedding
+    count: int = 1  # of such modules that the checkpoint has, one for each token ahead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +55,7 @@ class Model:
     # ^ folder in the engine directory ("visual", "audio") -> function of the precision that builds the graph
     cuda_encoders: Mapping[str, Callable[[str], ModelBuilder]] = field(default_factory=dict)
     # ^ the same for graphs for CUDA (model.cuda.onnx), of encoders that have one
+    mtp: MTPModule | None = None  # the draft head that the checkpoint has
     describe_vision: Callable[[GraphBuilder, str], FusedVisionModel | None] | None = None
     # ^ describes the vision tower's graph, saved under a name, for the fused kernels; None = not for them
 

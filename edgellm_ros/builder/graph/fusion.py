@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft head's part in the base: three of the base's states become one."""
+"""A draft head's part in the base: the states that the base's graph outputs for it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import onnx_ir as ir
 
@@ -18,9 +19,47 @@ FLOAT16_MAX = 65504.0
 HEAD_MODULE = "draft"  # the head's tensors are in this module
 
 
+class HeadStates(Protocol):
+    """States of all tokens that a draft head takes."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Size Hd of a state."""
+        ...
+
+    def needs_last(self, layers: int) -> bool:
+        """Tell whether the last of the base's `layers` layers must compute the rows of all tokens."""
+        ...
+
+    def add_output(
+        self, graph: ModelBuilder, tokens: TokenLayout, layer_inputs: Sequence[ir.Value], last: ir.Value
+    ) -> None:
+        """Make the states [B,S,Hd] an output.
+
+        layer_inputs: in the layout of the layers, the last is the output of the last layer; last [B,S,H]:
+        after the last norm.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LastStates:
+    """The states after the base's last norm, which an MTP head takes."""
+
+    hidden_size: int
+
+    def needs_last(self, layers: int) -> bool:
+        return True
+
+    def add_output(
+        self, graph: ModelBuilder, tokens: TokenLayout, layer_inputs: Sequence[ir.Value], last: ir.Value
+    ) -> None:
+        graph.output(last, names.FUSED_HIDDEN_STATES, graph.dtype, ["B", "S", self.hidden_size])
+
+
 @dataclass(frozen=True)
 class Fusion:
-    """The fusion of a draft head.
+    """The fusion of three of the base's states, which an EAGLE-3 head takes.
 
     The states are those of the residual stream at the input of decoder layers, deepstack rows included.
     """
@@ -34,11 +73,12 @@ class Fusion:
     state_norms: bool  # an RMSNorm of each state
     joined_norm: bool  # an RMSNorm of all states side by side
 
-    def add_output(self, graph: ModelBuilder, tokens: TokenLayout, layer_inputs: Sequence[ir.Value]) -> None:
-        """Make the fused states of all tokens [B,S,Hd] an output.
+    def needs_last(self, layers: int) -> bool:
+        return layers in self.base_state_layers
 
-        layer_inputs: in the layout of the layers; the last is the output of the last layer.
-        """
+    def add_output(
+        self, graph: ModelBuilder, tokens: TokenLayout, layer_inputs: Sequence[ir.Value], last: ir.Value
+    ) -> None:
         states = [layer_inputs[layer] for layer in self.base_state_layers]
         fused = tokens.unflatten(self._fuse(graph, states), self.hidden_size)
         graph.output(fused, names.FUSED_HIDDEN_STATES, graph.dtype, ["B", "S", self.hidden_size])
@@ -58,10 +98,16 @@ class Fusion:
             size *= len(states)
             if self.joined_norm:
                 joined = graph.rms_norm("input_norm", joined, size, self.epsilon)
-            fused = graph.linear("fc", joined, size, self.hidden_size, self.bias)
-            if graph.dtype == DTYPES["fp16"]:
-                # States of the first token of a text can be so large that fc's sum is infinite in fp16, and
-                # its keys and values would then be NaN for all tokens after it.
-                limits = (graph.constant(limit, graph.dtype) for limit in (-FLOAT16_MAX, FLOAT16_MAX))
-                fused = graph.op("Clip", fused, *limits)
-            return fused
+            return clipped(graph, graph.linear("fc", joined, size, self.hidden_size, self.bias))
+
+
+def clipped(graph: ModelBuilder, fused: ir.Value) -> ir.Value:
+    """Bound the result of `fc` in fp16.
+
+    States of the first token of a text can be so large that fc's sum is infinite in fp16, and its keys and
+    values would then be NaN for all tokens after it.
+    """
+    if graph.dtype != DTYPES["fp16"]:
+        return fused
+    limits = (graph.constant(limit, graph.dtype) for limit in (-FLOAT16_MAX, FLOAT16_MAX))
+    return graph.op("Clip", fused, *limits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgellm_ros.builder.graph.fusion import Fusion
+from edgellm_ros.builder.graph.fusion import HeadStates
 from edgellm_ros.builder.graph.lm_head import LMHead
 
 
@@ -18,7 +18,7 @@ class LLMOptions:
     head: LMHead
     lora: bool = False  # with LoRA inputs
     hidden_state_layers: tuple[int, ...] = ()  # layers (from 1) whose hidden states become outputs
-    fusion: Fusion | None = None  # for a draft head; its result becomes an output (llm/verify.onnx)
+    head_states: HeadStates | None = None  # for a draft head: become an output (llm/verify.onnx)
     verifies: bool = False  # whether a hybrid's graph outputs `ChainValues`, to verify drafted chains
     only_chains: bool = False  # without the mask of a graph for CUDA with `fusion`
     kv_cache: str | None = None  # "fp8": the type of the KV cache

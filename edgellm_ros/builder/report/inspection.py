@@ -26,7 +26,7 @@ from edgellm_ros.engine_directory.adapters.lora_inputs import lora_inputs
 from edgellm_ros.engine_directory.adapters.peft_adapter import PeftAdapter
 from edgellm_ros.engine_directory.builder_config import BuilderConfig
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.draft_config import DraftConfig
+from edgellm_ros.engine_directory.draft_config import MTP, DraftConfig
 from edgellm_ros.engine_directory.files import DRAFT, PREFIX, VERIFY, graph_path
 from edgellm_ros.engine_directory.parts import EngineParts
 from edgellm_ros.multimodal.video_config import AS_TEXT
@@ -176,12 +176,14 @@ def _cache_type(config: EngineConfig) -> str:
 def _draft_head(draft: DraftConfig) -> str:
     """Describe a draft head and the trees that it drafts."""
     layers = "1 layer" if draft.num_layers == 1 else f"{draft.num_layers} layers"
-    inputs = listed([str(layer) for layer in draft.base_state_layers])
+    if draft.kind == MTP:
+        states = "the states after the last norm"
+    else:
+        states = f"states at the inputs of layers {listed([str(layer) for layer in draft.base_state_layers])}"
     table = "" if draft.shares_embedding else ", embeddings of its own"
     return (
-        f"{layers} of {draft.hidden_size}, vocabulary {draft.vocab_size}{table}, states at the inputs of "
-        f"layers {inputs}; trees of up to {draft.max_draft_tree_size} tokens, "
-        f"{draft.max_verify_tree_size} verified"
+        f"{draft.kind}, {layers} of {draft.hidden_size}, vocabulary {draft.vocab_size}{table}, {states}; "
+        f"trees of up to {draft.max_draft_tree_size} tokens, {draft.max_verify_tree_size} verified"
     )
 
 

@@ -34,17 +34,17 @@ def build_cuda_llm(decoder: Decoder, weights: Weights, options: LLMOptions) -> M
       a mask, also several tokens of several sequences, if all have kv_length S: nothing is cached
     - embedding [V,H] if the LM head is the embedding table, which the runtime holds on the device
 
-    With `options.fusion` the graph is `llm/verify.cuda.onnx`, whose tokens may be a tree: there is also
+    With `options.head_states` the graph is `llm/verify.cuda.onnx`, whose tokens may be a tree: there is also
     attention_mask, and position_ids may be any. A token attends to no row after its own, whatever the mask
     says. With `options.only_chains` too, the graph is `llm/verify.chain.cuda.onnx`: without a mask it runs
-    the faster kernels of the graph without `fusion`. Hybrids verify chains only.
+    the faster kernels of the graph without `head_states`. Hybrids verify chains only.
     """
     graph = ModelBuilder(
         "llm", weights, options.precision, options.lora, onnxruntime=True, kv_cache=options.kv_cache
     )
-    config, fusion = decoder.config, options.fusion
+    config, head_states = decoder.config, options.head_states
     hidden, layers = config.hidden_size, config.num_hidden_layers
-    tree = fusion is not None and config.recurrent is None and not options.only_chains
+    tree = head_states is not None and config.recurrent is None and not options.only_chains
     blocks = CudaBlocks(graph, decoder, options.capacity, tree=tree, verifies=options.verifies)
     tokens = blocks.step.tokens
 
@@ -82,6 +82,6 @@ def build_cuda_llm(decoder: Decoder, weights: Weights, options: LLMOptions) -> M
     )
     if config.recurrent is not None:
         recurrent_outputs(graph, config.recurrent, blocks.present_states)
-    if fusion is not None:
-        fusion.add_output(graph, tokens, layer_inputs)
+    if head_states is not None:
+        head_states.add_output(graph, tokens, layer_inputs, hidden_states[layers])
     return graph

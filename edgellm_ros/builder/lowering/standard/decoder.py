@@ -51,10 +51,10 @@ def build_llm(decoder: Decoder, weights: Weights, options: LLMOptions) -> ModelB
     - outputs of recurrent layers: see `recurrent_outputs`
     - hidden_states_i [B,S,H] for each i of `hidden_state_layers`, as transformers counts them: the output
       of layer i (from 1) before deepstack; of the last layer after the final norm
-    - fused_hidden_states [B,S,Hd], if `options.fusion`: of all tokens
+    - fused_hidden_states [B,S,Hd], if `options.head_states`: of all tokens
     """
     graph = ModelBuilder("llm", weights, options.precision, options.lora, kv_cache=options.kv_cache)
-    config, fusion = decoder.config, options.fusion
+    config, head_states = decoder.config, options.head_states
     hidden, layers = config.hidden_size, config.num_hidden_layers
     blocks = StandardBlocks(graph, decoder, options.capacity, verifies=options.verifies)
     inputs, tokens = blocks.inputs, blocks.inputs.tokens
@@ -67,7 +67,7 @@ def build_llm(decoder: Decoder, weights: Weights, options: LLMOptions) -> ModelB
     layer_inputs: list[ir.Value] = []  # and the last layer's output
     # Whether anything after the last layer needs the rows of all tokens.
     all_rows = layers in options.hidden_state_layers or len(inputs.deepstack) == layers
-    all_rows |= fusion is not None and layers in fusion.base_state_layers
+    all_rows |= head_states is not None and head_states.needs_last(layers)
     # A feed-forward block at the end needs the wanted rows only: saves 7% of a prefill of 130 tokens.
     ends_early = not all_rows and isinstance(decoder.layers[-1][-1].block, FeedForward)
     x = tokens.flatten(inputs.embeds, hidden)
@@ -101,6 +101,6 @@ def build_llm(decoder: Decoder, weights: Weights, options: LLMOptions) -> ModelB
     )
     if config.recurrent is not None:
         recurrent_outputs(graph, config.recurrent, blocks.present_states)
-    if fusion is not None:
-        fusion.add_output(graph, tokens, layer_inputs)
+    if head_states is not None:
+        head_states.add_output(graph, tokens, layer_inputs, hidden_states[layers])
     return graph

@@ -226,15 +226,15 @@ class Parameters(SampledParameters):
     drafting: str = declared(
         "auto",
         "Speculative decoding: several tokens per run of the model. The text stays the same; trajectories "
-        "differ in their last bits. eagle = the engine's draft head drafts tokens; lookup = drafted tokens "
-        "are those that followed the newest tokens earlier in the text; auto = eagle if the engine has a "
-        "draft head, else off.",
-        choices=("auto", OFF, "eagle", "lookup"),
+        "differ in their last bits. eagle, mtp = the engine's draft head of this kind drafts tokens; "
+        "lookup = drafted tokens are those that followed the newest tokens earlier in the text; auto = the "
+        "draft head if the engine has one, else off.",
+        choices=("auto", OFF, "eagle", "mtp", "lookup"),
         fixed=True,
     )
     draft_top_k: int = declared(
         0,
-        "With drafting = eagle: number of candidates for each drafted token; 0 = default of the drafter.",
+        "With a draft head: number of candidates for each drafted token; 0 = default of the drafter.",
         0,
         1024,
         fixed=True,

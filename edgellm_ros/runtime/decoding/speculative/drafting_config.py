@@ -8,6 +8,7 @@ from typing import Any
 
 from edgellm_ros.echo import quoted
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.draft_config import EAGLE, HEAD_KINDS, MTP
 from edgellm_ros.engine_directory.files import VERIFY, graph_path
 from edgellm_ros.kernels.tree_protocol import (
     MOST_CANDIDATES,
@@ -16,8 +17,9 @@ from edgellm_ros.kernels.tree_protocol import (
     entries,
 )
 
-AUTO, OFF, EAGLE, LOOKUP = "auto", "off", "eagle", "lookup"
-STRATEGIES = (EAGLE, LOOKUP)
+AUTO, OFF, LOOKUP = "auto", "off", "lookup"
+STRATEGIES = (*HEAD_KINDS, LOOKUP)
+DRAFTING = (AUTO, OFF, *STRATEGIES)  # values of the option
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,9 @@ class SpecDecodeDraftingConfig:
     drafting_top_k: int = 4
     drafting_step: int = 4
     verify_tree_size: int = 16  # rows of a verification, with the newest token
-    strategy: str = EAGLE  # "eagle": a draft head; "lookup": earlier text, as a chain of drafting_step tokens
+    strategy: str = (
+        EAGLE  # "eagle", "mtp": a draft head; "lookup": earlier text, a chain of drafting_step tokens
+    )
     falls_back: bool = True  # to vanilla steps while they are faster
 
     def __post_init__(self) -> None:
@@ -46,7 +50,7 @@ class SpecDecodeDraftingConfig:
     @property
     def has_head(self) -> bool:
         """Whether a draft head drafts."""
-        return self.strategy == EAGLE
+        return self.strategy in HEAD_KINDS
 
     @property
     def is_chain(self) -> bool:
@@ -104,10 +108,15 @@ def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig, on_
         raise ValueError(f"verify_tree_size {drafting.tree_size}: this engine verifies at most {most} tokens")
     if not on_cpu:
         _check_cuda_limits(drafting)
-    if drafting.strategy != EAGLE:
+    if not drafting.has_head:
         return
     if draft is None:
-        raise ValueError("drafting eagle: this engine has no draft head (edgellm export --draft)")
+        how = "--draft" if drafting.strategy == EAGLE else "of a checkpoint that has one"
+        raise ValueError(
+            f"drafting {drafting.strategy}: this engine has no draft head (edgellm export {how})"
+        )
+    if draft.kind != drafting.strategy:
+        raise ValueError(f"drafting {drafting.strategy}: this engine's draft head is of kind {draft.kind}")
     if drafting.drafted_rows > draft.max_draft_tree_size:
         raise ValueError(
             f"drafting_top_k {drafting.drafting_top_k} and drafting_step {drafting.drafting_step} need "
@@ -124,7 +133,7 @@ def _check_cuda_limits(drafting: SpecDecodeDraftingConfig) -> None:
     """Raise ValueError for sizes for which the CUDA kernels lack smem."""
     top_k, levels = drafting.drafting_top_k, drafting.drafting_step
     limits = [("verify_tree_size", drafting.tree_size, MOST_TREE_NODES)]
-    if drafting.strategy == EAGLE:
+    if drafting.has_head:
         table = f"the candidates of drafting_top_k {top_k} and drafting_step {levels}:"
         limits += [
             ("drafting_top_k", top_k, MOST_CANDIDATES),
@@ -143,6 +152,8 @@ CHAIN = SpecDecodeDraftingConfig(1, 5, 6)  # on a CPU every row of a verificatio
 SMALL_HIDDEN_SIZE = 1024
 SMALL_CHAIN = SpecDecodeDraftingConfig(1, 8, 9)
 SMALL_CHAIN_ON_GPU = SpecDecodeDraftingConfig(1, 7, 8)
+# Each level of an MTP head reads many rows of the base's LM head, and was trained for one level.
+MTP_CHAIN = SpecDecodeDraftingConfig(1, 3, 4, MTP)
 
 
 def drafting_config(
@@ -155,9 +166,9 @@ def drafting_config(
 ) -> SpecDecodeDraftingConfig | None:
     """Return the configuration that options name for an engine; None = no drafting.
 
-    "auto" is "eagle" for an engine that can draft with a head, else "off". An option that is None keeps the
-    default of the strategy, which for heads depends on device and model. ValueError for options that do not
-    fit.
+    "auto" is the kind of the engine's draft head, if it can draft with it, else "off". An option that is
+    None keeps the default of the strategy, which for heads depends on device and model. ValueError for
+    options that do not fit.
     """
     sizes: dict[str, Any] = {
         name: value
@@ -169,15 +180,16 @@ def drafting_config(
         if value is not None
     }
     if drafting == AUTO:
-        drafting = OFF if config.draft is None or config.draft.max_draft_tree_size < 2 else EAGLE
+        drafts = config.draft is not None and config.draft.max_draft_tree_size >= 2
+        drafting = config.draft.kind if config.draft is not None and drafts else OFF
         if drafting == OFF and sizes:
             raise ValueError(f"{next(iter(sizes))} is for drafting, and this engine has no draft head")
     if drafting == OFF:
         return None
     if drafting not in STRATEGIES:
-        expected = ", ".join((AUTO, OFF, *STRATEGIES))
+        expected = ", ".join(DRAFTING)
         raise ValueError(f"drafting must be one of {expected}, got {quoted(drafting)}")
-    default = LOOKUP_CHAIN
+    default = MTP_CHAIN if drafting == MTP else LOOKUP_CHAIN
     if drafting == EAGLE:
         default = CHAIN if on_cpu or config.llm.recurrent is not None else SpecDecodeDraftingConfig()
         if config.llm.recurrent is None and config.hidden_size < SMALL_HIDDEN_SIZE:
@@ -186,8 +198,8 @@ def drafting_config(
             default = small if small.drafted_rows <= most else CHAIN
     if config.draft is not None:
         most = config.draft.max_draft_tree_size
-        if default.strategy == EAGLE and default.drafted_rows > most > 1:
-            default = SpecDecodeDraftingConfig(1, most - 1, most)  # the longest chain that fits
+        if default.has_head and default.drafted_rows > most > 1:  # the longest chain that fits
+            default = SpecDecodeDraftingConfig(1, most - 1, most, default.strategy)
         default = replace(
             default, verify_tree_size=min(default.verify_tree_size, config.draft.max_verify_tree_size)
         )

@@ -19,7 +19,7 @@ from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
 from edgellm_ros.runtime.decoding.speculative.drafter import Drafter
 from edgellm_ros.runtime.decoding.speculative.drafting_config import LOOKUP, SpecDecodeDraftingConfig
-from edgellm_ros.runtime.decoding.speculative.eagle import EagleDrafter
+from edgellm_ros.runtime.decoding.speculative.head_drafter import HeadDrafter
 from edgellm_ros.runtime.decoding.speculative.prompt_lookup import PromptLookup
 from edgellm_ros.runtime.engines.draft_engine_runner import DraftEngineRunner
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
@@ -74,7 +74,8 @@ def load_drafter(
         if ids.min() < 0 or ids.max() >= config.vocab_size:
             raise ValueError(f"{root / D2T_FILE}: token ids must be below {config.vocab_size}")
         token_of_logit = on_device(device, ids)
-    return EagleDrafter(
+    return HeadDrafter(
+        draft.kind,
         device,
         kernels,
         tree_kernels,

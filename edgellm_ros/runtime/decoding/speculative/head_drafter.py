@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EagleDrafter: drafts trees with an EAGLE-3 head.
+"""HeadDrafter: drafts trees with a draft head, of EAGLE-3 or MTP.
 
 The head is a small decoder that continues the base model's states. Its input at row p is (state of token p,
-token p + 1). For committed tokens the states are the base model's, fused by the base's graph; below the
+token p + 1). For committed tokens the states are those that the base's graph outputs for the head; below the
 newest token they are the head's own.
 
   pending   tokens without head rows yet: those of the last round, with the base's states
@@ -34,18 +34,18 @@ from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 from edgellm_ros.runtime.engines.prompt_inputs import PromptRun, write_positions
 
 
-class EagleDrafter:
+class HeadDrafter:
     """Owns the pending tokens and the tensors of a draft.
 
+    - name: kind of the head
     - most_waiting: number of tokens of vanilla steps after which the head runs on them
     - embedding [V,Hd]: the head's own table; None = the base's
     - token_of_logit [Vd] int64: None = logit i is that of token i
     """
 
-    name = "eagle"
-
     def __init__(
         self,
+        name: str,
         device: Device,
         kernels: Kernels,
         tree_kernels: TreeKernels,
@@ -59,6 +59,7 @@ class EagleDrafter:
         embedding: Tensor | None = None,
         token_of_logit: Tensor | None = None,
     ) -> None:
+        self.name = name
         self._device = device
         self._kernels = kernels
         self._tree_kernels = tree_kernels
