@@ -87,8 +87,8 @@ from benchmarks.decode_runs import (
 )
 from benchmarks.device_memory import PeakMemory, used_bytes
 from benchmarks.kernel_profile import KernelProfile, format_table
-from benchmarks.model_shapes import BYTES_PER_VALUE, SHAPES, ModelShape, add_shape, parse_shape
-from benchmarks.published_models import MODELS, PublishedModel, parse_model
+from benchmarks.model_shapes import BYTES_PER_VALUE, SHAPES, add_shape
+from benchmarks.published_models import MODELS, parse_any
 from benchmarks.random_checkpoint import write_checkpoint
 from edgellm_ros.builder import export
 from edgellm_ros.builder.calibration.rounding import GROUP_SIZES, TYPES
@@ -350,7 +350,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add_shape(parser, _parse_shape, (*SHAPES, *MODELS))
+    add_shape(parser, parse_any, (*SHAPES, *MODELS))
     add(
         "--precision",
         choices=BYTES_PER_VALUE,
@@ -431,10 +431,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("--checkpoint needs --paths")
     args.transformers &= args.quantize is None  # its weights are others
     return args
-
-
-def _parse_shape(text: str) -> ModelShape | PublishedModel:
-    return parse_model(text) if text.split(",")[0] in MODELS else parse_shape(text)
 
 
 def _frame(text: str) -> tuple[int, int]:

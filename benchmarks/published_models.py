@@ -13,6 +13,8 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from benchmarks.model_shapes import ModelShape, parse_shape
+
 VISION_MODULES = ("visual.", "vision_tower.", "multi_modal_projector.")
 FP32 = 4  # bytes of a value of the recurrent state
 
@@ -406,3 +408,8 @@ def parse_model(text: str) -> PublishedModel:
             )
         values[key] = int(value)
     return MODELS[name].with_changes(values)
+
+
+def parse_any(text: str) -> ModelShape | PublishedModel:
+    """Parse a name of `MODELS` or `SHAPES` with optional changes of numbers. ValueError."""
+    return parse_model(text) if text.split(",")[0] in MODELS else parse_shape(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE-3 draft heads with random weights, for checkpoints of any size."""
+"""Draft heads with random weights, for checkpoints of any size."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from benchmarks.model_shapes import ModelShape
+from benchmarks.published_models import PublishedModel
 from benchmarks.random_checkpoint import random_tensor
 
+MTP_FILE = "mtp.safetensors"
 DRAFT_VOCABULARY = 32000  # of nearly all published heads
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 
@@ -41,6 +44,48 @@ def write_head(directory: Path, shape: ModelShape, precision: str, seed: int = 1
     save_file(tensors, directory / "model.safetensors")
     config_file.write_text(json.dumps(config))  # last: an interrupted head has no config
     return directory
+
+
+def add_mtp_head(checkpoint: Path, model: PublishedModel, precision: str, seed: int = 1) -> None:
+    """Add an MTP head, as it is published, to a Qwen3.5 of `write_checkpoint` that has none."""
+    index_file = checkpoint / "model.safetensors.index.json"
+    if (checkpoint / MTP_FILE).is_file():
+        return
+    if model.model_type != "qwen3_5":
+        raise ValueError(f"no layout of an MTP head for {model.model_type!r}, expected qwen3_5")
+    rng = np.random.Generator(np.random.SFC64(seed))
+    tensors = {
+        f"mtp.{name}": random_tensor(rng, name, size, precision)
+        for name, size in mtp_shapes(model.text).items()
+    }
+    save_file(tensors, checkpoint / MTP_FILE)
+    if index_file.is_file():
+        index = json.loads(index_file.read_text())
+    else:
+        with safe_open(checkpoint / "model.safetensors", "numpy") as stored:
+            index = {"metadata": {}, "weight_map": dict.fromkeys(stored.keys(), "model.safetensors")}
+    index["weight_map"] |= dict.fromkeys(tensors, MTP_FILE)
+    index_file.write_text(json.dumps(index))
+
+
+def mtp_shapes(text: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return names after `mtp.` and shapes of all tensors of a Qwen3.5's head."""
+    hidden, inner, size = text["hidden_size"], text["intermediate_size"], text["head_dim"]
+    q, kv, layer = text["num_attention_heads"] * size, text["num_key_value_heads"] * size, "layers.0."
+    return {
+        "fc.weight": (hidden, 2 * hidden),
+        **{f"{norm}.weight": (hidden,) for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")},
+        **{f"{layer}{norm}_layernorm.weight": (hidden,) for norm in ("input", "post_attention")},
+        f"{layer}self_attn.q_proj.weight": (2 * q, hidden),  # with gates
+        f"{layer}self_attn.k_proj.weight": (kv, hidden),
+        f"{layer}self_attn.v_proj.weight": (kv, hidden),
+        f"{layer}self_attn.o_proj.weight": (hidden, q),
+        f"{layer}self_attn.q_norm.weight": (size,),
+        f"{layer}self_attn.k_norm.weight": (size,),
+        f"{layer}mlp.gate_proj.weight": (inner, hidden),
+        f"{layer}mlp.up_proj.weight": (inner, hidden),
+        f"{layer}mlp.down_proj.weight": (hidden, inner),
+    }
 
 
 def head_config(shape: ModelShape) -> dict[str, Any]:

@@ -19,9 +19,10 @@ For "off" and each of --settings, on the path that users take (`LLMInferenceRunt
 Conditions
 ----------
 With --shape, base model and head have random weights: the head has the proportions of published EAGLE-3 heads
-(one layer, sizes of the base's layers, 32,000 logits), and THE ACCEPTANCE IS FORCED to each of --acceptance,
-which every result tells ("acceptance": "forced"). `benchmarks/forced_acceptance.py` says how. `own_tokens` is
-the share of forced tokens that the sampler chose by itself, which is 1 up to rounding.
+(one layer, sizes of the base's layers, 32,000 logits), with a shape of Qwen3.5 those of its MTP head (mtpN of
+--settings). THE ACCEPTANCE IS FORCED to each of --acceptance, which every result tells ("acceptance":
+"forced"). `benchmarks/forced_acceptance.py` says how. `own_tokens` is the share of forced tokens that the
+sampler chose by itself, which is 1 up to rounding.
 
 With --checkpoint (and --head, or its folder `draft`), weights and acceptance are real ("real"). The prompts
 are scenes of the arena's test split with a camera frame and a typed command, or the lines of --prompts.
@@ -33,6 +34,7 @@ device has graphs.
 Examples
 --------
     python -m benchmarks.speculation --shape qwen3-1.7b --precision fp16 --device cuda --acceptance 3
+    python -m benchmarks.speculation --shape qwen3.5-0.8b --device cuda --settings mtp3 --acceptance 2.5
     python -m benchmarks.speculation --checkpoint models/arena --head models/arena/draft --scenes 50
 
 Standard error has the duration of each phase. Last JSON line: the options and `batches`, the figures of each
@@ -59,9 +61,10 @@ from benchmarks.decode import StopWatch
 from benchmarks.decode_runs import PROFILED_STEPS, make_requests, profile_events, prompt_ids
 from benchmarks.forced_acceptance import ForcedTreeKernels
 from benchmarks.kernel_profile import KernelProfile, format_table, rows_of
-from benchmarks.model_shapes import BYTES_PER_VALUE, add_shape
+from benchmarks.model_shapes import BYTES_PER_VALUE, SHAPES, add_shape
+from benchmarks.published_models import MODELS, PublishedModel, parse_any
 from benchmarks.random_checkpoint import write_checkpoint
-from benchmarks.random_head import write_head
+from benchmarks.random_head import add_mtp_head, write_head
 from benchmarks.speculation_runs import OFF, OPTIONS, Batches, Contender, Run, parse_setting, stages_of
 from edgellm_arena.episodes.situation import sample_situations, split_rng
 from edgellm_arena.world.renderer import render
@@ -118,6 +121,9 @@ def _checkpoint(args: argparse.Namespace, root: Path) -> tuple[Path, Path | None
     """Return the directories of the base model and of its head, None without one."""
     if args.checkpoint is None:
         checkpoint = write_checkpoint(root / "checkpoint", args.shape, args.precision)
+        if isinstance(args.shape, PublishedModel):
+            add_mtp_head(checkpoint, args.shape, args.precision)
+            return checkpoint, None
         return checkpoint, write_head(root / "head", args.shape, args.precision)
     folder = args.checkpoint / DRAFT_FOLDER
     return args.checkpoint, args.head or (folder if folder.is_dir() else None)
@@ -188,7 +194,7 @@ def _engine(
         EngineConfig.load(engine)
         return engine
     (engine / STAMP).unlink(missing_ok=True)
-    export(checkpoint, engine, **options, draft=head, with_draft=head is not None)
+    export(checkpoint, engine, **options, draft=head, with_draft=head is not None or args.checkpoint is None)
     if device.name == "tensorrt":
         from edgellm_ros.builder.tensorrt.plan import build_plans
 
@@ -378,7 +384,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add_shape(parser)
+    add_shape(parser, parse_any, (*SHAPES, *MODELS))
     add("--checkpoint", type=Path, help="real weights in place of a shape")
     add("--head", type=Path, help="draft head of the checkpoint (default: its folder `draft`)")
     add("--precision", choices=BYTES_PER_VALUE, help="default: fp16 for a shape, fp32 for a checkpoint")
@@ -395,7 +401,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--settings",
         type=_settings,
         default="chain3,tree8/4/16,tree10/6/60",
-        help="chainN, treeK/N/M (top k, steps, rows of a verification) and lookupN (default: %(default)s)",
+        help="chainN, mtpN, treeK/N/M (top k, steps, rows of a verification) and lookupN "
+        "(default: %(default)s)",
     )
     add(
         "--acceptance",

@@ -23,6 +23,7 @@ from edgellm_ros.runtime import assemble
 from edgellm_ros.runtime.decoding.speculative.drafting_config import (
     EAGLE,
     LOOKUP,
+    MTP,
     SpecDecodeDraftingConfig,
 )
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
@@ -42,18 +43,18 @@ Batches = Sequence[Sequence[LLMGenerationRequest]]
 
 
 def parse_setting(text: str) -> SpecDecodeDraftingConfig:
-    """Parse "chain3", "tree8/4/16" or "lookup7".
+    """Parse "chain3", "mtp3", "tree8/4/16" or "lookup7".
 
     The numbers of a tree: top k, steps, rows of a verification. ValueError.
     """
-    found = re.fullmatch(r"(chain|lookup)(\d+)|tree(\d+)/(\d+)/(\d+)", text)
+    found = re.fullmatch(r"(chain|mtp|lookup)(\d+)|tree(\d+)/(\d+)/(\d+)", text)
     if found is None:
-        raise ValueError(f"expected chainN, treeK/N/M or lookupN with numbers, got {text!r}")
+        raise ValueError(f"expected chainN, mtpN, treeK/N/M or lookupN with numbers, got {text!r}")
     kind, levels, *sizes = found.groups()
     if kind is None:
         top_k, steps, size = map(int, sizes)
         return SpecDecodeDraftingConfig(top_k, steps, size, falls_back=False)
-    strategy = LOOKUP if kind == "lookup" else EAGLE
+    strategy = {"chain": EAGLE, "mtp": MTP, "lookup": LOOKUP}[kind]
     return SpecDecodeDraftingConfig(1, int(levels), int(levels) + 1, strategy, falls_back=False)
 
 

@@ -118,8 +118,8 @@ class FusedDecoder:
         key_cache_i and value_cache_i [B,Hkv,C,D], logits [B,S,V] fp32 of all tokens, hidden_states_i [B,S,H];
         states before and after the step of recurrent layers, and of a verification the values of its chain;
         attention_mask [B,1,S,C] bool if the tokens of a sequence are a tree, without which they are a chain;
-        embedding or lm_head.weight if the weights have no LM head; fused_hidden_states [B,S,Hd] if there is a
-        fusion; lora_table [L,4,B,3] if sequences have adapters. Others are ignored. B * S is at most
+        embedding or lm_head.weight if the weights have no LM head; fused_hidden_states [B,S,Hd] for a draft
+        head; lora_table [L,4,B,3] if sequences have adapters. Others are ignored. B * S is at most
         `max_rows`, with adapters `max_adapted_rows`. With a mask and a sliding window, a token's position is
         the number of rows before the new ones and of the new rows that it sees.
         """
@@ -333,6 +333,8 @@ class FusedDecoder:
 
     def _hidden_states(self, tensors: Mapping[str, Tensor], layer: int) -> int:
         """Return the address of a layer's output of hidden states; 0 if it has none."""
+        if self._shape.last_states and layer == self._shape.layers:
+            return tensors["fused_hidden_states"].pointer
         if layer not in self._shape.hidden_state_layers:
             return 0
         return tensors[f"hidden_states_{layer}"].pointer

@@ -8,22 +8,36 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.fused.decoder import FusedDecoder
+from edgellm_ros.fused.fusion import FusedFusion
 from edgellm_ros.fused.params import DraftHeadParams, JoinedQkvParams, KernelParams
+from edgellm_ros.fused.plan.fusion import FusionShape
 from edgellm_ros.fused.plan.shape import FusedDraftShape
 from edgellm_ros.fused.plan.tuning import Tuning
 from edgellm_ros.fused.variants import Compile, Step, make_plans, make_scratch, variant_for
-from edgellm_ros.fused.weights import FusedWeights
+from edgellm_ros.fused.weights import FusedWeights, FusionWeights
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What makes one row of an embedding and a state, for an MTP head."""
+
+    shape: FusionShape
+    weights: FusionWeights
+    state_first: bool  # the state is before the embedding
 
 
 class FusedDraft(FusedDecoder):
     """Runs of one draft head on one device.
 
-    Parameters, errors and `max_rows` are as of `FusedDecoder`.
+    Parameters, errors and `max_rows` are as of `FusedDecoder`. projection: of an MTP head.
     """
 
     def __init__(
@@ -33,9 +47,15 @@ class FusedDraft(FusedDecoder):
         weights: FusedWeights,
         compile: Compile | None = None,
         tuning: Tuning | None = None,
+        projection: Projection | None = None,
     ) -> None:
         super().__init__(device, shape, weights, compile, tuning)
-        self._draft, self._later = shape, self._variants
+        self._draft, self._later, self._projection = shape, self._variants, projection
+        if projection is not None:
+            sizes, threads = projection.shape, self._tuning.fusion_threads
+            self._project = FusedFusion(device, sizes, projection.weights, self._compile, threads)
+            self._projected = device.empty((self.max_rows, shape.hidden), np.uint16)
+            return
         if shape.layers > 1:
             self._later = self._compiled(
                 make_plans(device, dataclasses.replace(shape, joined=False), self._tuning)
@@ -58,11 +78,15 @@ class FusedDraft(FusedDecoder):
         rows, chosen = batch * tokens, tensors["last_token_ids"].shape[1]
         if not 1 <= max(rows, batch * chosen) <= self.max_rows:
             raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {self.max_rows} in all")
+        first = self._projection is None
+        if self._projection is not None:
+            yield from self._projection_launches(self._projection, tensors, rows)
+            tensors = {**tensors, "inputs_embeds": self._projected}
         for layer in range(len(self._weights.layers)):
             variant = variant_for(self._later if layer else self._variants, rows)
             for name, params in self._layer(tensors, layer, rows, tokens).items():
                 if variant.plan.has(name):
-                    early = self.starts_early and (layer > 0 or name != "joined_qkv")
+                    early, first = self.starts_early and not first, False
                     yield variant.program, variant.plan.launch(name, rows, early, tokens), params
         variant = variant_for(self._variants, batch * chosen)
         states = tensors["next_hidden_states"].pointer
@@ -81,11 +105,20 @@ class FusedDraft(FusedDecoder):
         launch = variant.plan.launch("draft_head", batch * chosen, self.starts_early)
         yield variant.program, launch, params
 
+    def _projection_launches(
+        self, projection: Projection, tensors: Mapping[str, Tensor], rows: int
+    ) -> Iterator[Step]:
+        """Yield the launches that make the rows of the first layer."""
+        pair = [tensors[name].pointer for name in ("inputs_embeds", "hidden_states")]
+        if projection.state_first:
+            pair.reverse()
+        yield from self._project.launches(pair, self._projected.pointer, rows, self.starts_early, first=True)
+
     def _layer(
         self, tensors: Mapping[str, Tensor], layer: int, rows: int, tokens: int
     ) -> dict[str, KernelParams]:
         params, weights = super()._layer(tensors, layer, rows, tokens), self._weights.layers[layer]
-        if layer:
+        if layer or self._projection is not None:
             return params
         first = JoinedQkvParams(
             weights=weights.qkv,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusedFusion: a draft head's fusion of base states, launched after a step."""
+"""FusedFusion: a draft head's `fc` on several rows side by side."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StateFusion:
 
 
 class FusedFusion:
-    """The fusion of one draft head on one device.
+    """The fusion or projection of one draft head on one device.
 
     compile: makes a program of a plan, an object with the method `launch` of `FusedProgram`.
     """
@@ -53,17 +53,17 @@ class FusedFusion:
         self._parts = device.empty((nbytes,), np.uint8)
 
     def launches(
-        self, states: Sequence[int], out: int, rows: int, early: bool
+        self, states: Sequence[int], out: int, rows: int, early: bool, first: bool = False
     ) -> Iterator[tuple[Any, Launch, KernelParams]]:
         """Yield program, kernel and parameters of each launch.
 
-        states: addresses of three tensors [rows,state_size]; out: address of a tensor [rows,fused_size];
-        early: whether a kernel may start before the previous one has ended (PDL).
+        states: addresses of tensors [rows,state_size]; out: address of a tensor [rows,fused_size]; early,
+        first: see `FusionPlan.launches`.
         """
         plan, program = next(each for size, each in self._variants.items() if size >= rows)
-        weights, (fuse, finish) = self._weights, plan.launches(early)
+        weights, (fuse, finish) = self._weights, plan.launches(early, first)
         parts = self._parts.pointer
-        low, middle, high = states
+        low, middle, high = (*states, 0)[:3]
         low_norm, middle_norm, high_norm = weights.norms
         yield (
             program,

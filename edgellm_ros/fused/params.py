@@ -813,7 +813,7 @@ class RoundStatesParams(KernelParams):
 
 @dataclass(kw_only=True)
 class FuseParams(KernelParams):
-    """Three base states times `fc`, as partials."""
+    """States of the base, or embedding and state, times `fc`, as partials."""
 
     source: ClassVar[str] = "fusion.cu"
     kernel: ClassVar[str] = "fuse"

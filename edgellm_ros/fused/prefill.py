@@ -68,6 +68,7 @@ class FusedPrefill:
         compile = compile or compiler_for(device)
         self._program = compile(self._plan)
         self._numbers = numbers_of_states(weights)
+        self._last_states = "fused_hidden_states" if shape.last_states else f"hidden_states_{shape.layers}"
         self._rows = rows = min(most_tokens, MOST_TOKENS)
         mixer = shape.recurrent
         widest = max(shape.hidden, shape.q_size, shape.inner, 0 if mixer is None else mixer.values)
@@ -99,7 +100,7 @@ class FusedPrefill:
         (with the new tokens, which are in the last S of these rows); last_token_ids [B,1], of the tokens
         whose logits are an output; deepstack_embeds_i [B,S,H], added after layer i from 0; key_cache_i and
         value_cache_i [B,Hkv,C,D]; logits [B,1,V] fp32; hidden_states_i [B,S,H]; embedding or lm_head.weight
-        if the weights have no LM head; fused_hidden_states [B,S,Hd] if there is a fusion; of recurrent layers
+        if the weights have no LM head; fused_hidden_states [B,S,Hd] for a draft head; of recurrent layers
         valid_tokens [B], the states and those after the valid tokens. Others are ignored.
         Of several sequences B * S is at most MOST_TOKENS; one of more tokens runs in parts.
         """
@@ -219,7 +220,7 @@ class FusedPrefill:
     def _run_part(self, part: PromptPart) -> None:
         """Run a part, take the last tokens to the LM head's input, and write the states."""
         last = self._shape.layers
-        normed = part.of(f"hidden_states_{last}")
+        normed = part.of(self._last_states)
         stream = self._layers(part, keeps_all=bool(normed) or _state(last) in self._addresses)
         tokens = LastTokensParams(
             residual=stream.address,
@@ -304,7 +305,7 @@ class FusedVerification(FusedPrefill):
         if batch * tokens > self._rows:
             raise EngineError(f"{batch} sequences of {tokens} tokens, expected at most {self._rows} in all")
         part = PromptPart(tensors, batch, tokens, 0, tokens)
-        normed = part.of(f"hidden_states_{shape.layers}") or self._addresses["x"]
+        normed = part.of(self._last_states) or self._addresses["x"]
         self._finish(part, self._layers(part, keeps_all=True), normed)
         head = self._weights.lm_head
         head = head or tensors["embedding" if shape.tied else "lm_head.weight"].pointer

@@ -62,12 +62,12 @@ class FusedWeights:
 
 @dataclass(frozen=True)
 class FusionWeights:
-    """Addresses of the weights of a fusion, multiples of 16 bytes; 0 = there is none.
+    """Addresses of the weights of a fusion or projection, multiples of 16 bytes; 0 = there is none.
 
     owners: objects that keep the memory alive.
     """
 
-    fc: int  # [3*state_size,fused_size]
+    fc: int  # [states*state_size,fused_size]
     bias: int = 0  # [fused_size]
     norms: tuple[int, int, int] = (0, 0, 0)  # [state_size] each, or the thirds of a joined norm
     owners: tuple[Any, ...] = field(default=(), compare=False, repr=False)

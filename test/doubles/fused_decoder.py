@@ -113,6 +113,7 @@ class StepResult:
     hidden_states: dict[int, np.ndarray] = field(default_factory=dict)  # by layer from 1: [B,S,H]
     stream: list[np.ndarray] = field(default_factory=list)  # before each layer and after the last: [B,S,H]
     mixed: list[Mixed] = field(default_factory=list)  # of each recurrent layer
+    normed: np.ndarray = field(default_factory=lambda: np.empty(0))  # after the last norm: [B,S,H]
 
 
 def decode_step(
@@ -140,7 +141,7 @@ def decode_step(
         if i < len(step.deepstack):
             x = x + step.deepstack[i].astype(np.float64)
     result.stream.append(x)
-    x = rms_norm(x, norm, shape.epsilon)
+    result.normed = x = rms_norm(x, norm, shape.epsilon)
     if shape.layers in shape.hidden_state_layers:
         result.hidden_states[shape.layers] = x
     result.logits = _linear(x, lm_head.T if shape.tied else lm_head[:, : shape.vocab], None)
@@ -330,6 +331,8 @@ class HostFusedDecoder:
                     arrays[f"chain_{kind}_{i}"][...] = values
         for layer, states in result.hidden_states.items():
             arrays[f"hidden_states_{layer}"][...] = states
+        if self._shape.last_states:
+            arrays["fused_hidden_states"][...] = result.normed
         if self._fusion is not None:
             states = [result.stream[layer] for layer in self._fusion.layers]
             fused = fuse(self._fusion.shape, states, *self._fusion_arrays)

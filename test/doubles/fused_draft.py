@@ -27,9 +27,20 @@ from doubles.fused_decoder import (
     token_inputs,
 )
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.fused.draft import Projection
 from edgellm_ros.fused.plan.shape import FusedDraftShape
 from edgellm_ros.fused.weights import FusedLayerWeights, FusedWeights
 from edgellm_ros.kernels.chain_protocol import ChainDraft
+
+
+@dataclass(frozen=True)
+class ProjectionArrays:
+    """Weights that make one row of an embedding and a state, for an MTP head."""
+
+    embedding_norm: np.ndarray  # [H]
+    state_norm: np.ndarray  # [H]
+    fc: np.ndarray  # [2H,H]
+    state_first: bool = False
 
 
 @dataclass(kw_only=True)
@@ -43,18 +54,28 @@ class HeadRun(Step):
 def head_layer_shapes(shape: FusedDraftShape, layer: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the weights of a head's layer."""
     shapes = layer_shapes(shape)
-    if layer == 0:
+    if layer == 0 and shape.joined:
         shapes |= {"qkv": (2 * shape.hidden, shape.qkv_size), "state_norm": (shape.hidden,)}
     return shapes
 
 
 def run_head(
-    shape: FusedDraftShape, layers: list[LayerArrays], norm: np.ndarray, lm_head: np.ndarray, run: HeadRun
+    shape: FusedDraftShape,
+    layers: list[LayerArrays],
+    norm: np.ndarray,
+    lm_head: np.ndarray,
+    run: HeadRun,
+    projection: ProjectionArrays | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute logits [B,N,V] and next states [B,S,H]."""
     x, embeds = run.states.astype(np.float64), run.embeds.astype(np.float64)
+    if projection is not None:
+        pair = [rms_norm(embeds, projection.embedding_norm, shape.epsilon)]
+        pair.append(rms_norm(x, projection.state_norm, shape.epsilon))
+        joined = np.concatenate(pair[:: -1 if projection.state_first else 1], axis=-1)
+        x = _linear(joined, projection.fc, None)
     for i, (layer, caches) in enumerate(zip(layers, run.caches, strict=True)):
-        if i == 0:
+        if i == 0 and projection is None:
             normed = rms_norm(x, layer.state_norm, shape.epsilon)
             x = normed if shape.norm_before_residual else x
             normed = np.concatenate([rms_norm(embeds, layer.input_norm, shape.epsilon), normed], axis=-1)
@@ -79,7 +100,9 @@ def _linear(x: np.ndarray, matrix: np.ndarray, bias: np.ndarray | None) -> np.nd
 class HostFusedDraft:
     """FusedDraft on host memory; on a DeferredDevice a run is queued like a kernel."""
 
-    def __init__(self, device: Any, shape: FusedDraftShape, weights: FusedWeights) -> None:
+    def __init__(
+        self, device: Any, shape: FusedDraftShape, weights: FusedWeights, projection: Projection | None = None
+    ) -> None:
         self.runs: list[tuple[int, int]] = []  # sequences and tokens of each
         self.max_rows = shape.max_rows
         self._device, self._shape = device, shape
@@ -88,7 +111,15 @@ class HostFusedDraft:
             _layer(layer, head_layer_shapes(shape, i), dtype) for i, layer in enumerate(weights.layers)
         ]
         self._norm = array_at(weights.norm, (shape.hidden,), dtype)
-        self._lm_head = array_at(weights.lm_head, (shape.hidden, shape.vocab), dtype)
+        columns = shape.all_head_columns
+        self._lm_head = array_at(weights.lm_head, (shape.hidden, columns), dtype)[:, : shape.vocab]
+        self._projection = None
+        if projection is not None:
+            size, (first, second, _) = shape.hidden, projection.weights.norms
+            norms = [array_at(each, (size,), dtype) for each in (first, second)]
+            fc = array_at(projection.weights.fc, (2 * size, size), dtype)
+            norms = norms[::-1] if projection.state_first else norms
+            self._projection = ProjectionArrays(*norms, fc, projection.state_first)
 
     def run(self, tensors: Mapping[str, Tensor]) -> None:
         self.runs.append(tensors["inputs_embeds"].shape[:2])
@@ -104,7 +135,8 @@ class HostFusedDraft:
             states=arrays["hidden_states"],
             last_token_ids=arrays["last_token_ids"],
         )
-        logits, states = run_head(self._shape, self._layers, self._norm, self._lm_head, run)
+        weights = self._layers, self._norm, self._lm_head
+        logits, states = run_head(self._shape, *weights, run, self._projection)
         arrays["logits"][...], arrays["next_hidden_states"][...] = logits, states
 
 

@@ -312,6 +312,20 @@ def test_states_for_a_draft_head_are_those_of_numpy(fused):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_states_after_the_last_norm_are_those_of_numpy(fused, tied, tokens):
+    device, make = fused
+    shape = changed(last_states=True, tied=tied, max_rows=4)
+    model = Model(shape, [40], tokens=tokens)
+    weights, tensors = model.on_device(device)
+    tensors["fused_hidden_states"] = device.empty((1, tokens, shape.hidden), np.uint16)
+    make(shape, weights).run(tensors)
+    found = device.download(tensors["fused_hidden_states"]).view(np.float16)
+    close(found, model.expected().normed, shape)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape, lengths, ranks, tokens",
     [

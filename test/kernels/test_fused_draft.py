@@ -17,10 +17,10 @@ pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installe
 
 from doubles import fused_on_cpu
 from doubles.fused_decoder import TYPES, LayerArrays, fuse
-from doubles.fused_draft import HeadRun, head_layer_shapes, run_head
+from doubles.fused_draft import HeadRun, ProjectionArrays, head_layer_shapes, run_head
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.fused.cuda import compiler
-from edgellm_ros.fused.draft import FusedDraft
+from edgellm_ros.fused.draft import FusedDraft, Projection
 from edgellm_ros.fused.fusion import FusedFusion
 from edgellm_ros.fused.plan.decoder import FusedPlan
 from edgellm_ros.fused.plan.fusion import FusionPlan, FusionShape
@@ -49,7 +49,7 @@ class Head(RandomWeights):
     """Random weights, caches and inputs of a head, as arrays and on a device.
 
     lengths: filled rows of each sequence, with the new tokens; chosen [B][N]: tokens whose logits are wanted;
-    mask [B,S,C]: rows that the tokens see, None = a chain.
+    mask [B,S,C]: rows that the tokens see, None = a chain. state_first: of an MTP head, None = another.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Head(RandomWeights):
         chosen: list[list[int]],
         tokens: int = 1,
         mask: np.ndarray | None = None,
+        state_first: bool | None = None,
     ) -> None:
         super().__init__(TYPES[shape.dtype])
         self.shape, self.tokens = shape, tokens
@@ -70,7 +71,12 @@ class Head(RandomWeights):
             for layer in range(shape.layers)
         ]  # fmt: skip
         self.norm = self.weight("norm", (shape.hidden,))
-        self.lm_head = self.values((shape.hidden, shape.vocab), shape.hidden**-0.5)
+        self.lm_head = self.values((shape.hidden, shape.all_head_columns), shape.hidden**-0.5)
+        self.projection = None
+        if state_first is not None:
+            norms = self.weight("norm", (shape.hidden,)), self.weight("norm", (shape.hidden,))
+            fc = self.values((2 * shape.hidden, shape.hidden), (2 * shape.hidden) ** -0.5)
+            self.projection = ProjectionArrays(*norms, fc, state_first)
         angles = self.random.uniform(-3, 3, (positions, shape.rotary_dim // 2))
         cache = batch, shape.kv_heads, shape.capacity, shape.head_dim
         self.run = HeadRun(
@@ -88,8 +94,8 @@ class Head(RandomWeights):
             for row, length in enumerate(lengths):
                 keys[row, :, length - tokens :] = values[row, :, length - tokens :] = np.nan
 
-    def on_device(self, device) -> tuple[FusedWeights, dict]:
-        """Return the weights and the tensors of a run."""
+    def on_device(self, device) -> tuple[FusedWeights, Projection | None, dict]:
+        """Return the weights, those of the projection, and the tensors of a run."""
         kept = []
 
         def place(array: np.ndarray) -> int:
@@ -103,6 +109,17 @@ class Head(RandomWeights):
             for layer in self.layers
         )
         weights = FusedWeights(layers, place(self.norm), place(self.lm_head), owners=tuple(kept))
+        projection = None
+        if self.projection is not None:
+            size, arrays = self.shape.hidden, self.projection
+            pair = [place(arrays.embedding_norm), place(arrays.state_norm)]
+            norms = (*pair[:: -1 if arrays.state_first else 1], 0)
+            sizes = FusionShape(
+                self.shape.dtype, size, size, self.shape.epsilon, state_norms=True,
+                max_rows=self.shape.max_rows, states=2,
+            )  # fmt: skip
+            placed = FusionWeights(place(arrays.fc), 0, norms, tuple(kept))
+            projection = Projection(sizes, placed, arrays.state_first)
         run, (batch, chosen) = self.run, self.run.last_token_ids.shape
         tensors = {
             "inputs_embeds": put(device, run.embeds.view(np.uint16)),
@@ -120,11 +137,12 @@ class Head(RandomWeights):
             tensors[f"value_cache_{i}"] = put(device, values.view(np.uint16))
         if run.mask is not None:
             tensors["attention_mask"] = put(device, run.mask[:, None])
-        return weights, tensors
+        return weights, projection, tensors
 
     def expected(self) -> tuple[np.ndarray, np.ndarray]:
         """Compute logits and next states in float64; write the new rows to the caches."""
-        return run_head(self.shape, self.layers, self.norm, self.lm_head, self.run)
+        head = self.lm_head[:, : self.shape.vocab]
+        return run_head(self.shape, self.layers, self.norm, head, self.run, self.projection)
 
 
 @pytest.fixture(scope="session")
@@ -141,8 +159,8 @@ def host(device):
 def check(host, head: Head) -> None:
     """Compare a run with float64."""
     device, compile, tuning = host
-    weights, tensors = head.on_device(device)
-    FusedDraft(device, head.shape, weights, compile, tuning).run(tensors)
+    weights, projection, tensors = head.on_device(device)
+    FusedDraft(device, head.shape, weights, compile, tuning, projection).run(tensors)
     logits, states = head.expected()
     outputs = {name: device.download(tensor) for name, tensor in tensors.items()}
     close(outputs["logits"], logits, head.shape.dtype)
@@ -181,6 +199,23 @@ def close(found: np.ndarray, expected: np.ndarray, dtype: str) -> None:
 )  # fmt: skip
 def test_a_level_of_one_node_is_that_of_numpy(host, shape, length):
     check(host, Head(shape, [length], [[0]]))
+
+
+MTP = changed(joined=False, feeds_back_normed_state=True, qk_norm=True, vocab=194, head_columns=200)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shape, state_first",
+    [
+        pytest.param(dataclasses.replace(MTP, attention_gate=True, rotary_dim=16), False, id="Qwen3.5"),
+        pytest.param(dataclasses.replace(MTP, qkv_bias=True, qk_norm=False, dtype="bf16"), True, id="MiMo"),
+    ],
+)
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_an_mtp_head_projects_embedding_and_state(host, shape, state_first, tokens):
+    shape = dataclasses.replace(shape, max_rows=tokens)
+    check(host, Head(shape, [77], [[tokens - 1]], tokens=tokens, state_first=state_first))
 
 
 @pytest.mark.slow
@@ -271,11 +306,12 @@ def test_the_kernels_keep_their_variables_in_registers():
 
 def test_the_first_kernel_starts_after_everything_before_it():
     device = fused_on_cpu.FusedDoubleDevice(5)
-    head = Head(changed(layers=2), [5], [[0]])
-    weights, tensors = head.on_device(device)
-    launches = FusedDraft(device, head.shape, weights, lambda plan: None, CPU_TUNING).launches(tensors)
-    early = {(i, launch.name): launch.early for i, (_, launch, _) in enumerate(launches)}
-    assert [name for name, early in early.items() if not early] == [(0, "joined_qkv")]
+    eagle, mtp = Head(changed(layers=2), [5], [[0]]), Head(MTP, [5], [[0]], state_first=False)
+    for head, name in ((eagle, "joined_qkv"), (mtp, "fuse")):
+        weights, projection, tensors = head.on_device(device)
+        draft = FusedDraft(device, head.shape, weights, lambda plan: None, CPU_TUNING, projection)
+        early = {(i, launch.name): launch.early for i, (_, launch, _) in enumerate(draft.launches(tensors))}
+        assert [name for name, early in early.items() if not early] == [(0, name)]
 
 
 @pytest.mark.parametrize("most_shared, rows", [(227 << 10, 16), (99 << 10, 8)])

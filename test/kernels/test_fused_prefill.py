@@ -20,7 +20,7 @@ from edgellm_ros.fused.cuda import compiler
 from edgellm_ros.fused.plan.prefill import PrefillPlan
 from edgellm_ros.fused.plan.prompt_attention import AttentionForm
 from edgellm_ros.fused.plan.quantized import Quantized
-from edgellm_ros.fused.prefill import FusedVerification
+from edgellm_ros.fused.prefill import FusedPrefill, FusedVerification
 from edgellm_ros.fused.sources import expand
 from fixtures.fused_prefills import check_prefill, prefills_on
 from fixtures.fused_steps import Model, changed, close
@@ -111,6 +111,20 @@ def test_a_verification_is_that_of_numpy(prefills, shape, lengths, tokens, tree)
     close(device.download(tensors["logits"]), expected.logits, shape)
     for layer, states in expected.hidden_states.items():
         close(device.download(tensors[f"hidden_states_{layer}"]).view(TYPES[shape.dtype]), states, shape)
+
+
+@pytest.mark.parametrize("kind", [FusedPrefill, FusedVerification])
+def test_states_after_the_last_norm_are_those_of_numpy(prefills, kind):
+    device, make = prefills
+    model = Model(changed(last_states=True), [40], tokens=33)
+    weights, tensors = model.on_device(device)
+    tensors["fused_hidden_states"] = device.empty((1, 33, model.shape.hidden), np.uint16)
+    tensors["last_token_ids"] = put(device, np.array([[32]]))
+    if kind is FusedPrefill:
+        tensors["logits"] = device.empty((1, 1, model.shape.vocab), np.float32)
+    make(model.shape, weights, kind=kind).run(tensors)
+    found = device.download(tensors["fused_hidden_states"]).view(np.float16)
+    close(found, model.expected().normed, model.shape)
 
 
 def test_a_verification_of_too_many_tokens_is_refused(prefills):

@@ -26,7 +26,10 @@ from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeD
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures import on_device
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
+from fixtures.fused_decoding import SIZES as TINY
+from fixtures.fused_decoding import fused_on_host
 from fixtures.fused_drafting import SIZES, fused_head_on_host
+from fixtures.mtp_checkpoints import WRITERS as MTP_WRITERS
 from fixtures.random_head import base_config, write_random_head
 from fixtures.requests_for_tests import request
 
@@ -39,6 +42,16 @@ CHAIN = SpecDecodeDraftingConfig(1, 3, 4, falls_back=False)
 TREE = SpecDecodeDraftingConfig(2, 3, 6, falls_back=False)
 ONE = request("what do you see?", max_tokens=20, repetition_penalty=1.3)
 BATCH = [ONE, request("hello", max_tokens=9), request("x" * 60, max_tokens=16, repetition_penalty=1.3)]
+MTP_SIZES = {  # of tiny checkpoints with an MTP head that the kernels take
+    "mimo": {**TINY, "num_attention_heads": 2, "num_key_value_heads": 1},
+    "qwen3_5": {
+        "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "hidden_size": 64, "head_dim": 64, "intermediate_size": 128, "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "attention_bias": False,
+    },
+}  # fmt: skip
 HEADS = {
     "plain": {},
     "biases, norms, normed states": {
@@ -117,6 +130,51 @@ def test_candidates_are_those_of_the_engine(heads, engines, device, name, drafti
         same += np.count_nonzero(mine["tokens"] == other["tokens"])
         total += mine["tokens"].size
     assert same > 0.95 * total  # near ties may rank the other way round
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", MTP_SIZES)
+def test_candidates_of_an_mtp_head_are_those_of_the_engine(heads, tmp_path, device, family):
+    checkpoint = MTP_WRITERS[family](tmp_path / "checkpoint", 3, **MTP_SIZES[family])
+    export(checkpoint, tmp_path / "engine", precision="fp16", max_batch_size=3)
+    chain = dataclasses.replace(CHAIN, strategy="mtp")
+    expected = drafts(tmp_path / "engine", device, chain, BATCH, "engine")
+    assert not heads
+    with fused_on_host() if on_device.chosen == "cpu" else nullcontext():
+        found = drafts(tmp_path / "engine", device, chain, BATCH, "auto")
+    if heads:
+        assert {(1, chain.tokens_per_round), (3, 1)} <= set(heads[0].runs)
+    assert len(found) == len(expected) > 3
+    same = total = 0
+    for mine, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine["scores"], other["scores"], atol=3e-2)
+        same += np.count_nonzero(mine["tokens"] == other["tokens"])
+        total += mine["tokens"].size
+    assert same > 0.95 * total  # near ties may rank the other way round
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", MTP_SIZES)
+def test_rounds_of_an_mtp_head_in_kernels_have_the_answers_of_the_engine(heads, tmp_path, device, family):
+    """The base's steps and verifications, with the states that the head takes, are kernels too."""
+    checkpoint = MTP_WRITERS[family](tmp_path / "checkpoint", 3, **MTP_SIZES[family])
+    export(checkpoint, tmp_path / "engine", precision="fp16", max_batch_size=3)
+    chain = dataclasses.replace(CHAIN, strategy="mtp")
+    options = {"prefix_cache_bytes": 0}
+    with LLMInferenceRuntime(tmp_path / "engine", device, decode="engine", **options, drafting=None) as plain:
+        expected = [plain.handle_request(one).token_ids for one in BATCH]
+    doubles = fused_on_host() if on_device.chosen == "cpu" else nullcontext()
+    with (
+        doubles,
+        LLMInferenceRuntime(
+            tmp_path / "engine", device, decode="fused", drafting=chain, **options
+        ) as runtime,
+    ):
+        found = [runtime.handle_request(one).token_ids for one in BATCH]
+        assert runtime.spec_decode_generation_metrics.total_runs > 10
+        assert not runtime.pipeline.drafter.failed
+    same = [mine == other for mine, other in zip(found, expected, strict=True)]
+    assert sum(same) >= len(same) - 1  # rounding may decide a near tie
 
 
 @on_host

@@ -36,21 +36,41 @@ class StoredFusion:
 
 
 @dataclass(frozen=True)
+class StoredProjection:
+    """Weights with which an MTP head makes one row of an embedding and a state, in the head's file."""
+
+    embedding_norm: StoredWeight
+    fc: StoredWeight  # [2H,H]
+    state_first: bool  # the state is before the embedding
+
+
+@dataclass(frozen=True)
 class FusedDraftModel(JsonFile):
-    """All contents of `draft/fused.json`; the head's sizes are in `config.json`."""
+    """All contents of `draft/fused.json`; the head's sizes are in `config.json`.
+
+    An EAGLE-3 head has a fusion, an MTP head a projection.
+    """
 
     file: str  # of the weights, in the same folder
     intermediate_size: int
     epsilon: float  # of every RMSNorm
     norm_before_residual: bool  # the residual stream begins with the normed states
-    layers: tuple[FusedLayer, ...]  # `qkv` of the first has 2H rows: for embedding and state side by side
+    attention_gate: bool  # a gate beside each head's query
+    layers: tuple[FusedLayer, ...]  # of EAGLE-3, `qkv` of the first has 2H rows: embedding and state
     hidden_norm: StoredWeight  # of the states
     norm: StoredWeight  # of the last norm
-    lm_head: StoredWeight  # [H,V]
-    fusion: StoredFusion
+    lm_head: StoredWeight  # [H,V] or more columns
+    fusion: StoredFusion | None
+    projection: StoredProjection | None
+
+    def __post_init__(self) -> None:
+        if (self.fusion is None) == (self.projection is None):
+            raise ValueError("a head has either a fusion or a projection")
 
     def weights(self) -> Iterator[StoredWeight]:
         """Yield all weights but those of the fusion."""
         for layer in self.layers:
             yield from layer.weights()
         yield from (self.hidden_norm, self.norm, self.lm_head)
+        if self.projection is not None:
+            yield from (self.projection.embedding_norm, self.projection.fc)

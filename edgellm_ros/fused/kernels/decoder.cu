@@ -401,7 +401,7 @@ extern "C" __global__ void GEMV_LAUNCH_BOUNDS down(const u16* weights, const u16
       });
 }
 
-#if !JOINED
+#if !DRAFTS
 extern "C" __global__ void __launch_bounds__(THREADS)
     prep_lm_head(const u16* norm, i64* residual, u16* hidden, u16* x, i64 rows) {
 #if TIED

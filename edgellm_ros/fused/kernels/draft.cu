@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// First and last kernel of a draft head's run:
+// First kernel of an EAGLE-3 head's run, and the last kernel of every draft head's:
 //
 // joined_qkv -- attention -- o -- gate_up -- down -- (qkv of the next layer) ... -- draft_head
 //
-// x of the first layer has 2H values per token: the norm of the embedding, then the norm of the state. The residual
-// stream begins with the state.
+// x of EAGLE-3's first layer has 2H values per token: the norm of the embedding, then the norm of the state. The
+// residual stream begins with the state. An MTP head begins with the kernels of fusion.cu and `qkv`.
 
 #include "decoder.cu"
 
@@ -37,6 +37,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   gemv<QKV>(smem, pipeline, first, count,
             [&](int tile, int at, int row, float sum, bool) { store_partial<QKV>(partials, tile, at, row, sum); });
 }
+
+#endif
 
 // Store rows of the residual stream in the model's type, normalised or not. The last CTAs do so: padding CTAs have no
 // work units. sums: scratch in smem, [warps].
@@ -108,5 +110,3 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (row < rows && column < VOCAB) logits[(i64)row * VOCAB + column] = sum;
   });
 }
-
-#endif

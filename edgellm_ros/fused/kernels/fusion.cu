@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fusion for a draft head: three states of the base side by side, normalised or not, times the matrix `fc`.
+// `fc` of a draft head: STATES rows side by side, normalised or not, times a matrix. EAGLE-3 fuses three states of the
+// base, MTP projects the embedding of a token and a state.
 
 #include "gemv.cuh"
 
-using FUSE = GemvPlan<3 * STATE_SIZE, FUSED_SIZE, FUSE_TILE, FUSE_BLOCKS, false>;
+using FUSE = GemvPlan<STATES * STATE_SIZE, FUSED_SIZE, FUSE_TILE, FUSE_BLOCKS, false>;
 static_assert(FUSE::SMEM_BYTES == FUSE_SMEM && FUSE::max_partials() == FUSE_PARTIALS);
 
-// One value for each of the three states; an array would be placed in local memory.
+// One value for each state, of two the high one is unused; an array would be placed in local memory.
 struct Each {
   const u16 *low, *middle, *high;
 
   __device__ const u16* of(int state) const { return state == 0 ? low : state == 1 ? middle : high; }
 };
 
-// Store the factors of the norms to smem [3,ROWS].
+// Store the factors of the norms to smem [STATES,ROWS].
 __device__ inline void find_factors(const Each& states, float* factors, float* sums, int rows) {
   constexpr int WARPS = THREADS / 32;
   for (int row = 0; row < rows; ++row) {
-    float squares[3];
+    float squares[STATES];
 #pragma unroll
-    for (int state = 0; state < 3; ++state) {
+    for (int state = 0; state < STATES; ++state) {
       float square = 0;
       for (int i = threadIdx.x; i < STATE_SIZE; i += THREADS) {
         const float value = to_float(load_cg(states.of(state) + (i64)row * STATE_SIZE + i));
@@ -31,13 +32,14 @@ __device__ inline void find_factors(const Each& states, float* factors, float* s
     }
     __syncthreads();
 #pragma unroll
-    for (int state = 0; state < 3; ++state) {
+    for (int state = 0; state < STATES; ++state) {
       squares[state] = 0;
       for (int warp = 0; warp < WARPS; ++warp) squares[state] += sums[state * WARPS + warp];
     }
-    if (threadIdx.x < 3) {
-      const float all = (squares[0] + squares[1] + squares[2]) * (1.0f / 3);
-      const float own = threadIdx.x == 0 ? squares[0] : threadIdx.x == 1 ? squares[1] : squares[2];
+    if (threadIdx.x < STATES) {
+      const float third = squares[STATES - 1];  // of three
+      const float all = (squares[0] + squares[1] + (STATES == 3 ? third : 0)) * (1.0f / STATES);
+      const float own = threadIdx.x == 0 ? squares[0] : threadIdx.x == 1 ? squares[1] : third;
       factors[threadIdx.x * ROWS + row] = rsqrt_fast((JOINED_NORM ? all : own) * (1.0f / STATE_SIZE) + EPSILON);
     }
     __syncthreads();
@@ -50,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
          const u16* middle_norm, const u16* high_norm, float* partials, i64 rows) {
   DYNAMIC_SMEM(memory);
   struct Factors {
-    float values[3 * ROWS];
+    float values[STATES * ROWS];
   };
   STATIC_SMEM(Factors, factors);
   const Smem<FUSE> smem(memory);

@@ -13,6 +13,7 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.draft_config import EAGLE, MTP
 from edgellm_ros.fused.description.decoder import FUSED_FILE, FusedModel
 from edgellm_ros.fused.description.draft import FUSED_DRAFT_FILE, FusedDraftModel, StoredFusion
 from edgellm_ros.fused.loading.availability import (
@@ -87,14 +88,15 @@ def _load(
     check_shape(model.problem, "this model")
     batch, nodes = config.max_supported_batch_size, drafting.tree_size if drafting is not None else 1
     rows = max(min(batch, MOST_ROWS), min(batch, MOST_ROWS // nodes) * nodes)
-    shape = fused_shape(config, model, rows, adapts)
+    head_drafts = config.draft if drafting is not None and drafting.has_head else None
+    shape = fused_shape(config, model, rows, adapts, head_drafts is not None and head_drafts.kind == MTP)
     check_shape(shape.unsupported(), "this model")
     _check_memory(device, model)
     states = {*config.hidden_state_layers}
-    if drafting is not None and drafting.has_head and config.draft is not None:
-        states |= {*config.draft.base_state_layers}
+    if head_drafts is not None:
+        states |= {*head_drafts.base_state_layers}
     _check_states(model, states)
-    draft = _load_fusion(root, config) if drafting is not None and drafting.has_head else None
+    draft = _load_fusion(root, config) if head_drafts is not None and head_drafts.kind == EAGLE else None
     dtype = element_type(config.precision)
     tensors = load_weights(path.parent, model, dtype, device)
     fusion = None
@@ -105,7 +107,7 @@ def _load(
         weights = fused_weights(model, tensors)
         decoder = make_decoder(device, shape, weights, fusion)
     trees = drafting is not None and not drafting.is_chain
-    fused_size = fusion.shape.fused_size if fusion is not None else 0
+    fused_size = head_drafts.hidden_size if head_drafts is not None else 0
     head = _head(model, config)
     bindings = partial(
         step_bindings, shape, head, trees=trees, fused_size=fused_size, recurrent=config.llm.recurrent
@@ -176,6 +178,8 @@ def _load_fusion(root: Path, config: EngineConfig) -> StoredFusion:
     Unavailable if there is none, or if the kernels do not take it.
     """
     fusion = FusedDraftModel.load(described(root, FUSED_DRAFT_FILE, config, "the engine")).fusion
+    if fusion is None:
+        raise ValueError(f"{root / FUSED_DRAFT_FILE}: fusion is missing, by config.json the head has one")
     check_shape(fusion_shape(config, fusion, 1).unsupported(), "the draft head's fusion")
     return fusion
 

@@ -97,10 +97,13 @@ def address_in(tensors: Mapping[str, Tensor], weight: StoredWeight | None) -> in
     return 0 if weight is None else tensors[weight.name].pointer
 
 
-def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int, adapts: bool) -> FusedShape:
+def fused_shape(
+    config: EngineConfig, model: FusedModel, most_rows: int, adapts: bool, last_states: bool = False
+) -> FusedShape:
     """Return the shape of an engine's decoder.
 
-    most_rows: most tokens of a step, over all sequences; adapts: whether sequences may have LoRA adapters.
+    most_rows: most tokens of a step, over all sequences; adapts: whether sequences may have LoRA adapters;
+    last_states: see `FusedShape`.
     """
     from edgellm_ros.fused.plan.shape import MOST_LORA_RANK, FusedShape
 
@@ -129,6 +132,7 @@ def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int, adapts:
         tied=model.tied,
         max_rows=most_rows,
         hidden_state_layers=config.hidden_state_layers,
+        last_states=last_states,
         quantized=tuple(_forms(model)),
         lora_rank=min(config.max_supported_lora_rank, MOST_LORA_RANK) if adapts else 0,
         fp8_cache=config.kv_cache_type == FP8,

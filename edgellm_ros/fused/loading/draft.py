@@ -34,6 +34,7 @@ from edgellm_ros.fused.loading.drafting import DraftSizes
 from edgellm_ros.fused.loading.fused_decoding import FusedDecoding
 
 if TYPE_CHECKING:
+    from edgellm_ros.fused.draft import Projection
     from edgellm_ros.fused.plan.shape import FusedDraftShape
     from edgellm_ros.fused.weights import FusedWeights
     from edgellm_ros.kernels.chain_protocol import ChainDrafter, PromptRows
@@ -73,7 +74,7 @@ def _load(root: Path, config: EngineConfig, drafting: DraftSizes, device: Device
     tensors = load_weights(path.parent, model, element_type(config.precision), device)
     weights = _weights(model, tensors)
     with made_or_unavailable():
-        head = make_head(device, shape, weights)
+        head = make_head(device, shape, weights, make_projection(config, model, tensors, shape.max_rows))
     chain = prompts = None
     if drafting.is_chain:
         sizes = drafting.tokens_per_round, drafting.drafting_step
@@ -83,7 +84,9 @@ def _load(root: Path, config: EngineConfig, drafting: DraftSizes, device: Device
         prompts = make_prompts(device, shape, weights)
     backend = FusedDraftBackend(head, shape, device, takes_trees=not drafting.is_chain)
     executor = EngineExecutor(backend, "draft/fused")
-    return FusedDecoding(executor, head.max_rows, tensors, chain=chain, prompts=prompts)
+    own = {weight.name for weight in model.weights() if weight.fp32}  # in the engine; rounded for the kernels
+    shared = {name: tensor for name, tensor in tensors.items() if name not in own}
+    return FusedDecoding(executor, head.max_rows, shared, chain=chain, prompts=prompts)
 
 
 @contextmanager
@@ -101,11 +104,33 @@ class Head(Decoder, Protocol):
     max_rows: int
 
 
-def make_head(device: Device, shape: FusedDraftShape, weights: FusedWeights) -> Head:
+def make_head(
+    device: Device, shape: FusedDraftShape, weights: FusedWeights, projection: Projection | None
+) -> Head:
     """Make what runs a head on a device."""
     from edgellm_ros.fused.draft import FusedDraft
 
-    return FusedDraft(device, shape, weights)
+    return FusedDraft(device, shape, weights, projection=projection)
+
+
+def make_projection(
+    config: EngineConfig, model: FusedDraftModel, tensors: dict[str, Tensor], most_rows: int
+) -> Projection | None:
+    """Return the projection of an MTP head; None for other heads. tensors: the head's weights."""
+    from edgellm_ros.fused.draft import Projection
+    from edgellm_ros.fused.plan.fusion import FusionShape
+    from edgellm_ros.fused.weights import FusionWeights
+
+    stored, draft = model.projection, config.draft
+    if stored is None:
+        return None
+    assert draft is not None  # `check_drafting`
+    size, epsilon = draft.hidden_size, model.epsilon
+    shape = FusionShape(config.precision, size, size, epsilon, state_norms=True, max_rows=most_rows, states=2)
+    first, second = (address_in(tensors, norm) for norm in (stored.embedding_norm, model.hidden_norm))
+    norms = (second, first, 0) if stored.state_first else (first, second, 0)
+    weights = FusionWeights(address_in(tensors, stored.fc), 0, norms, owners_of(tensors))
+    return Projection(shape, weights, stored.state_first)
 
 
 def make_chain(
@@ -152,7 +177,10 @@ def draft_shape(config: EngineConfig, model: FusedDraftModel, drafting: DraftSiz
         o_bias=first.o_bias is not None,
         mlp_bias=first.down_bias is not None,
         max_rows=min(config.max_supported_batch_size * tokens, MOST_ROWS),
+        attention_gate=model.attention_gate,
+        head_columns=model.lm_head.shape[1],
         norm_before_residual=model.norm_before_residual,
+        joined=model.projection is None,
         feeds_back_normed_state=draft.feeds_back_normed_state,
     )
 
@@ -165,7 +193,7 @@ def _weights(model: FusedDraftModel, tensors: dict[str, Tensor]) -> FusedWeights
     layers = []
     for i, layer in enumerate(model.layers):
         weights = layer_addresses(layer, tensors)
-        state_norm = 0 if i else address(model.hidden_norm)
+        state_norm = 0 if i or model.projection is not None else address(model.hidden_norm)
         layers.append(FusedLayerWeights(**weights, state_norm=state_norm))
     return FusedWeights(tuple(layers), address(model.norm), address(model.lm_head), owners_of(tensors))
 

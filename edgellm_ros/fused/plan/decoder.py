@@ -67,7 +67,7 @@ class FusedPlan:
     @property
     def source(self) -> str:
         """Name of the source in the folder `kernels`."""
-        return "draft.cu" if self.shape.joined else "decoder.cu"
+        return "draft.cu" if self.shape.drafts else "decoder.cu"
 
     def _fit(self, multiprocessors: int, most_shared: int, config: StepConfig) -> bool:
         """Choose slots, CTAs and stages; return whether the CTAs fit into smem."""
@@ -137,7 +137,9 @@ class FusedPlan:
         norms = 8 * rows * shape.hidden * blocks
         self.prepared = {name: prepared(norms, name) for name in ("qkv", "gate_up", "in_proj", "lm_head")}
         if shape.joined:
-            self.prepared |= {"qkv": False, "lm_head": False}
+            self.prepared["qkv"] = False
+        if shape.drafts:
+            self.prepared["lm_head"] = False
         self.prepared["o"] = self._prepares_o()
         self.products = {
             "qkv": layer_product("qkv", inputs, shape.qkv_size, not self.prepared["qkv"]),
@@ -321,6 +323,7 @@ class FusedPlan:
             "SPLIT_ROWS": config.split_rows,
             "HIDDEN": shape.hidden,
             "JOINED": int(shape.joined),
+            "DRAFTS": int(shape.drafts),
             "HEADS": shape.heads,
             "KV_HEADS": shape.kv_heads,
             "HEAD_DIM": shape.head_dim,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusionPlan: sizes of the kernels that fuse three base states for a draft head."""
+"""FusionPlan: sizes of the kernels of a draft head's `fc`, which makes one row of several."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from edgellm_ros.fused.plan.launch import Launch
 from edgellm_ros.fused.plan.product import RESERVED, ProductPlan
 from edgellm_ros.fused.plan.shape import DTYPES
 
-STATES = 3  # of a token, from three layers of the base
 TILE = 64  # columns of a tile
 MMA_ROWS = 4  # the fewest rows whose products are computed on tensor cores
 
@@ -20,6 +19,7 @@ class FusionShape:
     """Sizes and switches of a fusion.
 
     - state_size, fused_size: hidden sizes of the base and of the head
+    - states: rows side by side: three states of the base, or an embedding and a state
     - state_norms: an RMSNorm of each state; joined_norm: one of all three side by side. Not both
     """
 
@@ -30,6 +30,7 @@ class FusionShape:
     state_norms: bool = False
     joined_norm: bool = False
     max_rows: int = 1
+    states: int = 3
 
     def unsupported(self) -> str | None:
         """Return why the kernels do not take this shape; None if they do."""
@@ -55,7 +56,7 @@ class FusionPlan:
     ) -> None:
         self.shape, self.rows, self._threads = shape, rows, threads
         self.mma = rows >= MMA_ROWS
-        inputs, stages = STATES * shape.state_size, 2 if self.mma else 6
+        inputs, stages = shape.states * shape.state_size, 2 if self.mma else 6
         # With more CTAs each has less of x in smem; of two CTAs on an SM, one runs while the other starts.
         for limit in (most_shared // 2, most_shared):
             for blocks_each in (2, 4, 8, 16, 32):
@@ -65,12 +66,16 @@ class FusionPlan:
                     return
         raise EngineError(f"the fusion needs more than {most_shared} bytes of shared memory")
 
-    def launches(self, early: bool) -> tuple[Launch, Launch]:
-        """Return how the two kernels are launched."""
+    def launches(self, early: bool, first: bool = False) -> tuple[Launch, Launch]:
+        """Return how the two kernels are launched.
+
+        early: whether a kernel may start before the previous one has ended (PDL); first: the first one waits
+        for all work before it.
+        """
         product, threads = self.product, self._threads
         values = self.rows * self.shape.fused_size
         return (
-            Launch("fuse", (product.blocks, 1), threads, product.shared_bytes, early),
+            Launch("fuse", (product.blocks, 1), threads, product.shared_bytes, early and not first),
             Launch("fused_states", (min(product.blocks, -(-values // threads)), 1), threads, 0, early),
         )
 
@@ -90,6 +95,7 @@ class FusionPlan:
             "STAGES": product.stages,
             "PREFETCH_STEPS": product.stages,
             "PDL_TRIGGER_FIRST": 1,
+            "STATES": shape.states,
             "STATE_SIZE": shape.state_size,
             "FUSED_SIZE": shape.fused_size,
             "STATE_NORMS": int(shape.state_norms),

@@ -125,6 +125,7 @@ class FusedShape(ModelValues):
     - capacity: C, the rows of the KV cache
     - max_rows: most tokens of a step, of all sequences
     - hidden_state_layers: layers, counted from 1, whose hidden states are outputs
+    - last_states: whether `fused_hidden_states` are those after the last norm, for an MTP head
     - lora_rank: largest rank of adapters, 0 = none
     - quantized: forms of quantised weights, by kernel: "qkv", "o", "gate_up", "down", "in_proj", "out_proj";
       the same in all layers
@@ -152,6 +153,7 @@ class FusedShape(ModelValues):
     tied: bool = False
     max_rows: int = 1
     hidden_state_layers: tuple[int, ...] = ()
+    last_states: bool = False
     quantized: tuple[tuple[str, Quantized], ...] = ()
     lora_rank: int = 0
     fp8_cache: bool = False
@@ -180,6 +182,11 @@ class FusedShape(ModelValues):
 
         See `FusedDraftShape`.
         """
+        return False
+
+    @property
+    def drafts(self) -> bool:
+        """Whether this is a draft head, whose LM head has a kernel of its own."""
         return False
 
     @property
@@ -233,6 +240,10 @@ class FusedShape(ModelValues):
             ),
             (not 1 <= self.max_rows <= MOST_ROWS, f"a step has {self.max_rows} rows, more than {MOST_ROWS}"),
             (
+                self.last_states and self.layers in self.hidden_state_layers,
+                "the states after the last norm are an output twice",
+            ),
+            (
                 self.lora_rank > 0 and (self.recurrent is not None or self.attention_gate),
                 "layers are recurrent or gated, and sequences have adapters",
             ),
@@ -251,12 +262,17 @@ class FusedDraftShape(FusedShape):
 
     - norm_before_residual: the residual stream begins with the normed states
     - feeds_back_normed_state: the next states are those after the last norm
-    - joined: the kernels of the first layer, whose qkv has 2H inputs; False: those of the layers after it
+    - joined: the kernels of the first layer of EAGLE-3, whose qkv has 2H inputs; False: those of the layers
+      after it, and of an MTP head
     """
 
     norm_before_residual: bool = False
     feeds_back_normed_state: bool = False
     joined: bool = True
+
+    @property
+    def drafts(self) -> bool:
+        return True
 
     def unsupported(self) -> str | None:
         if self.tied:

@@ -18,6 +18,7 @@ def unsupported(shape: FusedDraftShape) -> str | None:
     others = shape.differing("epsilon")
     for problem, text in (
         (shape.layers != 1, f"the head has {shape.layers} layers"),
+        (not shape.joined, "the head has a projection"),
         (bool(others), f"the kernels lack {', '.join(others)}"),
         (shape.fp8_cache, "the KV cache has 8 bits"),
     ):

@@ -16,10 +16,15 @@
 #else
 #define ATTENTION_KERNELS KERNEL(attention)
 #endif
-#if JOINED  // of a draft head
-#define OWN_KERNELS KERNEL(joined_qkv) KERNEL(draft_head)
+#if JOINED
+#define FIRST_KERNELS KERNEL(joined_qkv)
 #else
-#define OWN_KERNELS KERNEL(prep_qkv) KERNEL(qkv) KERNEL(prep_lm_head) KERNEL(lm_head) KERNEL(last_state)
+#define FIRST_KERNELS KERNEL(prep_qkv) KERNEL(qkv)
+#endif
+#if DRAFTS
+#define OWN_KERNELS FIRST_KERNELS KERNEL(draft_head)
+#else
+#define OWN_KERNELS FIRST_KERNELS KERNEL(prep_lm_head) KERNEL(lm_head) KERNEL(last_state)
 #endif
 #if MIXER
 #define MIXER_KERNELS KERNEL(prep_in_proj) KERNEL(in_proj) KERNEL(mix) KERNEL(prep_out_proj) KERNEL(out_proj)

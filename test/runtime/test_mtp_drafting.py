@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MTP heads draft chains: answers are those of vanilla decoding."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from doubles.scripted_drafter import draft_by_script
+from edgellm_ros.builder import export
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.runtime.conversation import Message
+from edgellm_ros.runtime.decoding.speculative.drafting_config import (
+    SpecDecodeDraftingConfig,
+    check_drafting,
+    drafting_config,
+)
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.mtp_checkpoints import WRITERS, write_whole_qwen3_5_with_head
+from fixtures.random_requests import cancelled_at
+from fixtures.requests_for_tests import IMAGE, assert_same_with_drafting, request
+
+MTP = SpecDecodeDraftingConfig(1, 3, 4, "mtp", falls_back=False)
+LIMITS = {"max_input_len": 130, "max_kv_cache_capacity": 150}
+TEXT = "go to the red box abc abc"
+BATCH = [
+    request(TEXT, max_tokens=40, logprobs=2),
+    request("stop", max_tokens=500, temperature=1.0, seed=3),  # until the KV cache is full
+    request("x", max_tokens=5),
+    request("turn left turn left ", max_tokens=30, repetition_penalty=1.3, temperature=0.6, seed=8),
+]
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def engine(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    checkpoint = WRITERS[request.param](folder / "checkpoint", 2)
+    export(checkpoint, folder / "engine", **LIMITS)
+    return folder / "engine"
+
+
+@pytest.fixture(scope="module")
+def plain(engine, runtime_device):
+    with LLMInferenceRuntime(engine, runtime_device, prefix_cache_bytes=0, drafting=None) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def drafting(engine, runtime_device):
+    with LLMInferenceRuntime(engine, runtime_device, prefix_cache_bytes=0, drafting=MTP) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def expected(plain):
+    return plain.handle_request(BATCH)
+
+
+def assert_all_same(answers, expected) -> None:
+    for answer, other in zip(answers, expected, strict=True):
+        assert_same_with_drafting(answer, other)
+
+
+def draft_right_tokens(runtime, requests, answers, right: float = 0.8) -> None:
+    """Replace a share of the drafted tokens by those of the answers: a random head is almost never right."""
+    known = {one.prompt: answer.token_ids for one, answer in zip(requests, answers, strict=True)}
+    config = MTP
+    drafter = draft_by_script(runtime, config.drafting_step, config.tree_size, seed=1, right=right)
+    drafter.answers = lambda one: known[one.prompt]
+
+
+@pytest.mark.parametrize("steps", range(1, 8))
+def test_answers_are_those_of_vanilla_decoding(engine, runtime_device, expected, steps):
+    config = SpecDecodeDraftingConfig(1, steps, steps + 1, "mtp", falls_back=False)
+    options = {"drafting": config, "prefix_cache_bytes": 0}
+    with LLMInferenceRuntime(engine, runtime_device, **options) as runtime:
+        assert_all_same(runtime.handle_request(BATCH), expected)
+        assert not runtime.pipeline.drafter.failed
+        assert runtime.spec_decode_generation_metrics.vanilla_runs <= 4, "the last tokens of a full KV cache"
+
+
+def test_accepted_tokens_of_several_rows(drafting, expected):
+    draft_right_tokens(drafting, BATCH, expected)
+    before = dataclasses.replace(drafting.spec_decode_generation_metrics)
+    assert_all_same(drafting.handle_request(BATCH), expected)
+    metrics = drafting.spec_decode_generation_metrics
+    verified = metrics.verified_trees - before.verified_trees
+    assert metrics.generated_tokens - before.generated_tokens > 1.5 * verified
+
+
+def test_a_reused_prefix_brings_the_rows_of_the_head(engine, runtime_device, plain):
+    one = request(TEXT * 3, max_tokens=20)
+    with LLMInferenceRuntime(engine, runtime_device, drafting=MTP) as runtime:
+        runtime.handle_request(one)
+        answer = runtime.handle_request(one)
+        assert answer.reused_tokens > 0
+        expected = dataclasses.replace(plain.handle_request(one), reused_tokens=answer.reused_tokens)
+        assert_same_with_drafting(answer, expected)
+
+
+def test_turns_of_a_conversation(engine, runtime_device, plain):
+    turns = [Message("user", "go to the red box")]
+    with LLMInferenceRuntime(engine, runtime_device, drafting=MTP) as runtime:
+        for words in ("and now", "stop"):
+            one = request("", messages=tuple(turns), max_tokens=12)
+            answer = runtime.handle_request(one)
+            expected = dataclasses.replace(plain.handle_request(one), reused_tokens=answer.reused_tokens)
+            assert_same_with_drafting(answer, expected)
+            turns += [Message("assistant", answer.text), Message("user", words)]
+
+
+def test_a_stop_string_and_a_grammar(drafting, plain):
+    asked = [
+        request(TEXT, max_tokens=30, stop=("e",)),
+        request(TEXT, max_tokens=30, regex="(left|right|straight on)"),
+    ]
+    for one in asked:
+        assert_same_with_drafting(drafting.handle_request(one), plain.handle_request(one))
+
+
+def test_a_cancelled_row_leaves_the_others_as_they_are(drafting, expected):
+    cancelled = cancelled_at(BATCH[1], "decode", 5)
+    answers = drafting.handle_request([BATCH[0], cancelled, *BATCH[2:]])
+    assert answers[1].finish_reason == "cancelled"
+    assert_all_same([*answers[:1], *answers[2:]], [*expected[:1], *expected[2:]])
+
+
+def test_fallback_pauses_a_head_that_is_never_right(engine, runtime_device, expected):
+    config = dataclasses.replace(MTP, falls_back=True)
+    options = {"drafting": config, "prefix_cache_bytes": 0}
+    with LLMInferenceRuntime(engine, runtime_device, **options) as runtime:
+        assert_all_same(runtime.handle_request(BATCH), expected)
+        assert runtime.spec_decode_generation_metrics.vanilla_runs > 10
+
+
+def test_images_in_the_prompt(tmp_path, runtime_device):
+    export(write_whole_qwen3_5_with_head(tmp_path / "checkpoint"), tmp_path / "engine", max_input_len=200)
+    asked = request("what do you see", images=(IMAGE,), max_tokens=20)
+    options = {"prefix_cache_bytes": 0}
+    with (
+        LLMInferenceRuntime(tmp_path / "engine", runtime_device, drafting=MTP, **options) as drafting,
+        LLMInferenceRuntime(tmp_path / "engine", runtime_device, drafting=None, **options) as plain,
+    ):
+        assert_same_with_drafting(drafting.handle_request(asked), plain.handle_request(asked))
+
+
+def test_the_head_drafts_the_tokens_that_it_was_exported_with(tmp_path, runtime_device):
+    export(WRITERS["mimo"](tmp_path / "checkpoint", 2), tmp_path / "engine", draft_vocab_size=40, **LIMITS)
+    options = {"prefix_cache_bytes": 0}
+    with (
+        LLMInferenceRuntime(tmp_path / "engine", runtime_device, drafting=MTP, **options) as drafting,
+        LLMInferenceRuntime(tmp_path / "engine", runtime_device, drafting=None, **options) as plain,
+    ):
+        assert EngineConfig.load(tmp_path / "engine").draft.vocab_size < 302
+        assert_all_same(drafting.handle_request(BATCH), plain.handle_request(BATCH))
+
+
+class TestChoice:
+    @pytest.mark.parametrize("on_cpu", [False, True])
+    def test_auto_takes_the_head_with_a_chain_of_three(self, engine, on_cpu):
+        found = drafting_config("auto", EngineConfig.load(engine), on_cpu)
+        assert found == SpecDecodeDraftingConfig(1, 3, 4, "mtp")
+
+    def test_a_head_of_another_kind_is_refused(self, engine):
+        config = EngineConfig.load(engine)
+        with pytest.raises(ValueError, match="drafting eagle: this engine's draft head is of kind mtp"):
+            check_drafting(SpecDecodeDraftingConfig(1, 3, 4), config, on_cpu=True)
+
+    def test_an_engine_without_a_head_is_refused(self, tiny_engine):
+        with pytest.raises(ValueError, match="drafting mtp: this engine has no draft head"):
+            check_drafting(MTP, EngineConfig.load(tiny_engine), on_cpu=True)
+
+
+@pytest.mark.slow
+@pytest.mark.only_on("cpu", "cuda", reason="minutes on the double, which runs other tests of drafts")
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("family", WRITERS)
+def test_random_models(tmp_path, runtime_device, family, seed):
+    check_random_model(tmp_path, runtime_device, family, seed + 100)
+
+
+def check_random_model(directory, device, family: str, seed: int) -> None:
+    """Answer random batches of a random model with and without its head."""
+    rng = np.random.default_rng(seed)
+    export(WRITERS[family](directory / "checkpoint", seed), directory / "engine", **LIMITS)
+    steps = int(rng.integers(1, 8))
+    config = SpecDecodeDraftingConfig(1, steps, steps + 1, "mtp", falls_back=bool(rng.integers(2)))
+    options = {"prefix_cache_bytes": None if rng.random() < 0.5 else 0}
+    batches = [
+        [
+            request(
+                TEXT[: rng.integers(1, len(TEXT))],
+                max_tokens=int(rng.integers(1, 50)),
+                temperature=float(rng.choice([0.0, 0.7])),
+                seed=int(rng.integers(2**30)),
+            )
+            for _ in range(rng.integers(1, 5))
+        ]
+        for _ in range(3)
+    ]
+    with LLMInferenceRuntime(directory / "engine", device, drafting=None, prefix_cache_bytes=0) as plain:
+        expected = [[plain.handle_request(one) for one in batch] for batch in batches]
+    known = {
+        id(one): answer.token_ids
+        for batch, answers in zip(batches, expected, strict=True)
+        for one, answer in zip(batch, answers, strict=True)
+    }
+    with LLMInferenceRuntime(directory / "engine", device, drafting=config, **options) as runtime:
+        for batch, answers in zip(batches, expected, strict=True):
+            if rng.random() < 0.7:
+                right = float(rng.choice([0.5, 0.9, 1.0]))
+                drafter = draft_by_script(runtime, steps, config.tree_size, seed, right)
+                drafter.answers = lambda one: known[id(one)]
+            for one, other in zip(runtime.handle_request(batch), answers, strict=True):
+                assert one.token_ids == other.token_ids
+        assert not runtime.pipeline.drafter.failed
