@@ -21,7 +21,8 @@ SIZES = [  # heads, key heads, dk, groups of each head, columns
     pytest.param(3, 1, 24, 5, 4, id="groups of four columns"),
     pytest.param(2, 2, 128, 1, 128, id="published sizes"),
     pytest.param(1, 1, 5, 3, 1, id="single columns"),
-    pytest.param(2, 1, 8, 1, 288, id="more columns than threads"),
+    pytest.param(2, 1, 8, 1, 288, id="more columns than a block has"),
+    pytest.param(1, 1, 300, 1, 32, id="more rows than registers hold"),
 ]
 
 

@@ -17,4 +17,4 @@ MAX_VOCAB = 2**19  # the sum of so many weights, in units of 2^-44, fits into 64
 MOST_LOGPROBS = 64  # limit of `log_probabilities`, per row
 TOP_SHARE = 4 * SAMPLE_THREADS  # logits per block of `add_candidates`
 SELECT_THREADS = 256  # per block of `select_tree`
-STATE_THREADS = 256  # per block of `advance_states`
+STATE_THREADS, STATE_COLUMNS = 256, 32  # per block of `advance_states`

@@ -20,6 +20,7 @@ from edgellm_ros.kernels.cuda.launches import (
 from edgellm_ros.kernels.cuda.layout import (
     SAMPLE_THREADS,
     SELECT_THREADS,
+    STATE_COLUMNS,
     STATE_THREADS,
     TOP_SHARE,
 )
@@ -255,7 +256,8 @@ class CudaTreeKernels(CudaLaunches):
         check_chain(tokens)
         if states.size and counts.size:
             self._launch(
-                "advance_states", (groups, layers * counts.size), STATE_THREADS,
+                "advance_states", (groups * -(-columns // STATE_COLUMNS), layers * counts.size),
+                STATE_THREADS,
                 states=states, keys=keys, values=inputs.values, decays=inputs.decays, strengths=strengths,
                 counts=counts, batch=batch, rows=counts.size, tokens=tokens, heads=inputs.decays.shape[-1],
                 key_heads=keys.shape[-1] // key_dim, key_dim=key_dim, groups=groups, columns=columns,
