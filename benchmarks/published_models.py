@@ -411,5 +411,5 @@ def parse_model(text: str) -> PublishedModel:
 
 
 def parse_any(text: str) -> ModelShape | PublishedModel:
-    """Parse a name of `MODELS` or `SHAPES` with optional changes of numbers. ValueError."""
+    """Parse a name of `MODELS` or `SHAPES` with changes of numbers. ValueError."""
     return parse_model(text) if text.split(",")[0] in MODELS else parse_shape(text)

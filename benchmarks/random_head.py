@@ -47,7 +47,7 @@ def write_head(directory: Path, shape: ModelShape, precision: str, seed: int = 1
 
 
 def add_mtp_head(checkpoint: Path, model: PublishedModel, precision: str, seed: int = 1) -> None:
-    """Add an MTP head, as it is published, to a Qwen3.5 of `write_checkpoint` that has none."""
+    """Add an MTP head to a Qwen3.5 of `write_checkpoint` that has none."""
     index_file = checkpoint / "model.safetensors.index.json"
     if (checkpoint / MTP_FILE).is_file():
         return

@@ -37,7 +37,10 @@ class QueuedActions:
         self._origin = origin  # for errors
 
     def read(self) -> np.ndarray:
-        """Wait for the actions [samples, T, A] float32. EngineError if they are not finite."""
+        """Wait for the actions [samples, T, A] float32.
+
+        EngineError if they are not finite.
+        """
         actions = self._copy.wait()
         if not np.isfinite(actions).all():
             raise EngineError(f"the actions are not finite ({self._origin})")
@@ -118,9 +121,9 @@ class ActionRunner:
         report: Callable[[int], bool],
         condition: ChunkCondition | None = None,
     ) -> np.ndarray | None:
-        """Sample normalised actions, float32 [samples, T, A]; the arguments are those of `queue`.
+        """Sample normalised actions, float32 [samples, T, A].
 
-        EngineError if they are not finite.
+        The arguments are those of `queue`. EngineError if they are not finite.
         """
         queued = self.queue(context, samples, steps, seed, report, condition)
         return None if queued is None else queued.read()

@@ -62,9 +62,9 @@ class FusedWeights:
 
 @dataclass(frozen=True)
 class FusionWeights:
-    """Addresses of the weights of a fusion or projection, multiples of 16 bytes; 0 = there is none.
+    """Addresses of the weights of a fusion or projection.
 
-    owners: objects that keep the memory alive.
+    Multiples of 16 bytes; 0 = there is none. owners: objects that keep the memory alive.
     """
 
     fc: int  # [states*state_size,fused_size]

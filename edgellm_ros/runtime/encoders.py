@@ -79,7 +79,7 @@ class Encoders:
         return self._embedder.image_rows(0, tokens)
 
     def encode_ahead(self, request: LLMGenerationRequest, caches: bool) -> bool:
-        """Encode the new images of the next batch's first request, before its prompt is made.
+        """Encode new images of a batch's first request before its prompt is made.
 
         So the device works while the host renders and tokenizes the prompt. Images that may be in the prefix
         cache (`caches`: there is one) are left to `encode_images`, as are those behind an image that the

@@ -10,9 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 
-from edgellm_ros.diffusion.action_runner import QueuedActions
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.runtime.adapters.lora import LoraAdapter
 from edgellm_ros.runtime.answer_in_advance import answer_in_advance
@@ -38,6 +36,7 @@ from edgellm_ros.runtime.prefix_reuse import prefill_parts
 from edgellm_ros.runtime.prompt.tool_call_formats import ParsedAnswer
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse
 from edgellm_ros.runtime.response import response_of
+from edgellm_ros.runtime.trajectories import Trajectories
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +60,7 @@ class Pipeline:
         self.loras, self.lm_heads = self.runner.loras, self.runner.lm_heads
         self._removed: deque[LoraAdapter] = deque()
         self.embedder = load_inputs(opening, engines)
+        self.trajectories = Trajectories(self.action, self.runner.kv_cache, metrics.action)
         self._encoders = Encoders(self.config, self.vision, self.audio, self.embedder, metrics.multimodal)
         vocab_map = read_vocabulary(opening)
         decoding = make_decoding(opening, engines, self.embedder, vocab_map, metrics.spec_decode)
@@ -118,12 +118,13 @@ class Pipeline:
                 ended = self.decode()  # tokens -> KV cache, next tokens, text; until a sequence ends
                 clock.end("decode_s")
                 for sequence in ended:
-                    actions = self.queue_actions(sequence)  # noise and KV cache -> trajectories
+                    row = self.batch.row_of(sequence)
+                    actions = self.trajectories.queue(sequence, row)  # noise and KV cache -> trajectories
                     clock.end("action_s")
                     self.store_prefixes([sequence])  # KV cache -> prefix cache; the device still works
                     clock.end("keep_s")
                     if actions is not None:
-                        self.deliver_actions(sequence, actions)
+                        self.trajectories.deliver(sequence, actions)
                         clock.end("action_s")
                 self.batch.evict(ended)
                 clock.end("keep_s")
@@ -254,7 +255,7 @@ class Pipeline:
             self.reuse.clear()
 
     def _encode_ahead(self, requests: Sequence[LLMGenerationRequest]) -> bool:
-        """Encode images while the host makes the prompts; return whether there is something to wait for.
+        """Encode images while the host makes the prompts; return whether there are any.
 
         Not on a CPU, which works at once.
         """
@@ -297,10 +298,8 @@ class Pipeline:
             lengths = [len(tokens) for tokens in last_run]
             layers = self.hidden_states.outputs(*embeds.shape[:2])
             first_tokens.states = copy_last_states(self.device, layers, lengths)
-        if self.action is not None:  # while the device computes the prompts
-            for sequence in sequences:
-                if sequence.request.action_samples:
-                    self.action.prepare(sequence.request.action_samples, sequence.noise_seed)
+        for sequence in sequences:  # while the device computes the prompts
+            self.trajectories.prepare(sequence)
         first_tokens.deliver(sequences)
         if keep_hidden_states:
             self.hidden_states.keep(embeds)
@@ -314,30 +313,6 @@ class Pipeline:
         self._metrics.generation.total_runs += self._decode_loop.steps - steps
         self._metrics.generation.generated_tokens += sum(len(sequence.generated) for sequence in ended)
         return ended
-
-    def queue_actions(self, sequence: GenerationSequence) -> QueuedActions | None:
-        """Queue the trajectories of a sequence that has triggered the action head."""
-        if self.action is None or not sequence.wants_actions_now:
-            return None
-        request = sequence.request
-        samples, steps = request.action_samples, request.denoise_steps or self.action.default_steps
-        cache = self.runner.kv_cache.sequence(self.batch.row_of(sequence))
-        report = partial(sequence.report, "action")
-        queued = self.action.queue(cache, samples, steps, sequence.noise_seed, report, request.previous_chunk)
-        if queued is not None:
-            self._metrics.action.trajectories += samples
-            self._metrics.action.total_runs += steps
-        return queued
-
-    def deliver_actions(self, sequence: GenerationSequence, queued: QueuedActions) -> None:
-        """Wait for the trajectories of a sequence, and compute their paths."""
-        assert self.action is not None
-        space, condition = self.action.action_space, sequence.request.previous_chunk
-        sequence.actions = space.denormalise(queued.read())
-        if condition is not None:
-            kept = condition.unchanged
-            sequence.actions[:, : len(kept)] = space.clip(kept)
-        sequence.paths = space.integrate(sequence.actions, sequence.speed)
 
     def read_calls(self, sequence: GenerationSequence) -> ParsedAnswer:
         """Read the tool calls of a finished answer, if its request has tools."""

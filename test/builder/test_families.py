@@ -32,6 +32,7 @@ def answer(engine, **options):
 FAMILIES = [
     "internvl",
     "llama",
+    "mimo",
     "nemotron_h",
     "qwen2",
     "qwen2_5_vl",
@@ -53,7 +54,7 @@ def test_the_folders_are_the_families():
 
 
 def test_an_unknown_model_type_lists_the_known_ones(checkpoint, tmp_path):
-    known = "model_type 'seed_oss': supported: internvl, llama, mistral, nemotron_h, "
+    known = "model_type 'seed_oss': supported: internvl, llama, mimo, mistral, nemotron_h, "
     with pytest.raises(ValueError, match=rf"config\.json: {known}qwen2, qwen2_5_vl, qwen3, qwen3_5"):
         export(checkpoint, tmp_path)
     with (

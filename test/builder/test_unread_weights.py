@@ -16,9 +16,9 @@ from edgellm_ros.builder.exporter.plan import plan_export
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
+from fixtures.mtp_checkpoints import WRITERS as MTP_WRITERS
 from fixtures.quantized_checkpoint import METHODS, write_quantized_checkpoint
 from fixtures.qwen2_5_vl_checkpoint import write_qwen2_5_vl_checkpoint
-from fixtures.qwen3_5_checkpoint import write_whole_qwen3_5_checkpoint
 from fixtures.qwen3_vl_checkpoint import write_qwen3_vl_checkpoint
 from fixtures.smolvla_checkpoint import write_smolvla
 from fixtures.tiny_checkpoint import write_tiny_checkpoint
@@ -60,15 +60,20 @@ def test_all_layers_that_are_rounded_are_read(checkpoint):
     assert check(checkpoint, ExportOptions(**LIMITS, quantize="int8", group_size=32)).unread == ()
 
 
-def test_the_heads_of_qwen3_5_for_several_tokens_are_told_when_it_is_exported(tmp_path, caplog):
-    checkpoint = write_whole_qwen3_5_checkpoint(tmp_path / "checkpoint")
-    add(checkpoint, mtp__layers__0__q=np.zeros((100, 1000), np.float16))
-    (size,) = (each.bytes for each in check(checkpoint, ExportOptions(**LIMITS)).unread)
+@pytest.mark.parametrize("write", MTP_WRITERS.values(), ids=MTP_WRITERS)
+def test_all_tensors_of_an_mtp_head_are_read(tmp_path, write):
+    assert check(write(tmp_path / "checkpoint"), ExportOptions(**LIMITS)).unread == ()
+
+
+def test_an_mtp_head_that_is_left_out_is_told(tmp_path, caplog):
+    checkpoint = MTP_WRITERS["qwen3_5"](tmp_path / "checkpoint")
+    options = {**LIMITS, "with_draft": False}
+    (unread,) = check(checkpoint, ExportOptions(**options)).unread
     with caplog.at_level(logging.WARNING):
-        export(checkpoint, tmp_path / "engine", **LIMITS)
-    expected = f"{size / 1e6:.1f} MB of weights are not read: mtp.* (2 tensors, {size / 1e6:.1f} MB)"
-    assert caplog.messages == [f"{checkpoint}: {expected}"]
-    assert size > 200_000
+        config = export(checkpoint, tmp_path / "engine", **options)
+    assert config.draft is None
+    assert caplog.messages == [f"{checkpoint}: {unread.bytes} bytes of weights are not read: {unread}"]
+    assert (unread.name, unread.tensors) == ("mtp.*", 15)
 
 
 def test_modules_are_listed_with_their_bytes_the_largest_first(checkpoint):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MTP heads in PyTorch: transformers' MtpModel, and MiMo's head as its authors compute it."""
+"""MTP heads in PyTorch: transformers' MtpModel, and MiMo's."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ class Qwen35Reference:
 
 
 class MiMoReference:
-    """MiMo: Qwen2 by transformers, and a head of one of its layers (modeling_mimo.py, MiMoMTPLayers)."""
+    """MiMo: Qwen2 by transformers, and a head of one of its layers.
+
+    The arithmetic is that of the authors' modeling_mimo.py, MiMoMTPLayers.
+    """
 
     def __init__(self, checkpoint: Path) -> None:
         config = Qwen2Config.from_pretrained(checkpoint)

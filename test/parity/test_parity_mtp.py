@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MTP heads of every layout against PyTorch: the base's states, a prompt, and levels of a chain."""
+"""MTP heads of every layout against PyTorch."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ def run(runtime, first, late):
     while pipeline.batch.sequences:
         ended = pipeline.decode()
         for sequence in ended:
-            actions = pipeline.queue_actions(sequence)
+            actions = pipeline.trajectories.queue(sequence, pipeline.batch.row_of(sequence))
             if actions is not None:
-                pipeline.deliver_actions(sequence, actions)
+                pipeline.trajectories.deliver(sequence, actions)
         pipeline.batch.evict(ended)
         done += ended
         if waiting:

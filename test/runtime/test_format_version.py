@@ -15,7 +15,7 @@ from edgellm_ros.fused.description.expert import FusedExpertModel
 from edgellm_ros.fused.description.vision import FusedVisionModel
 
 FILES = (EngineConfig, FusedModel, FusedDraftModel, FusedExpertModel, FusedVisionModel)
-KEYS_OF_VERSION = (15, "0b26d2f2e42f1bf5")  # and a digest of all keys
+KEYS_OF_VERSION = (15, "85f25a343d6bfe73")  # and a digest of all keys
 
 
 def classes_of(hint: object) -> Iterator[type]:

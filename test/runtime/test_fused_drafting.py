@@ -147,16 +147,15 @@ def test_candidates_of_an_mtp_head_are_those_of_the_engine(heads, tmp_path, devi
     assert len(found) == len(expected) > 3
     same = total = 0
     for mine, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(mine["scores"], other["scores"], atol=3e-2)
-        same += np.count_nonzero(mine["tokens"] == other["tokens"])
-        total += mine["tokens"].size
-    assert same > 0.95 * total  # near ties may rank the other way round
+        agree = np.logical_and.accumulate(mine["tokens"] == other["tokens"], axis=1)
+        np.testing.assert_allclose(mine["scores"][agree], other["scores"][agree], atol=3e-2)
+        same, total = same + np.count_nonzero(agree), total + agree.size
+    assert same > 0.9 * total  # after a near tie the two go different ways
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", MTP_SIZES)
 def test_rounds_of_an_mtp_head_in_kernels_have_the_answers_of_the_engine(heads, tmp_path, device, family):
-    """The base's steps and verifications, with the states that the head takes, are kernels too."""
     checkpoint = MTP_WRITERS[family](tmp_path / "checkpoint", 3, **MTP_SIZES[family])
     export(checkpoint, tmp_path / "engine", precision="fp16", max_batch_size=3)
     chain = dataclasses.replace(CHAIN, strategy="mtp")

@@ -21,7 +21,7 @@ def describe_head(
     draft: tuple[GraphBuilder, str],
     verify: tuple[GraphBuilder, str],
 ) -> FusedDraftModel:
-    """Describe `draft/model.onnx`, and the fusion of an EAGLE-3 head in `llm/verify.onnx`.
+    """Describe `draft/model.onnx`, and a fusion in `llm/verify.onnx`.
 
     `build_draft` built `draft/model.onnx`. draft, verify: the graphs, and the names of their files.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph of a draft head, which is a decoder on pairs of a token's embedding and a state.
+"""Graph of a draft head: a decoder on pairs of an embedding and a state.
 
 Sources of the arithmetic: EAGLE (eagle/model/cnets.py) and speculators (models/eagle3/core.py); of MTP heads
 transformers (modeling_layers.py, MtpModel).
@@ -21,7 +21,10 @@ from edgellm_ros.engine_directory import binding_names as names
 
 
 def draft_lm_head(head: DraftHead, base: LMHead) -> LMHead:
-    """Return the LM head of a draft head: its own, or the base's rows of the tokens that it drafts."""
+    """Return the LM head of a draft head.
+
+    Its own, or the base's rows of the tokens that it drafts.
+    """
     llm = head.decoder.config
     if head.lm_head:
         return LMHead(head.weights, LM_HEAD, llm.vocab_size, llm.hidden_size)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft head, and how a published EAGLE-3 head is read: `config.json` and `model.safetensors`.
+"""A draft head, and the reader of published EAGLE-3 heads.
+
+An EAGLE-3 head is a directory with `config.json` and `model.safetensors`.
 
 What a head has is decided by its tensors: norms, biases, a table of embeddings, an LM head. Its name and its
 architecture's name say nothing, because each publisher has names of its own. Sources: EAGLE (cnets.py),

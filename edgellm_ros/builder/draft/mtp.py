@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the multi-token prediction (MTP) head that a checkpoint has beside its model.
+"""Reads the multi-token prediction (MTP) head of a checkpoint.
 
 The head is one of the model's own layers on rows that `fc` makes of a token's embedding and the model's state
 after its last norm. Table of embeddings and LM head are the model's. Sources: transformers
@@ -75,7 +75,10 @@ def read_mtp_head(
 
 
 def _tensors(module: MTPModule, llm: LanguageModelConfig) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Yield the name of each tensor in the builder, its published name after the prefix, and its shape."""
+    """Yield the head's tensors: name in the builder, published name, shape.
+
+    The published name is that after the prefix.
+    """
     hidden = llm.hidden_size
     yield FC, f"{module.fc}.weight", (hidden, 2 * hidden)
     norms = {"embedding_norm": module.embedding_norm, "hidden_norm": module.hidden_norm, "norm": module.norm}
@@ -95,9 +98,9 @@ def describe_mtp_head(head: DraftHead) -> str:
 
 
 def frequent_tokens(tokenizer: Path, vocabulary: int, count: int) -> np.ndarray | None:
-    """Choose the tokens that a head drafts, rising [count or a few more] i64; None = all.
+    """Choose the tokens that a head drafts, rising, i64; None = all.
 
-    Those that a byte pair encoder merges first are the most frequent ones of the text that it was made of;
+    `count` of them, or a few more. Those that a byte pair encoder merges first are the most frequent ones of the text that it was made of;
     special tokens and tokens that no merge makes are always among them. Other kinds of tokenizers have no
     such order: of these the first ids. Each level of a draft reads the LM head's rows of these tokens.
     """

@@ -34,7 +34,7 @@ from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory.adapters.adapter_folder import find_adapters
 from edgellm_ros.engine_directory.builder_config import BuilderConfig
 from edgellm_ros.engine_directory.config import FORMAT_VERSION, EngineConfig
-from edgellm_ros.engine_directory.draft_config import EAGLE
+from edgellm_ros.engine_directory.draft_config import EAGLE, MTP, DraftConfig
 
 logger = logging.getLogger(__name__)
 
@@ -112,12 +112,18 @@ class Sources:
             vision=model.vision,
             audio=model.audio,
             action=self.expert.config(model.llm) if self.expert else None,
-            draft=draft.config(options.max_draft_tree_size, options.max_verify_tree_size) if draft else None,
+            draft=self._draft_config(draft) if draft is not None else None,
             special_tokens=model.special_tokens,
             stop_token_ids=self.stop_token_ids,
             generation=generation_defaults(read_generation_config(self.checkpoint)),
             files=(),
         )
+
+    def _draft_config(self, draft: DraftHead) -> DraftConfig:
+        options, verified = self.options, self.options.max_verify_tree_size
+        if draft.kind == MTP:  # found without being asked for: a short KV cache is no error
+            verified = min(verified, max(2, options.max_kv_cache_capacity - 1))
+        return draft.config(options.max_draft_tree_size, verified)
 
 
 def read_sources(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft head's part in the base: the states that the base's graph outputs for it."""
+"""A draft head's part in the base's graph: the states that it takes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HeadStates(Protocol):
         ...
 
     def needs_last(self, layers: int) -> bool:
-        """Tell whether the last of the base's `layers` layers must compute the rows of all tokens."""
+        """Tell whether the last of `layers` layers must compute the rows of all tokens."""
         ...
 
     def add_output(

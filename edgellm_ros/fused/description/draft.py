@@ -37,7 +37,7 @@ class StoredFusion:
 
 @dataclass(frozen=True)
 class StoredProjection:
-    """Weights with which an MTP head makes one row of an embedding and a state, in the head's file."""
+    """Weights of an MTP head that make one row of an embedding and a state."""
 
     embedding_norm: StoredWeight
     fc: StoredWeight  # [2H,H]

@@ -116,7 +116,10 @@ def make_head(
 def make_projection(
     config: EngineConfig, model: FusedDraftModel, tensors: dict[str, Tensor], most_rows: int
 ) -> Projection | None:
-    """Return the projection of an MTP head; None for other heads. tensors: the head's weights."""
+    """Return the projection of an MTP head; None for other heads.
+
+    tensors: the head's weights.
+    """
     from edgellm_ros.fused.draft import Projection
     from edgellm_ros.fused.plan.fusion import FusionShape
     from edgellm_ros.fused.weights import FusionWeights

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusionPlan: sizes of the kernels of a draft head's `fc`, which makes one row of several."""
+"""FusionPlan: sizes of the kernels of a draft head's `fc`."""
 
 from __future__ import annotations
 
