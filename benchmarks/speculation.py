@@ -28,7 +28,7 @@ With --checkpoint (and --head, or its folder `draft`), weights and acceptance ar
 are scenes of the arena's test split with a camera frame and a typed command, or the lines of --prompts.
 `same_answers` is the number of answers that are equal to those of "off".
 
-Greedy, no prefix reuse, no fallback to vanilla steps (`falls_back=False`), steps recorded as graphs where the
+Greedy (but for --temperature), no prefix reuse, no fallback to vanilla steps (`falls_back=False`), steps recorded as graphs where the
 device has graphs.
 
 Examples
@@ -111,6 +111,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         prompts=len(next(iter(batches.values()))) if args.checkpoint else None,
         context=None if args.checkpoint else args.context,
         tokens=args.tokens,
+        temperature=args.temperature,
         runs=args.runs,
         **results,
         seconds=clock.seconds,
@@ -137,7 +138,7 @@ def _requests(args: argparse.Namespace, batch: int) -> list[list[LLMGenerationRe
         requests = scene_requests(args.scenes, args.tokens)
     else:
         lines = args.prompts.read_text(encoding="utf-8").splitlines()
-        sampling = SamplingParams(max_tokens=args.tokens)
+        sampling = SamplingParams(max_tokens=args.tokens, temperature=args.temperature, seed=SEED)
         requests = [LLMGenerationRequest(prompt=line, sampling=sampling) for line in lines if line.strip()]
     return [requests[first : first + batch] for first in range(0, len(requests), batch)]
 
@@ -414,6 +415,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--context", type=integer(2), default=500, metavar="N", help="prompt of a shape (default: 500)")
     add("--scenes", type=integer(1), default=40, metavar="N", help="scenes of a checkpoint (default: 40)")
     add("--prompts", type=Path, help="file with a prompt per line, in place of scenes")
+    add("--temperature", type=float, default=0.0, help="of the answers to --prompts (default: 0, greedy)")
     add("--tokens", type=integer(2), default=121, metavar="N", help="most tokens of an answer (default: 121)")
     add("--runs", type=integer(1), default=5, metavar="N", help="timed runs of each setting (default: 5)")
     add("--no-graphs", dest="graphs", action="store_false", help="launch kernels one by one, without graphs")

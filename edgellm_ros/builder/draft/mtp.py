@@ -100,9 +100,10 @@ def describe_mtp_head(head: DraftHead) -> str:
 def frequent_tokens(tokenizer: Path, vocabulary: int, count: int) -> np.ndarray | None:
     """Choose the tokens that a head drafts, rising, i64; None = all.
 
-    `count` of them, or a few more. Those that a byte pair encoder merges first are the most frequent ones of the text that it was made of;
-    special tokens and tokens that no merge makes are always among them. Other kinds of tokenizers have no
-    such order: of these the first ids. Each level of a draft reads the LM head's rows of these tokens.
+    `count` of them, or a few more. Those that a byte pair encoder merges first are the most frequent ones of
+    the text that it was made of; special tokens and tokens that no merge makes are always among them. Other
+    kinds of tokenizers have no such order: of these the first ids. Each level of a draft reads the LM head's
+    rows of these tokens.
     """
     if count >= vocabulary:
         return None

@@ -21,6 +21,8 @@ from edgellm_ros.fused.description.vision import FusedVisionModel
 from edgellm_ros.multimodal.audio.config import AudioConfig
 from edgellm_ros.multimodal.vision_config import VisionConfig
 
+MTP = "mtp"  # module of the tensors of a draft head
+
 
 @dataclass(frozen=True)
 class MTPModule:
@@ -70,6 +72,26 @@ class Model:
         return self.decoder.embedding
 
 
+def mtp_module(text: ConfigSection, weights: Weights, decoder: Decoder) -> MTPModule | None:
+    """Return the draft head of a checkpoint that has one in Qwen3.5's layout.
+
+    `training/mtp.py` writes it for other families. Its layer is one of the model with attention.
+    """
+    attention = decoder.layers[decoder.config.attention_layers[0]]
+    if not weights.has_module(MTP) or len(attention) != 2:
+        return None
+    return MTPModule(
+        MTP,
+        attention,
+        layer_prefix="layers.0.",
+        embedding_norm="pre_fc_norm_embedding",
+        hidden_norm="pre_fc_norm_hidden",
+        fc="fc",
+        norm="norm",
+        count=text.integer("mtp_num_hidden_layers", 1),
+    )
+
+
 def make_model(
     checkpoint: Path,
     config: ConfigSection,
@@ -95,4 +117,5 @@ def make_model(
         special_tokens=special_tokens(config, text, generation),
         stop_token_ids=stop_token_ids(text, generation) if stops is None else stops,
         position_limit=read_position_limit(text)[1],
+        mtp=mtp_module(text, weights, decoder),
     )

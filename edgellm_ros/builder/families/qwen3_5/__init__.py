@@ -15,16 +15,14 @@ from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read
 from edgellm_ros.builder.config.image_processing import IMAGE_PROCESSOR
 from edgellm_ros.builder.config.video_processing import QWEN3_VL, read_video
 from edgellm_ros.builder.families import Family, qwen3_vl
-from edgellm_ros.builder.families.model import Model, MTPModule, make_model
+from edgellm_ros.builder.families.model import Model, make_model
 from edgellm_ros.builder.families.qwen3_5.config import read_decoder
 from edgellm_ros.builder.families.qwen3_vl.config import vision_architecture
 from edgellm_ros.builder.families.qwen3_vl.fused_vision import describe_vision
 from edgellm_ros.builder.families.qwen3_vl.vision import build_vision
-from edgellm_ros.builder.model.decoder import Decoder
 from edgellm_ros.builder.weights.claimed_sizes import check_decoder_sizes, check_layers
 from edgellm_ros.builder.weights.weights import Weights
 
-MTP = "mtp"  # module of the tensors of the draft head
 TEXT_MODEL, WHOLE = "qwen3_5_text", "qwen3_5"
 MERGERS = dataclasses.replace(qwen3_vl.MERGERS, deepstack=None)
 
@@ -48,28 +46,8 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     return dataclasses.replace(
         make_model(checkpoint, config, weights, decoder, text, tied=tied),
         vision=vision.config if vision else None,
-        mtp=_mtp_module(text, weights, decoder),
         encoders={"visual": partial(build_vision, vision, weights)} if vision else {},
         describe_vision=partial(describe_vision, vision) if vision else None,
-    )
-
-
-def _mtp_module(text: ConfigSection, weights: Weights, decoder: Decoder) -> MTPModule | None:
-    """Return the draft head of a checkpoint that has its tensors.
-
-    Its layer is one of the model with attention.
-    """
-    if not weights.has_module(MTP):
-        return None
-    return MTPModule(
-        MTP,
-        decoder.layers[decoder.config.attention_layers[0]],
-        layer_prefix="layers.0.",
-        embedding_norm="pre_fc_norm_embedding",
-        hidden_norm="pre_fc_norm_hidden",
-        fc="fc",
-        norm="norm",
-        count=text.integer("mtp_num_hidden_layers", 1),
     )
 
 

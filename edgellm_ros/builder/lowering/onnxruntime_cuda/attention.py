@@ -147,7 +147,7 @@ def _plain_attention(
     elif window is None:
         seen = [q, keys, values, None, None, None, step.kv_length]
         attended = graph.op("Attention", *seen, is_causal=1, scale=scale)
-    else:
-        attended = graph.op("Attention", q, keys, values, step.windowed_mask(window), scale=scale)
+    else:  # a bias: of one token, ONNX Runtime (1.31) reads a mask as the number of rows from the first on
+        attended = graph.op("Attention", q, keys, values, step.bias(window), scale=scale)
     width = config.num_attention_heads * config.head_dim
     return step.tokens.merge_heads(attended, width), (present_keys, present_values)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command that trains an MTP head for a checkpoint of transformers."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = [pytest.mark.parity, pytest.mark.timeout(600)]
+
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast  # noqa: E402
+
+from edgellm_ros.builder import export  # noqa: E402
+from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig  # noqa: E402
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
+from fixtures.decoder_checkpoint import write_decoder_checkpoint  # noqa: E402
+from fixtures.requests_for_tests import request  # noqa: E402
+from training import mtp  # noqa: E402
+
+LIMITS = {"max_input_len": 64, "max_kv_cache_capacity": 160}
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A tiny model whose texts repeat themselves, with the tokenizer's files of transformers."""
+    directory = write_decoder_checkpoint(tmp_path / "checkpoint", "llama")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(directory / "tokenizer.json"), eos_token="<|im_end|>", pad_token="<|im_end|>"
+    )
+    tokenizer.chat_template = (directory / "chat_template.jinja").read_text()
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def test_a_trained_head_is_exported_and_drafts_what_the_model_writes(checkpoint, tmp_path, capsys):
+    options = {"--minutes": 0.4, "--texts": 64, "--tokens": 48, "--batch": 16}
+    mtp.main([str(part) for pair in {"--checkpoint": checkpoint, **options}.items() for part in pair])
+    assert "are predicted one token early" in capsys.readouterr().out
+    config = export(checkpoint, tmp_path / "engine", **LIMITS)
+    assert config.draft.kind == "mtp"
+    chain = SpecDecodeDraftingConfig(1, 3, 4, "mtp", falls_back=False)
+    asked = [request(text, max_tokens=80) for text in ("go to the red box", "stop", "turn left")]
+    with (
+        LLMInferenceRuntime(tmp_path / "engine", "cpu", drafting=None) as plain,
+        LLMInferenceRuntime(tmp_path / "engine", "cpu", drafting=chain) as drafting,
+    ):
+        for one in asked:
+            assert drafting.handle_request(one).token_ids == plain.handle_request(one).token_ids
+        assert drafting.spec_decode_generation_metrics.tokens_per_verification > 1.3
+
+
+def test_the_loss_of_the_first_level_compares_with_the_token_after_the_following_one(checkpoint):
+    """Row p has the state of token p and token p + 1: by the logits of token p + 1 the loss is least."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    ids = torch.randint(0, 256, (2, 12))
+    rows = mtp.Rows(model, ids)
+    with torch.no_grad():
+        logits, states = model(ids).logits, model.model(ids).last_hidden_state
+    torch.testing.assert_close(rows.wanted, logits[:, 1:])
+    torch.testing.assert_close(rows.states, states[:, :-1])
+    torch.testing.assert_close(rows.following, model.get_input_embeddings()(ids[:, 1:]))
