@@ -28,8 +28,8 @@ With --checkpoint (and --head, or its folder `draft`), weights and acceptance ar
 are scenes of the arena's test split with a camera frame and a typed command, or the lines of --prompts.
 `same_answers` is the number of answers that are equal to those of "off".
 
-Greedy (but for --temperature), no prefix reuse, no fallback to vanilla steps (`falls_back=False`), steps recorded as graphs where the
-device has graphs.
+Greedy (but for --temperature), no prefix reuse, no fallback to vanilla steps (`falls_back=False`), steps
+recorded as graphs where the device has graphs.
 
 Examples
 --------
@@ -195,7 +195,7 @@ def _engine(
         EngineConfig.load(engine)
         return engine
     (engine / STAMP).unlink(missing_ok=True)
-    export(checkpoint, engine, **options, draft=head, with_draft=head is not None or args.checkpoint is None)
+    export(checkpoint, engine, **options, draft=head)
     if device.name == "tensorrt":
         from edgellm_ros.builder.tensorrt.plan import build_plans
 
@@ -387,7 +387,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add_shape(parser, parse_any, (*SHAPES, *MODELS))
     add("--checkpoint", type=Path, help="real weights in place of a shape")
-    add("--head", type=Path, help="draft head of the checkpoint (default: its folder `draft`)")
+    add("--head", type=Path, help="EAGLE-3 head of the checkpoint (default: its own head)")
     add("--precision", choices=BYTES_PER_VALUE, help="default: fp16 for a shape, fp32 for a checkpoint")
     add("--device", choices=DEVICES, default="cpu", help="device to run on (default: %(default)s)")
     add(

@@ -215,7 +215,7 @@ def test_a_random_head_is_written_again_only_for_other_weights(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--settings", "bush3"], "expected chainN, treeK/N/M or lookupN"),
+        (["--settings", "bush3"], "expected chainN, mtpN, treeK/N/M or lookupN"),
         (["--acceptance", "0.5"], "expected a number from 1"),
         (["--head", "somewhere"], "need --checkpoint"),
         (["--profile"], "--device cuda"),

@@ -34,7 +34,7 @@ def test_every_table_has_sizes_for_every_step(path, hidden):
 def test_the_first_row_that_fits_a_step_counts():
     first = H200.changed(lambda step: {"threads": 32 * step.rows})
     assert [first.config(SHAPE, rows).threads for rows in (1, 2, 8, 9, 16)] == [32, 512, 512, 512, 512]
-    assert [first.config(of_size(1024), rows).threads for rows in (1, 2, 8, 9)] == [32, 256, 256, 512]
+    assert [first.config(of_size(1024), rows).threads for rows in (1, 2, 8, 9)] == [32, 128, 256, 512]
 
 
 def test_rows_beyond_the_table_have_no_sizes():
