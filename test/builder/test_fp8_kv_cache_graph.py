@@ -116,9 +116,11 @@ def test_building_plans_is_refused(engine):
         build_plans(engine, lambda: pytest.fail("a device was opened"))
 
 
-def test_a_draft_head_is_refused(tiny_checkpoint, tmp_path):
+def test_an_eagle_head_is_refused(tiny_checkpoint, tmp_path):
     head = write_random_head(tmp_path / "head", base_config(tiny_checkpoint))
-    with pytest.raises(ValueError, match=r"head: a draft head is not supported with a KV cache of type fp8"):
+    with pytest.raises(
+        ValueError, match=r"head: an EAGLE-3 head is not supported with a KV cache of type fp8"
+    ):
         export(tiny_checkpoint, tmp_path / "engine", draft=head, kv_cache="fp8")
 
 

@@ -136,6 +136,32 @@ def test_fallback_pauses_a_head_that_is_never_right(engine, runtime_device, expe
         assert runtime.spec_decode_generation_metrics.vanilla_runs > 10
 
 
+@pytest.mark.only_on("cpu", "cuda", reason="TensorRT writes to no FP8 cache")
+@pytest.mark.parametrize("family", WRITERS)
+def test_a_model_with_an_fp8_kv_cache(tmp_path, runtime_device, family):
+    checkpoint = WRITERS[family](tmp_path / "checkpoint", 2)
+    export(checkpoint, tmp_path / "engine", **LIMITS, kv_cache="fp8")
+    options = {"prefix_cache_bytes": 0}
+    with LLMInferenceRuntime(tmp_path / "engine", runtime_device, **options, drafting=None) as runtime:
+        expected = runtime.handle_request(BATCH)
+    with LLMInferenceRuntime(tmp_path / "engine", runtime_device, **options, drafting=MTP) as runtime:
+        draft_right_tokens(runtime, BATCH, expected)
+        assert_all_same(runtime.handle_request(BATCH), expected)
+
+
+def test_a_gpu_verifies_no_trees_with_an_fp8_kv_cache(tmp_path):
+    checkpoint = WRITERS["mimo"](tmp_path / "checkpoint", 2)
+    config = export(checkpoint, tmp_path / "engine", **LIMITS, kv_cache="fp8")
+    assert "llm/verify.chain.cuda.onnx" in {entry.path for entry in config.files}
+    assert "llm/verify.cuda.onnx" not in {entry.path for entry in config.files}
+    tree = SpecDecodeDraftingConfig(4, 2, 8, "mtp")
+    check_drafting(tree, config, on_cpu=True)
+    with pytest.raises(
+        ValueError, match=r"drafting_top_k 4: with a KV cache of type fp8 a GPU verifies chains"
+    ):
+        check_drafting(tree, config, on_cpu=False)
+
+
 def test_images_in_the_prompt(tmp_path, runtime_device):
     export(write_whole_qwen3_5_with_head(tmp_path / "checkpoint"), tmp_path / "engine", max_input_len=200)
     asked = request("what do you see", images=(IMAGE,), max_tokens=20)

@@ -77,7 +77,10 @@ def artefacts(sources: Sources, head: LMHead, draft: DraftConfig | None) -> Iter
         yield Artefact(VERIFY, STANDARD, partial(build, verifying))
         yield Artefact(VERIFY, CPU, partial(build, verifying))
         if has_cuda:
-            yield Artefact(VERIFY, CUDA, partial(build_cuda, verifying))
+            if (
+                recurrent or options.kv_cache is None
+            ):  # no attention takes the mask of a tree with an FP8 cache
+                yield Artefact(VERIFY, CUDA, partial(build_cuda, verifying))
             if not recurrent:  # else it takes chains only
                 chains = dataclasses.replace(verifying, only_chains=True)
                 yield Artefact(VERIFY, CHAIN_CUDA, partial(build_cuda, chains))

@@ -24,7 +24,7 @@ class ExportOptions:
       computed in fp32, and RoPE rows, logits, pixels, time and trajectories are fp32 inputs and outputs. fp32
       and fp16 run everywhere (on a CPU, ONNX Runtime computes most of fp16 in fp32); bf16 is for GPUs only
     - kv_cache: "fp8" stores keys and values as FP8 (E4M3) without scales: values beyond 448 become 448. None
-      = in `precision`. TensorRT and draft heads do not support FP8 (docs/engine_directory.md)
+      = in `precision`. TensorRT and EAGLE-3 heads do not support FP8 (docs/engine_directory.md)
     - max_lora_rank: largest rank of adapters; 0 = no LoRA inputs, None = the largest rank among the adapters
       in the checkpoint's folder `lora`, which are copied unless max_lora_rank is 0
     - hidden_state_layers: layers (from 1) whose hidden states become outputs

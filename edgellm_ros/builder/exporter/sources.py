@@ -205,10 +205,10 @@ def _read_draft(checkpoint: Path, options: ExportOptions, model: Model, weights:
         return None
     if options.draft is not None and not folder.is_dir():
         raise FileNotFoundError(f"{folder}: expected the directory of a draft head, found none")
-    if options.kv_cache is not None:
+    if options.kv_cache is not None and has_folder:
         raise ValueError(
-            f"{folder if has_folder else checkpoint}: a draft head is not supported with a KV cache of type "
-            f"{options.kv_cache}; --no-draft exports the model alone"
+            f"{folder}: an EAGLE-3 head is not supported with a KV cache of type {options.kv_cache}; "
+            "--no-draft exports the model alone"
         )
     if model.mtp is not None and not has_folder:
         head = read_mtp_head(checkpoint, model, model.mtp, weights, options.draft_vocab_size)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgellm_ros.echo import quoted
+from edgellm_ros.engine_directory.choices import FP8
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.draft_config import EAGLE, HEAD_KINDS, MTP
 from edgellm_ros.engine_directory.files import VERIFY, graph_path
@@ -108,6 +109,11 @@ def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig, on_
         raise ValueError(f"verify_tree_size {drafting.tree_size}: this engine verifies at most {most} tokens")
     if not on_cpu:
         _check_cuda_limits(drafting)
+        if config.kv_cache_type == FP8 and not drafting.is_chain:
+            raise ValueError(
+                f"drafting_top_k {drafting.drafting_top_k}: with a KV cache of type fp8 a GPU verifies "
+                "chains, whose drafting_top_k is 1"
+            )
     if not drafting.has_head:
         return
     if draft is None:
