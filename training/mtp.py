@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train an MTP head for a checkpoint of transformers, on texts that the model writes itself.
+"""Train an MTP head for a checkpoint, on texts that the model writes itself.
 
 The head is one of the model's own layers. Its input at token p is the model's state of token p after the last
 norm and the embedding of token p + 1, and it predicts token p + 2; deeper levels take the head's own states.
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 HEAD_FILE, INDEX = "mtp.safetensors", "model.safetensors.index.json"
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # dense text models, all of whose layers are of one kind
 LEVEL_WEIGHT = 0.8  # of a level's loss, relative to the level before
 USER = "\x00"  # stands for the user's words in the chat template
 
@@ -45,6 +46,8 @@ class Head(nn.Module):
         self.pre_fc_norm_hidden = norm(hidden, eps=config.rms_norm_eps)
         self.norm = norm(hidden, eps=config.rms_norm_eps)
         self.fc = nn.Linear(2 * hidden, hidden, bias=False)
+        if config.model_type not in FAMILIES:
+            raise SystemExit(f"model_type {config.model_type}: expected one of {', '.join(FAMILIES)}")
         self.layers = nn.ModuleList([type(base.layers[-1])(config, 0)])
         # the model's last layer on the state alone is a good beginning
         self.layers[0].load_state_dict(base.layers[-1].state_dict())
@@ -63,7 +66,10 @@ class Head(nn.Module):
 
 @torch.no_grad()
 def write_texts(model: PreTrainedModel, tokenizer, batch: int, tokens: int) -> Tensor:
-    """Let the model write conversations, [batch, tokens + the template's first tokens] i64."""
+    """Let the model write conversations [batch, first tokens + tokens], i64.
+
+    The first tokens are those of the chat template.
+    """
     if tokenizer.chat_template:
         text = tokenizer.apply_chat_template([{"role": "user", "content": USER}], tokenize=False)
         start = tokenizer(text[: text.index(USER)], add_special_tokens=False).input_ids
@@ -95,7 +101,7 @@ class Rows:
         self.wanted = model.lm_head(states[:, 1:])  # logits of the token after the following one
 
     def run(self, head: Head, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the last rows of a text on states [B,N,H]; return logits and the next states."""
+        """Run a text's last rows on states [B,N,H]; return logits and next states."""
         count, device = states.shape[1], states.device
         first = self.following.shape[1] - count
         mask = torch.full((count, count), float("-inf"), device=device, dtype=states.dtype).triu(1)
@@ -105,7 +111,10 @@ class Rows:
 
 
 def loss_of(model: PreTrainedModel, head: Head, ids: Tensor, levels: int) -> Tensor:
-    """Compute the loss of the first levels on texts [B,L]: cross-entropy with the model's distribution."""
+    """Compute the loss of the first levels on texts [B,L].
+
+    Of each level it is the cross-entropy with the model's distribution.
+    """
     rows = Rows(model, ids)
     wanted, states = rows.wanted.float().softmax(-1), rows.states
     total = torch.zeros((), device=ids.device)
@@ -113,13 +122,13 @@ def loss_of(model: PreTrainedModel, head: Head, ids: Tensor, levels: int) -> Ten
         logits, out = rows.run(head, states)
         loss = -(wanted[:, level:] * F.log_softmax(logits.float(), -1)).sum(-1).mean()
         total = total + LEVEL_WEIGHT**level * loss
-        states = out[:, :-1]  # of the tokens after these rows', drafted; the last has no token after it
+        states = out[:, :-1]  # the last row has no token after it
     return total
 
 
 @torch.no_grad()
 def agreement(model: PreTrainedModel, head: Head, ids: Tensor) -> float:
-    """Return the share of tokens whose most likely successor the head predicts one token early."""
+    """Return the share of the model's most likely tokens that the head predicts."""
     rows = Rows(model, ids)
     logits, _ = rows.run(head, rows.states)
     return (logits.argmax(-1) == rows.wanted.argmax(-1)).float().mean().item()
@@ -141,20 +150,35 @@ def save(checkpoint: Path, head: Head) -> None:
     path.write_text(json.dumps(index, indent=1))
 
 
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
+    return value
+
+
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, help="directory of the model, which gets the head")
-    add("--minutes", type=float, default=10, help="of writing and steps together (default: %(default)s)")
+    add("--minutes", type=_positive, default=10, help="of writing and steps together (default: %(default)s)")
     add("--batch", type=int, default=32, help="texts of a step (default: %(default)s)")
     add("--tokens", type=int, default=256, help="tokens of a text (default: %(default)s)")
-    add("--texts", type=int, default=8192, help="texts that the model writes (default: %(default)s)")
+    add(
+        "--texts",
+        type=int,
+        default=8192,
+        help="texts that the model writes, 8 or more (default: %(default)s)",
+    )
     add("--levels", type=int, default=2, help="levels that are trained (default: %(default)s)")
     add("--rate", type=float, default=1e-3, help="largest learning rate (default: %(default)s)")
     add("--seed", type=int, default=0)
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.texts < 8:
+        parser.error(f"--texts {args.texts}: expected 8 or more, an eighth of which are not trained on")
+    return args
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -165,16 +189,19 @@ def main(arguments: list[str] | None = None) -> None:
     model = AutoModelForCausalLM.from_pretrained(args.checkpoint, dtype=torch.float32).to(device).eval()
     model.requires_grad_(False)
     tokenizer = AutoTokenizer.from_pretrained(args.checkpoint)
-    head = Head(model.cpu()).to(device)
-    model.to(device)
+    head = Head(model).to(device)
     begin, end = time.monotonic(), time.monotonic() + 60 * args.minutes
     texts: list[Tensor] = []
     with torch.autocast(device, dtype, enabled=device == "cuda"):
-        while sum(map(len, texts)) < args.texts and time.monotonic() < begin + 24 * args.minutes:
+        while sum(map(len, texts)) < args.texts and (
+            not texts or time.monotonic() < begin + 24 * args.minutes
+        ):
             texts.append(write_texts(model, tokenizer, min(512, args.texts), args.tokens))
     data = torch.cat(texts)
     unseen, data = data[: min(64, len(data) // 8)], data[min(64, len(data) // 8) :]
     print(f"{len(data)} texts of {data.shape[1]} tokens in {time.monotonic() - begin:.0f} s", flush=True)
+    if time.monotonic() > end:
+        raise SystemExit(f"--minutes {args.minutes}: writing {args.texts} texts has taken all of them")
     optimizer = torch.optim.AdamW(head.parameters(), lr=args.rate, betas=(0.9, 0.95), weight_decay=0.01)
     start, step = time.monotonic(), 0
     while time.monotonic() < end:

@@ -181,7 +181,7 @@ def _drafting(args: argparse.Namespace, config: EngineConfig) -> SpecDecodeDraft
 
     ValueError for an option that has no meaning.
     """
-    from edgellm_ros.runtime.decoding.speculative.drafting_config import drafting_config
+    from edgellm_ros.runtime.decoding.speculative.drafting_config import DRAFTING, OFF, drafting_config
 
     sizes = {
         "--draft-top-k": args.draft_top_k,
@@ -189,10 +189,10 @@ def _drafting(args: argparse.Namespace, config: EngineConfig) -> SpecDecodeDraft
         "--verify-tree-size": args.verify_tree_size,
     }
     given = [name for name, value in sizes.items() if value is not None]
-    if args.drafting == "off" and given:
-        raise ValueError(f"{given[0]} needs --drafting auto, eagle or lookup")
+    if args.drafting == OFF and given:
+        raise ValueError(f"{given[0]} needs --drafting {', '.join(each for each in DRAFTING if each != OFF)}")
     if args.drafting == "lookup" and args.draft_top_k is not None:
-        raise ValueError("--draft-top-k is for --drafting eagle: lookup drafts a chain")
+        raise ValueError("--draft-top-k is for --drafting eagle and mtp: lookup drafts a chain")
     return drafting_config(args.drafting, config, args.device == "cpu", *sizes.values())
 
 

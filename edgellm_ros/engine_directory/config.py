@@ -12,7 +12,7 @@ from edgellm_ros.diffusion.policy_config import PolicyConfig
 from edgellm_ros.echo import quoted
 from edgellm_ros.engine_directory.builder_config import BuilderConfig
 from edgellm_ros.engine_directory.choices import PRECISIONS
-from edgellm_ros.engine_directory.draft_config import DraftConfig
+from edgellm_ros.engine_directory.draft_config import EAGLE, DraftConfig
 from edgellm_ros.engine_directory.files import FileEntry, check_files
 from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
 from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
@@ -109,7 +109,7 @@ class EngineConfig:
     audio_token_id = property(lambda self: self.special_tokens.audio_token_id)
     video_token_id = property(lambda self: None if self.video is None else self.video.token_id)
     use_context_dependent_rope = property(lambda self: bool(self.llm.rope.mrope_section))
-    enable_eagle_spec_decode = property(lambda self: self.draft is not None)
+    enable_eagle_spec_decode = property(lambda self: self.draft is not None and self.draft.kind == EAGLE)
 
     @property
     def max_verify_tree_size(self) -> int:

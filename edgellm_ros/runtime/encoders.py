@@ -120,9 +120,9 @@ class Encoders:
         return is_new
 
     def encode_images(self, sequences: list[GenerationSequence]) -> None:
-        """Encode images, one at a time, then videos; cancelled sequences are skipped.
+        """Encode images, one at a time, then videos.
 
-        Except what `encode_ahead` has encoded.
+        Cancelled sequences are skipped, and so are images that `encode_ahead` has encoded.
         """
         if self._vision is None:
             return

@@ -96,9 +96,14 @@ class Pipeline:
         clock = StageClock(self.device.mark)
         if self._encode_ahead(requests):
             clock.end("vision_s")
-        sequences = self.prepare(requests, noise_seed)  # requests -> prompts with placeholders
-        if output_thinker_embeddings:
-            self.hidden_states.check([len(sequence.token_ids) for sequence in sequences])
+        try:
+            sequences = self.prepare(requests, noise_seed)  # requests -> prompts with placeholders
+            if output_thinker_embeddings:
+                self.hidden_states.check([len(sequence.token_ids) for sequence in sequences])
+        except BaseException:  # the device may still read images of the caller
+            with suppress(EngineError):
+                self.device.synchronize()
+            raise
         # prefix cache -> tokens to skip in the prefill; hidden states need whole prompts
         self.match_prefixes(sequences, reuse=not output_thinker_embeddings)
         clock.end("tokenize_s")
@@ -255,10 +260,7 @@ class Pipeline:
             self.reuse.clear()
 
     def _encode_ahead(self, requests: Sequence[LLMGenerationRequest]) -> bool:
-        """Encode images while the host makes the prompts; return whether there are any.
-
-        Not on a CPU, which works at once.
-        """
+        """Encode images while the host makes prompts; False on a CPU or without any."""
         if not requests or not self.device.max_queued_steps:
             return False
         try:

@@ -59,7 +59,7 @@ class RequestPreparer:
         """Make the sequences of a batch.
 
         `noise_seed` is for requests without one. ValueError names the first invalid request; then the whole
-        batch is refused, and nothing has been computed.
+        batch is refused.
         """
         limit = self._config.builder.max_batch_size
         if not 1 <= len(requests) <= limit:

@@ -35,19 +35,16 @@ class Trajectories:
         request, cache = sequence.request, self._cache.sequence(row)
         samples, steps = request.action_samples, request.denoise_steps or self._action.default_steps
         report = partial(sequence.report, "action")
-        queued = self._action.queue(
-            cache, samples, steps, sequence.noise_seed, report, request.previous_chunk
-        )
-        if queued is not None:
-            self._metrics.trajectories += samples
-            self._metrics.total_runs += steps
-        return queued
+        return self._action.queue(cache, samples, steps, sequence.noise_seed, report, request.previous_chunk)
 
     def deliver(self, sequence: GenerationSequence, queued: QueuedActions) -> None:
         """Wait for the trajectories of a sequence, and compute their paths."""
         assert self._action is not None
-        space, condition = self._action.action_space, sequence.request.previous_chunk
+        space, request = self._action.action_space, sequence.request
+        condition = request.previous_chunk
         sequence.actions = space.denormalise(queued.read())
+        self._metrics.trajectories += request.action_samples
+        self._metrics.total_runs += request.denoise_steps or self._action.default_steps
         if condition is not None:
             kept = condition.unchanged
             sequence.actions[:, : len(kept)] = space.clip(kept)

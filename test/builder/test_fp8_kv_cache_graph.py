@@ -21,6 +21,7 @@ from edgellm_ros.builder.tensorrt.plan import build_plans
 from edgellm_ros.cli import main
 from edgellm_ros.engine.onnxruntime.session import open_session
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig, check_drafting
 from fixtures.random_head import base_config, write_random_head
 
 pytestmark = pytest.mark.only_on("cpu", reason="about graphs, not about a device")
@@ -116,12 +117,18 @@ def test_building_plans_is_refused(engine):
         build_plans(engine, lambda: pytest.fail("a device was opened"))
 
 
-def test_an_eagle_head_is_refused(tiny_checkpoint, tmp_path):
+def test_on_cuda_chains_are_verified_and_no_trees(tiny_checkpoint, tmp_path):
     head = write_random_head(tmp_path / "head", base_config(tiny_checkpoint))
+    config = export(tiny_checkpoint, tmp_path / "engine", draft=head, kv_cache="fp8")
+    paths = {entry.path for entry in config.files}
+    assert "llm/verify.chain.cuda.onnx" in paths
+    assert "llm/verify.cuda.onnx" not in paths
+    tree = SpecDecodeDraftingConfig(4, 2, 8)
+    check_drafting(tree, config, on_cpu=True)
     with pytest.raises(
-        ValueError, match=r"head: an EAGLE-3 head is not supported with a KV cache of type fp8"
+        ValueError, match=r"drafting_top_k 4: with a KV cache of type fp8 a GPU verifies chains"
     ):
-        export(tiny_checkpoint, tmp_path / "engine", draft=head, kv_cache="fp8")
+        check_drafting(tree, config, on_cpu=False)
 
 
 @pytest.mark.slow

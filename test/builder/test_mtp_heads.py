@@ -7,6 +7,7 @@ import json
 import logging
 
 import numpy as np
+import onnx
 import pytest
 from safetensors.numpy import load_file
 
@@ -84,7 +85,28 @@ def test_several_modules_are_refused(tmp_path):
     refused(checkpoint, r"2 MTP modules \(mtp\); supported is one; --no-draft exports the model alone")
 
 
-def test_a_head_without_its_base_is_refused(family, tmp_path):
+def test_the_head_has_the_lm_head_s_rows_of_the_drafted_tokens(tmp_path):
+    checkpoint = WRITERS["mimo"](tmp_path / "checkpoint")
+    config = export(checkpoint, tmp_path / "engine", **LIMITS, draft_vocab_size=40)
+    tokens = load_file(tmp_path / "engine/draft/d2t.safetensors")["token_of_draft_logit"]
+    assert tokens.tolist() == frequent_tokens(checkpoint / "tokenizer.json", 302, 40).tolist()
+    table = load_file(checkpoint / "model.safetensors")["model.embed_tokens.weight"]  # tied
+    graph = onnx.load(tmp_path / "engine/draft/model.onnx").graph
+    (matrix,) = (each for each in graph.initializer if each.name == "model.embed_tokens.weight")
+    rows = onnx.numpy_helper.to_array(matrix, str(tmp_path / "engine/draft"))
+    np.testing.assert_array_equal(rows[:, : config.draft.vocab_size], table[tokens].T.astype(np.float32))
+
+
+@pytest.mark.parametrize("option", [{}, {"with_draft": False}])
+def test_drafted_tokens_without_a_head_are_refused(tmp_path, option):
+    checkpoint = (
+        write_decoder_checkpoint(tmp_path / "c", "qwen2") if not option else WRITERS["mimo"](tmp_path / "c")
+    )
+    with pytest.raises(ValueError, match="--draft-vocab-size 40 is for an MTP head, and none is exported"):
+        export(checkpoint, tmp_path / "engine", **LIMITS, draft_vocab_size=40, **option)
+
+
+def test_a_head_without_its_base_is_refused(tmp_path):
     """As an EAGLE-3 head would be given."""
     base = write_decoder_checkpoint(tmp_path / "base", "qwen2")
     head = WRITERS["qwen3_5"](tmp_path / "head")

@@ -65,9 +65,12 @@ def test_bench_measures_the_parts_of_rounds(tiny_engine):
     ("arguments", "words"),
     [
         (("--drafting", "eagle"), "this engine has no draft head"),
-        (("--draft-steps", "3", "--drafting", "off"), "--draft-steps needs --drafting"),
+        (
+            ("--draft-steps", "3", "--drafting", "off"),
+            "--draft-steps needs --drafting auto, eagle, mtp, lookup",
+        ),
         (("--draft-steps", "3"), "drafting_step is for drafting, and this engine has no draft head"),
-        (("--drafting", "lookup", "--draft-top-k", "3"), "--draft-top-k is for --drafting eagle"),
+        (("--drafting", "lookup", "--draft-top-k", "3"), "--draft-top-k is for --drafting eagle and mtp"),
         (("--drafting", "eagle", "--draft-top-k", "0"), "at least 1"),
         (("--drafting", "lookup", "--draft-steps", "80", "--verify-tree-size", "80"), "at most 61 tokens"),
         (("--drafting", "guess"), "guess"),

@@ -82,7 +82,7 @@ def run_head(
         else:
             normed = rms_norm(x, layer.input_norm, shape.epsilon)
         qkv = _linear(normed, layer.qkv, layer.qkv_bias)
-        attended = attention(shape, layer, None, qkv, caches, run)
+        attended = attention(shape, layer, shape.window(i), qkv, caches, run)
         x = x + _linear(attended, layer.o, layer.o_bias)
         normed = rms_norm(x, layer.post_norm, shape.epsilon)
         gate, up = np.split(_linear(normed, layer.gate_up, layer.gate_up_bias), 2, axis=-1)

@@ -4,9 +4,6 @@
 Answers are compared with those of vanilla decoding.
 """
 
-import dataclasses
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 
@@ -15,7 +12,7 @@ from edgellm_ros.runtime.conversation import Message
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
-from fixtures.head_reference import HeadReference, RecordedInputs
+from fixtures.head_reference import assert_scores, reference_of, watched_drafts
 from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, SOUND, assert_same_with_drafting, request
 
 pytestmark = [
@@ -47,29 +44,8 @@ def drafting(engine, device):
 
 @pytest.fixture(scope="module")
 def reference(engine, device):
-    """Function that returns the head's inputs of a request's whole text, and the head.
-
-    Without graphs: a launch of one does not come by the drafter.
-    """
-    options = {"prefix_cache_bytes": 0, "drafting": TREE, "cuda_graphs": False}
-    with LLMInferenceRuntime(engine, device, **options) as runtime:
-        head = HeadReference(engine, runtime)
-
-        def run(one):
-            recorded = runtime.pipeline.drafter.drafter = RecordedInputs(runtime)
-            runtime.handle_request(dataclasses.replace(one, disable_spec_decode=True))
-            return recorded, head
-
+    with reference_of(engine, device, TREE) as run:
         yield run
-
-
-@dataclasses.dataclass
-class Draft:
-    """The candidates of one sequence in one round."""
-
-    request: object
-    length: int  # committed KV rows
-    table: dict[str, np.ndarray]
 
 
 @pytest.fixture
@@ -77,43 +53,6 @@ def drafts(drafting):
     """The list of all drafts of the runtime."""
     with watched_drafts(drafting) as found:
         yield found
-
-
-@contextmanager
-def watched_drafts(runtime):
-    found, pipeline = [], runtime.pipeline
-    eagle = pipeline.drafter.drafter
-    eagle = getattr(eagle, "drafter", eagle)
-    propose, read = eagle.propose, pipeline.device.download
-
-    def watched(tree):
-        propose(tree)
-        lengths = read(pipeline.runner.kv_cache.lengths(range(tree.tokens.shape[0])))
-        for row, sequence in enumerate(pipeline.batch.sequences):
-            if sequence.decoding:
-                table = {name: read(tensor)[row] for name, tensor in vars(eagle._table).items()}
-                found.append(Draft(sequence.request, int(lengths[row]), table))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(eagle, "propose", watched)
-        yield found
-
-
-def assert_scores(draft: Draft, recorded, head) -> None:
-    """Compare every candidate's score with the sum along its path."""
-    tokens, scores, parents = (draft.table[name] for name in ("tokens", "scores", "parents"))
-    known: dict[int, np.ndarray] = {}
-
-    def path(entry):
-        return [*path(parents[entry]), entry] if entry else []
-
-    for entry in range(1, len(tokens)):
-        parent = int(parents[entry])
-        if parent not in known:
-            drafted = [int(tokens[above]) for above in path(parent)]
-            known[parent] = head.log_probabilities(recorded, draft.length, drafted)
-        place = int(np.flatnonzero(head.vocabulary == tokens[entry])[0])
-        assert scores[entry] == pytest.approx(scores[parent] + known[parent][place], abs=2e-4)
 
 
 @pytest.mark.parametrize("right", [0.0, 0.9])

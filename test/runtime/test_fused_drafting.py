@@ -44,6 +44,10 @@ ONE = request("what do you see?", max_tokens=20, repetition_penalty=1.3)
 BATCH = [ONE, request("hello", max_tokens=9), request("x" * 60, max_tokens=16, repetition_penalty=1.3)]
 MTP_SIZES = {  # of tiny checkpoints with an MTP head that the kernels take
     "mimo": {**TINY, "num_attention_heads": 2, "num_key_value_heads": 1},
+    "mimo, a window": {
+        **TINY, "num_attention_heads": 2, "num_key_value_heads": 1, "use_sliding_window": True,
+        "sliding_window": 4, "max_window_layers": 0, "layer_types": None,
+    },
     "qwen3_5": {
         "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         "hidden_size": 64, "head_dim": 64, "intermediate_size": 128, "linear_key_head_dim": 32,
@@ -135,7 +139,7 @@ def test_candidates_are_those_of_the_engine(heads, engines, device, name, drafti
 @pytest.mark.slow
 @pytest.mark.parametrize("family", MTP_SIZES)
 def test_candidates_of_an_mtp_head_are_those_of_the_engine(heads, tmp_path, device, family):
-    checkpoint = MTP_WRITERS[family](tmp_path / "checkpoint", 3, **MTP_SIZES[family])
+    checkpoint = MTP_WRITERS[family.partition(",")[0]](tmp_path / "checkpoint", 3, **MTP_SIZES[family])
     export(checkpoint, tmp_path / "engine", precision="fp16", max_batch_size=3)
     chain = dataclasses.replace(CHAIN, strategy="mtp")
     expected = drafts(tmp_path / "engine", device, chain, BATCH, "engine")
@@ -156,7 +160,7 @@ def test_candidates_of_an_mtp_head_are_those_of_the_engine(heads, tmp_path, devi
 @pytest.mark.slow
 @pytest.mark.parametrize("family", MTP_SIZES)
 def test_rounds_of_an_mtp_head_in_kernels_have_the_answers_of_the_engine(heads, tmp_path, device, family):
-    checkpoint = MTP_WRITERS[family](tmp_path / "checkpoint", 3, **MTP_SIZES[family])
+    checkpoint = MTP_WRITERS[family.partition(",")[0]](tmp_path / "checkpoint", 3, **MTP_SIZES[family])
     export(checkpoint, tmp_path / "engine", precision="fp16", max_batch_size=3)
     chain = dataclasses.replace(CHAIN, strategy="mtp")
     options = {"prefix_cache_bytes": 0}

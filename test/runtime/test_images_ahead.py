@@ -89,6 +89,12 @@ def test_the_image_of_a_refused_request_is_not_that_of_the_next(runtime, tiny_en
         assert runtime.handle_request(asked).token_ids == plain.handle_request(asked).token_ids
 
 
+def test_a_request_is_refused_when_the_device_has_read_its_image(runtime):
+    with pytest.raises(ValueError, match="unknown LoRA"):
+        runtime.handle_request(request(images=(IMAGE,), lora="missing"))
+    assert not runtime.pipeline.device.waiting()
+
+
 def test_nothing_is_encoded_for_a_request_that_is_cancelled(runtime, order):
     cancel = threading.Event()
     cancel.set()

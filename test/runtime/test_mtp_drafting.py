@@ -18,9 +18,11 @@ from edgellm_ros.runtime.decoding.speculative.drafting_config import (
     drafting_config,
 )
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.head_reference import assert_scores, reference_of, watched_drafts
 from fixtures.mtp_checkpoints import WRITERS, write_whole_qwen3_5_with_head
 from fixtures.random_requests import cancelled_at
 from fixtures.requests_for_tests import IMAGE, assert_same_with_drafting, request
+from fixtures.requests_for_tests import request as make_request
 
 MTP = SpecDecodeDraftingConfig(1, 3, 4, "mtp", falls_back=False)
 LIMITS = {"max_input_len": 130, "max_kv_cache_capacity": 150}
@@ -149,39 +151,32 @@ def test_a_model_with_an_fp8_kv_cache(tmp_path, runtime_device, family):
         assert_all_same(runtime.handle_request(BATCH), expected)
 
 
-def test_a_gpu_verifies_no_trees_with_an_fp8_kv_cache(tmp_path):
-    checkpoint = WRITERS["mimo"](tmp_path / "checkpoint", 2)
-    config = export(checkpoint, tmp_path / "engine", **LIMITS, kv_cache="fp8")
-    assert "llm/verify.chain.cuda.onnx" in {entry.path for entry in config.files}
-    assert "llm/verify.cuda.onnx" not in {entry.path for entry in config.files}
-    tree = SpecDecodeDraftingConfig(4, 2, 8, "mtp")
-    check_drafting(tree, config, on_cpu=True)
-    with pytest.raises(
-        ValueError, match=r"drafting_top_k 4: with a KV cache of type fp8 a GPU verifies chains"
-    ):
-        check_drafting(tree, config, on_cpu=False)
-
-
-def test_images_in_the_prompt(tmp_path, runtime_device):
-    export(write_whole_qwen3_5_with_head(tmp_path / "checkpoint"), tmp_path / "engine", max_input_len=200)
-    asked = request("what do you see", images=(IMAGE,), max_tokens=20)
-    options = {"prefix_cache_bytes": 0}
-    with (
-        LLMInferenceRuntime(tmp_path / "engine", runtime_device, drafting=MTP, **options) as drafting,
-        LLMInferenceRuntime(tmp_path / "engine", runtime_device, drafting=None, **options) as plain,
-    ):
-        assert_same_with_drafting(drafting.handle_request(asked), plain.handle_request(asked))
-
-
-def test_the_head_drafts_the_tokens_that_it_was_exported_with(tmp_path, runtime_device):
+@pytest.fixture(params=["an image", "chosen tokens"])
+def special(request, tmp_path):
+    """Engine and request with which a head may go wrong while answers stay right."""
+    if request.param == "an image":
+        checkpoint = write_whole_qwen3_5_with_head(tmp_path / "checkpoint")
+        export(checkpoint, tmp_path / "engine", max_input_len=200)
+        return tmp_path / "engine", make_request("what do you see", images=(IMAGE,), max_tokens=20)
     export(WRITERS["mimo"](tmp_path / "checkpoint", 2), tmp_path / "engine", draft_vocab_size=40, **LIMITS)
-    options = {"prefix_cache_bytes": 0}
-    with (
-        LLMInferenceRuntime(tmp_path / "engine", runtime_device, drafting=MTP, **options) as drafting,
-        LLMInferenceRuntime(tmp_path / "engine", runtime_device, drafting=None, **options) as plain,
-    ):
-        assert EngineConfig.load(tmp_path / "engine").draft.vocab_size < 302
-        assert_all_same(drafting.handle_request(BATCH), plain.handle_request(BATCH))
+    assert EngineConfig.load(tmp_path / "engine").draft.vocab_size < 302
+    return tmp_path / "engine", make_request(TEXT, max_tokens=20)
+
+
+@pytest.mark.only_on("cpu", "cuda", reason="the reference runs the engine's other graphs")
+def test_candidates_are_those_of_a_head_that_sees_the_whole_text(special, runtime_device):
+    engine, one = special
+    with LLMInferenceRuntime(engine, runtime_device, prefix_cache_bytes=0, drafting=None) as runtime:
+        expected = runtime.handle_request(one)
+    with LLMInferenceRuntime(engine, runtime_device, prefix_cache_bytes=0, drafting=MTP) as runtime:
+        draft_right_tokens(runtime, [one], [expected])
+        with watched_drafts(runtime) as drafts:
+            assert_same_with_drafting(runtime.handle_request(one), expected)
+    with reference_of(engine, runtime_device, MTP) as reference:
+        recorded = reference(one)
+        assert len(drafts) > 3
+        for draft in drafts:
+            assert_scores(draft, *recorded)
 
 
 class TestChoice:
@@ -196,7 +191,7 @@ class TestChoice:
             check_drafting(SpecDecodeDraftingConfig(1, 3, 4), config, on_cpu=True)
 
     def test_an_engine_without_a_head_is_refused(self, tiny_engine):
-        with pytest.raises(ValueError, match="drafting mtp: this engine has no draft head"):
+        with pytest.raises(ValueError, match=r"no draft head \(export a checkpoint with an MTP head\)"):
             check_drafting(MTP, EngineConfig.load(tiny_engine), on_cpu=True)
 
 

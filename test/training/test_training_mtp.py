@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = [pytest.mark.parity, pytest.mark.timeout(600)]
 
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast  # noqa: E402
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3NextConfig  # noqa: E402
 
 from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig  # noqa: E402
@@ -23,7 +23,7 @@ LIMITS = {"max_input_len": 64, "max_kv_cache_capacity": 160}
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A tiny model whose texts repeat themselves, with the tokenizer's files of transformers."""
+    """A tiny model whose texts repeat themselves, as transformers saves it."""
     directory = write_decoder_checkpoint(tmp_path / "checkpoint", "llama")
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(directory / "tokenizer.json"), eos_token="<|im_end|>", pad_token="<|im_end|>"
@@ -51,7 +51,7 @@ def test_a_trained_head_is_exported_and_drafts_what_the_model_writes(checkpoint,
 
 
 def test_the_loss_of_the_first_level_compares_with_the_token_after_the_following_one(checkpoint):
-    """Row p has the state of token p and token p + 1: by the logits of token p + 1 the loss is least."""
+    """The wanted logits of row p are those after token p + 1."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     ids = torch.randint(0, 256, (2, 12))
     rows = mtp.Rows(model, ids)
@@ -60,3 +60,33 @@ def test_the_loss_of_the_first_level_compares_with_the_token_after_the_following
     torch.testing.assert_close(rows.wanted, logits[:, 1:])
     torch.testing.assert_close(rows.states, states[:, :-1])
     torch.testing.assert_close(rows.following, model.get_input_embeddings()(ids[:, 1:]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--texts", "4"), "--texts 4: expected 8 or more"),
+        (("--minutes", "0"), "expected a number above 0, got 0"),
+    ],
+)
+def test_bad_options_are_refused(checkpoint, capsys, arguments, words):
+    with pytest.raises(SystemExit):
+        mtp.main(["--checkpoint", str(checkpoint), *arguments])
+    assert words in capsys.readouterr().err
+
+
+def test_no_head_is_saved_without_a_step(checkpoint):
+    options = ("--texts", "8", "--tokens", "40", "--minutes", "0.0001")
+    with pytest.raises(SystemExit, match=r"--minutes 0.0001: writing 8 texts has taken all of them"):
+        mtp.main(["--checkpoint", str(checkpoint), *options])
+    assert not (checkpoint / mtp.HEAD_FILE).exists()
+
+
+def test_a_model_with_layers_of_several_kinds_is_refused():
+    model = AutoModelForCausalLM.from_config(
+        Qwen3NextConfig(num_hidden_layers=0, vocab_size=8, hidden_size=64)
+    )
+    with pytest.raises(
+        SystemExit, match="model_type qwen3_next: expected one of llama, mistral, qwen2, qwen3"
+    ):
+        mtp.Head(model)

@@ -26,21 +26,23 @@ from edgellm_ros.engine_directory.language_model_config import LanguageModelConf
 from edgellm_ros.engine_directory.schema import read_json
 
 LEAVE_OUT = "--no-draft exports the model alone"
+DRAFTED_TOKENS = 32768
 
 
 def read_mtp_head(
-    checkpoint: Path, model: Model, module: MTPModule, base: Weights, drafted_tokens: int
+    checkpoint: Path, model: Model, module: MTPModule, base: Weights, drafted_tokens: int | None
 ) -> DraftHead:
     """Read the head of a checkpoint; no tensor but headers is read.
 
-    drafted_tokens: most tokens that the head drafts, see `frequent_tokens`. ValueError for a tensor that is
-    missing or has another shape.
+    drafted_tokens: how many tokens the head drafts, see `frequent_tokens`; None = DRAFTED_TOKENS. ValueError
+    for a tensor that is missing or has another shape.
     """
     if module.count != 1:
         raise ValueError(
             f"{base.where}: {module.count} MTP modules ({module.prefix}); supported is one; {LEAVE_OUT}"
         )
-    tokens = frequent_tokens(checkpoint / TOKENIZER_FILE, model.llm.vocab_size, drafted_tokens)
+    drafted = DRAFTED_TOKENS if drafted_tokens is None else drafted_tokens
+    tokens = frequent_tokens(checkpoint / TOKENIZER_FILE, model.llm.vocab_size, drafted)
     llm = dataclasses.replace(
         model.llm,
         num_hidden_layers=1,

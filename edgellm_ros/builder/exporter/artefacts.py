@@ -77,9 +77,8 @@ def artefacts(sources: Sources, head: LMHead, draft: DraftConfig | None) -> Iter
         yield Artefact(VERIFY, STANDARD, partial(build, verifying))
         yield Artefact(VERIFY, CPU, partial(build, verifying))
         if has_cuda:
-            if (
-                recurrent or options.kv_cache is None
-            ):  # no attention takes the mask of a tree with an FP8 cache
+            # With an FP8 cache no attention takes the mask of a tree.
+            if recurrent or options.kv_cache is None:
                 yield Artefact(VERIFY, CUDA, partial(build_cuda, verifying))
             if not recurrent:  # else it takes chains only
                 chains = dataclasses.replace(verifying, only_chains=True)

@@ -24,7 +24,7 @@ class ExportOptions:
       computed in fp32, and RoPE rows, logits, pixels, time and trajectories are fp32 inputs and outputs. fp32
       and fp16 run everywhere (on a CPU, ONNX Runtime computes most of fp16 in fp32); bf16 is for GPUs only
     - kv_cache: "fp8" stores keys and values as FP8 (E4M3) without scales: values beyond 448 become 448. None
-      = in `precision`. TensorRT and EAGLE-3 heads do not support FP8 (docs/engine_directory.md)
+      = in `precision`. TensorRT does not support FP8 (docs/engine_directory.md)
     - max_lora_rank: largest rank of adapters; 0 = no LoRA inputs, None = the largest rank among the adapters
       in the checkpoint's folder `lora`, which are copied unless max_lora_rank is 0
     - hidden_state_layers: layers (from 1) whose hidden states become outputs
@@ -33,7 +33,7 @@ class ExportOptions:
     - vocab_map: file with the only tokens whose logits are computed, see `read_vocab_map`
     - draft: directory of an EAGLE-3 draft head for this model; None = the checkpoint's folder `draft`, if
       there is one, else the MTP head that is among its tensors, unless `with_draft` is false
-    - draft_vocab_size: tokens that an MTP head drafts
+    - draft_vocab_size: tokens that an MTP head drafts; None = 32,768
     - max_draft_tree_size: most drafted tokens of a sequence that the head keeps in its KV cache
     - max_verify_tree_size: most tokens that the model verifies in one run
     - quantize: "int4" or "int8" rounds the weights of the language model's layers to nearest, in groups of
@@ -95,10 +95,10 @@ class ExportOptions:
         exclusive=True,
     )
     with_draft: bool = option(True, "export no draft head", flag="no-draft", exclusive=True)
-    draft_vocab_size: int = option(
-        32768,
+    draft_vocab_size: int | None = option(
+        None,
         "tokens that an MTP head drafts, the most frequent ones by the tokenizer's merges: each level of a "
-        "draft reads their rows of the LM head (default: %(default)s)",
+        "draft reads their rows of the LM head (default: 32768)",
         least=1,
     )
     max_draft_tree_size: int = option(

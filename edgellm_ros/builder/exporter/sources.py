@@ -201,15 +201,14 @@ def _read_expert(checkpoint: Path, model: Model) -> ExpertArchitecture | None:
 def _read_draft(checkpoint: Path, options: ExportOptions, model: Model, weights: Weights) -> DraftHead | None:
     folder = checkpoint / DRAFT_FOLDER if options.draft is None else Path(options.draft)
     has_folder = options.draft is not None or folder.is_dir()
+    if options.draft_vocab_size is not None and (not options.with_draft or has_folder or not model.mtp):
+        raise ValueError(
+            f"--draft-vocab-size {options.draft_vocab_size} is for an MTP head, and none is exported"
+        )
     if not options.with_draft or not (has_folder or model.mtp):
         return None
     if options.draft is not None and not folder.is_dir():
         raise FileNotFoundError(f"{folder}: expected the directory of a draft head, found none")
-    if options.kv_cache is not None and has_folder:
-        raise ValueError(
-            f"{folder}: an EAGLE-3 head is not supported with a KV cache of type {options.kv_cache}; "
-            "--no-draft exports the model alone"
-        )
     if model.mtp is not None and not has_folder:
         head = read_mtp_head(checkpoint, model, model.mtp, weights, options.draft_vocab_size)
         logger.info("%s", describe_mtp_head(head))

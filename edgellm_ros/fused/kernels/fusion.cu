@@ -46,7 +46,7 @@ __device__ inline void find_factors(const Each& states, float* factors, float* s
   }
 }
 
-// States [rows,STATE_SIZE], norms [STATE_SIZE]; one norm of all three side by side is cut into three.
+// States [rows,STATE_SIZE], norms [STATE_SIZE]; one norm of all states side by side is cut into their parts.
 extern "C" __global__ void __launch_bounds__(THREADS)
     fuse(const u16* weights, const u16* low, const u16* middle, const u16* high, const u16* low_norm,
          const u16* middle_norm, const u16* high_norm, float* partials, i64 rows) {

@@ -179,6 +179,7 @@ def draft_shape(config: EngineConfig, model: FusedDraftModel, drafting: DraftSiz
         qkv_bias=first.qkv_bias is not None,
         o_bias=first.o_bias is not None,
         mlp_bias=first.down_bias is not None,
+        windows=tuple(layer.window for layer in model.layers),
         max_rows=min(config.max_supported_batch_size * tokens, MOST_ROWS),
         attention_gate=model.attention_gate,
         head_columns=model.lm_head.shape[1],

@@ -69,8 +69,8 @@ class FusionPlan:
     def launches(self, early: bool, first: bool = False) -> tuple[Launch, Launch]:
         """Return how the two kernels are launched.
 
-        early: whether a kernel may start before the previous one has ended (PDL); first: the first one waits
-        for all work before it.
+        early: whether a kernel may start before the previous one has ended (PDL); first: whether they begin a
+        run, so that the first one must not start early.
         """
         product, threads = self.product, self._threads
         values = self.rows * self.shape.fused_size

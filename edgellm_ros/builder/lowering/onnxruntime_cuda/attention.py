@@ -157,10 +157,10 @@ def _plain_attention(
 def _windowed_attention(
     step: CudaStep, q: ir.Value, keys: ir.Value, values: ir.Value, window: int
 ) -> ir.Value:
-    """Add attention with a sliding window in fp32; q and result [B,heads,S,D], keys and values [B,Hkv,C,D].
+    """Add attention with a sliding window in fp32.
 
-    In ONNX Runtime (1.31), `Attention` of one token of one sequence gives wrong results with a mask that
-    hides the first rows, as a mask or as a bias.
+    q and result [B,heads,S,D], keys and values [B,Hkv,C,D]. ONNX Runtime's (1.31) `Attention` on CUDA gave
+    models with a window wrong logits in decode steps of batch 1, with the window as a mask and as a bias.
     """
     graph, config = step.graph, step.config
     kv_heads, size = config.num_key_value_heads, config.head_dim

@@ -75,7 +75,7 @@ class CudaStep:
             return op("Cast", op("Where", are_prompts, tokens, graph.constant([capacity])), to=int(INT32))
 
     def bias(self, window: int | None) -> ir.Value:
-        """Return the mask of a tree as a bias of scores [B,1,S,C].
+        """Return the mask of a tree or of a sliding window as a bias of scores [B,1,S,C].
 
         One tensor is made for all layers.
         """
@@ -87,7 +87,7 @@ class CudaStep:
         return self._biases[window]
 
     def windowed_mask(self, window: int) -> ir.Value:
-        """Return the mask [B,1,S,C] of a sliding window, for `Attention`.
+        """Return the mask [B,1,S,C] of a sliding window.
 
         One tensor is made for all layers.
         """

@@ -35,9 +35,7 @@ class SpecDecodeDraftingConfig:
     drafting_top_k: int = 4
     drafting_step: int = 4
     verify_tree_size: int = 16  # rows of a verification, with the newest token
-    strategy: str = (
-        EAGLE  # "eagle", "mtp": a draft head; "lookup": earlier text, a chain of drafting_step tokens
-    )
+    strategy: str = EAGLE  # "eagle", "mtp": a draft head; "lookup": earlier text, a chain
     falls_back: bool = True  # to vanilla steps while they are faster
 
     def __post_init__(self) -> None:
@@ -117,10 +115,10 @@ def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig, on_
     if not drafting.has_head:
         return
     if draft is None:
-        how = "--draft" if drafting.strategy == EAGLE else "of a checkpoint that has one"
-        raise ValueError(
-            f"drafting {drafting.strategy}: this engine has no draft head (edgellm export {how})"
+        how = (
+            "edgellm export --draft" if drafting.strategy == EAGLE else "export a checkpoint with an MTP head"
         )
+        raise ValueError(f"drafting {drafting.strategy}: this engine has no draft head ({how})")
     if draft.kind != drafting.strategy:
         raise ValueError(f"drafting {drafting.strategy}: this engine's draft head is of kind {draft.kind}")
     if drafting.drafted_rows > draft.max_draft_tree_size:
@@ -158,7 +156,7 @@ CHAIN = SpecDecodeDraftingConfig(1, 5, 6)  # on a CPU every row of a verificatio
 SMALL_HIDDEN_SIZE = 1024
 SMALL_CHAIN = SpecDecodeDraftingConfig(1, 8, 9)
 SMALL_CHAIN_ON_GPU = SpecDecodeDraftingConfig(1, 7, 8)
-# Each level of an MTP head reads many rows of the base's LM head, and was trained for one level.
+# Each level of an MTP head reads many rows of the base's LM head, and the head was trained for one level.
 MTP_CHAIN = SpecDecodeDraftingConfig(1, 3, 4, MTP)
 
 
@@ -197,7 +195,8 @@ def drafting_config(
         raise ValueError(f"drafting must be one of {expected}, got {quoted(drafting)}")
     default = MTP_CHAIN if drafting == MTP else LOOKUP_CHAIN
     if drafting == EAGLE:
-        default = CHAIN if on_cpu or config.llm.recurrent is not None else SpecDecodeDraftingConfig()
+        only_chains = on_cpu or config.llm.recurrent is not None or config.kv_cache_type == FP8
+        default = CHAIN if only_chains else SpecDecodeDraftingConfig()
         if config.llm.recurrent is None and config.hidden_size < SMALL_HIDDEN_SIZE:
             most = 0 if config.draft is None else config.draft.max_draft_tree_size
             small = SMALL_CHAIN if on_cpu else SMALL_CHAIN_ON_GPU
