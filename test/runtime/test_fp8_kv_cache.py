@@ -10,15 +10,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from doubles.scripted_drafter import draft_by_script
 from edgellm_ros.builder import export, inspect
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.batch.linear_kv_cache import check_cache_type
+from edgellm_ros.runtime.decoding.speculative.drafting_config import drafting_config
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.hybrid_checkpoints import write_qwen3_5_checkpoint
 from fixtures.on_device import for_runtime
 from fixtures.prefix_requests import REQUESTS, SYSTEM
-from fixtures.requests_for_tests import IMAGE, assert_same_answer, request
+from fixtures.random_head import base_config, write_random_head
+from fixtures.requests_for_tests import IMAGE, assert_same_answer, assert_same_with_drafting, request
 
 pytestmark = pytest.mark.only_on("cpu", "cuda", reason="TensorRT writes to no FP8 cache")
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -137,3 +140,22 @@ def test_a_gpu_with_the_type_and_other_caches_on_older_ones_are_not_refused():
 def test_a_config_with_another_type_is_refused(engine):
     with pytest.raises(ValueError, match="kv_cache must be fp8 or None, got 'int8'"):
         dataclasses.replace(EngineConfig.load(engine).builder, kv_cache="int8")
+
+
+@pytest.mark.slow
+def test_a_draft_head_drafts_chains(tiny_checkpoint, tmp_path, runtime_device):
+    head = write_random_head(tmp_path / "head", base_config(tiny_checkpoint))
+    config = export(tiny_checkpoint, tmp_path / "engine", kv_cache="fp8", draft=head)
+    chain = drafting_config("auto", config, runtime_device == "cpu")
+    assert chain.is_chain
+    asked = request(images=(IMAGE,), max_tokens=30)
+    options = {"prefix_cache_bytes": 0}
+    with LLMInferenceRuntime(tmp_path / "engine", runtime_device, drafting=None, **options) as runtime:
+        expected = runtime.handle_request(asked)
+    chain = dataclasses.replace(chain, falls_back=False)
+    with LLMInferenceRuntime(tmp_path / "engine", runtime_device, drafting=chain, **options) as runtime:
+        draft_by_script(runtime, chain.drafting_step, chain.tree_size, right=0.7).answers = lambda one: (
+            expected.token_ids
+        )
+        assert_same_with_drafting(runtime.handle_request(asked), expected)
+        assert runtime.spec_decode_generation_metrics.tokens_per_verification > 1.3

@@ -354,6 +354,16 @@ def test_small_dense_models_draft_chains_of_the_kernels_rows_on_a_gpu(draft_engi
     assert not larger.is_chain
 
 
+def test_large_models_with_an_fp8_kv_cache_draft_chains_on_a_gpu(draft_engine, monkeypatch):
+    config = EngineConfig.load(draft_engine)
+    limit = "edgellm_ros.runtime.decoding.speculative.drafting_config.SMALL_HIDDEN_SIZE"
+    monkeypatch.setattr(limit, config.hidden_size)
+    config = dataclasses.replace(config, builder=dataclasses.replace(config.builder, kv_cache="fp8"))
+    chosen = drafting_config("eagle", config, on_cpu=False)
+    check_drafting(chosen, config, on_cpu=False)
+    assert chosen.is_chain
+
+
 def test_small_dense_models_draft_longer_chains_on_a_cpu(draft_engine, monkeypatch):
     config = EngineConfig.load(draft_engine)
     sizes = {"drafting_step": 8, "verify_tree_size": 9}
