@@ -42,6 +42,7 @@ from edgellm_ros.engine_directory.files import DRAFT, VERIFY, graph_path
 from edgellm_ros.engine_directory.schema import read_json
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
+from fixtures.mtp_checkpoints import write_mimo
 from fixtures.qwen2_5_vl_checkpoint import write_qwen2_5_vl_checkpoint
 from fixtures.qwen3_vl_checkpoint import write_qwen3_vl_checkpoint
 from fixtures.random_head import base_config, write_random_head
@@ -78,6 +79,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "internvl": partial(write_internvl_checkpoint, vision={"use_qk_norm": True}),
     "seed_oss": write_seed_oss_checkpoint,
 }
+CHECKPOINTS["mimo"] = write_mimo
 DECODERS = ("qwen2", "qwen3", "llama")  # sliding windows, norms of heads, biases of all layers
 CHECKPOINTS |= {name: partial(write_decoder_checkpoint, model_type=name) for name in DECODERS}
 HYBRIDS = {"nemotron_h", "qwen3_5"}  # test_hybrid_builds.py builds them
@@ -113,7 +115,7 @@ TOWERS = [
     Case("visual", precision, family=family)
     for family, precision in itertools.product(("internvl", "qwen2_5_vl", "qwen3_vl"), PRECISIONS)
 ]
-TEXTS = [Case("llm", "fp16", family=name) for name in ("seed_oss", *DECODERS)]
+TEXTS = [Case("llm", "fp16", family=name) for name in ("seed_oss", "mimo", *DECODERS)]
 CASES = [*WITH_OPTIONS, *PLAIN, *TOWERS, *TEXTS]
 DECODER_CASES = [case for case in CASES if case.family in DECODERS]
 WITH_WINDOWS = [case for case in TOWERS if case.family == "qwen2_5_vl"]
@@ -189,13 +191,24 @@ def serialize(model: Path, config: EngineConfig, library: Library, gpus: tuple[s
     return serialize_plan(model, make_profiles(config)[model.parent.name], PlanOptions(), library, gpus)
 
 
+def export_with_eagle_head(folder: Path, precision: str) -> EngineConfig:
+    checkpoint = write_decoder_checkpoint(folder / "checkpoint", "llama")
+    head = write_random_head(folder / "head", base_config(checkpoint), fc_norm=True, layers=2)
+    return export(checkpoint, folder / "engine", precision=precision, draft=head)
+
+
+def export_with_mtp_head(folder: Path, precision: str) -> EngineConfig:
+    return export(write_mimo(folder / "checkpoint"), folder / "engine", precision=precision)
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_builder_makes_plans_of_a_draft_head_and_of_its_base(tmp_path, library, precision):
-    """The base verifies and fuses its states; the head's cache is the longer one."""
-    checkpoint = write_decoder_checkpoint(tmp_path / "checkpoint", "llama")
-    head = write_random_head(tmp_path / "head", base_config(checkpoint), fc_norm=True, layers=2)
-    config = export(checkpoint, tmp_path / "engine", precision=precision, draft=head)
-    for part, layers in ((VERIFY, config.llm.num_hidden_layers), (DRAFT, 2)):
+@pytest.mark.parametrize("export_with_head", [export_with_eagle_head, export_with_mtp_head])
+def test_the_builder_makes_plans_of_a_draft_head_and_of_its_base(
+    tmp_path, library, precision, export_with_head
+):
+    """The base verifies and gives its states; the head's cache is the longer one."""
+    config = export_with_head(tmp_path, precision)
+    for part, layers in ((VERIFY, config.llm.num_hidden_layers), (DRAFT, config.draft.num_layers)):
         model = tmp_path / "engine" / graph_path(part)
         network, parser = parse(model, library, start(library, library.Builder))
         graph = Graph(Case(part, precision), model, config, network, parser, 0.0)
