@@ -180,10 +180,10 @@ def test_candidates_are_those_of_a_head_that_sees_the_whole_text(special, runtim
 
 
 class TestChoice:
-    @pytest.mark.parametrize("on_cpu", [False, True])
-    def test_auto_takes_the_head_with_a_chain_of_three(self, engine, on_cpu):
+    @pytest.mark.parametrize(("on_cpu", "length"), [(False, 3), (True, 2)])
+    def test_auto_takes_the_head_with_a_short_chain(self, engine, on_cpu, length):
         found = drafting_config("auto", EngineConfig.load(engine), on_cpu)
-        assert found == SpecDecodeDraftingConfig(1, 3, 4, "mtp")
+        assert found == SpecDecodeDraftingConfig(1, length, length + 1, "mtp")
 
     def test_a_head_of_another_kind_is_refused(self, engine):
         config = EngineConfig.load(engine)

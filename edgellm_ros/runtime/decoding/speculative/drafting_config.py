@@ -158,6 +158,7 @@ SMALL_CHAIN = SpecDecodeDraftingConfig(1, 8, 9)
 SMALL_CHAIN_ON_GPU = SpecDecodeDraftingConfig(1, 7, 8)
 # Each level of an MTP head reads many rows of the base's LM head, and the head was trained for one level.
 MTP_CHAIN = SpecDecodeDraftingConfig(1, 3, 4, MTP)
+MTP_CHAIN_ON_CPU = SpecDecodeDraftingConfig(1, 2, 3, MTP)
 
 
 def drafting_config(
@@ -193,7 +194,9 @@ def drafting_config(
     if drafting not in STRATEGIES:
         expected = ", ".join(DRAFTING)
         raise ValueError(f"drafting must be one of {expected}, got {quoted(drafting)}")
-    default = MTP_CHAIN if drafting == MTP else LOOKUP_CHAIN
+    default = LOOKUP_CHAIN
+    if drafting == MTP:
+        default = MTP_CHAIN_ON_CPU if on_cpu else MTP_CHAIN
     if drafting == EAGLE:
         only_chains = on_cpu or config.llm.recurrent is not None or config.kv_cache_type == FP8
         default = CHAIN if only_chains else SpecDecodeDraftingConfig()
