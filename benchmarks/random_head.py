@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from benchmarks.model_shapes import ModelShape
 from benchmarks.published_models import PublishedModel
 from benchmarks.random_checkpoint import random_tensor
+from edgellm_ros.builder.weights.weights import add_file
 
 MTP_FILE = "mtp.safetensors"
 DRAFT_VOCABULARY = 32000  # of nearly all published heads
@@ -48,7 +48,6 @@ def write_head(directory: Path, shape: ModelShape, precision: str, seed: int = 1
 
 def add_mtp_head(checkpoint: Path, model: PublishedModel, precision: str, seed: int = 1) -> None:
     """Add an MTP head to a Qwen3.5 of `write_checkpoint` that has none."""
-    index_file = checkpoint / "model.safetensors.index.json"
     if (checkpoint / MTP_FILE).is_file():
         return
     if model.model_type != "qwen3_5":
@@ -59,13 +58,7 @@ def add_mtp_head(checkpoint: Path, model: PublishedModel, precision: str, seed: 
         for name, size in mtp_shapes(model.text).items()
     }
     save_file(tensors, checkpoint / MTP_FILE)
-    if index_file.is_file():
-        index = json.loads(index_file.read_text())
-    else:
-        with safe_open(checkpoint / "model.safetensors", "numpy") as stored:
-            index = {"metadata": {}, "weight_map": dict.fromkeys(stored.keys(), "model.safetensors")}
-    index["weight_map"] |= dict.fromkeys(tensors, MTP_FILE)
-    index_file.write_text(json.dumps(index))
+    add_file(checkpoint, MTP_FILE, tensors)
 
 
 def mtp_shapes(text: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

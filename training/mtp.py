@@ -18,18 +18,18 @@ Examples
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-HEAD_FILE, INDEX = "mtp.safetensors", "model.safetensors.index.json"
+from edgellm_ros.builder.weights.weights import add_file
+
+HEAD_FILE = "mtp.safetensors"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # dense text models, all of whose layers are of one kind
 LEVEL_WEIGHT = 0.8  # of a level's loss, relative to the level before
 USER = "\x00"  # stands for the user's words in the chat template
@@ -41,13 +41,13 @@ class Head(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         base, config = model.get_decoder(), model.config
+        if config.model_type not in FAMILIES:
+            raise SystemExit(f"model_type {config.model_type}: expected one of {', '.join(FAMILIES)}")
         hidden, norm = config.hidden_size, type(base.norm)
         self.pre_fc_norm_embedding = norm(hidden, eps=config.rms_norm_eps)
         self.pre_fc_norm_hidden = norm(hidden, eps=config.rms_norm_eps)
         self.norm = norm(hidden, eps=config.rms_norm_eps)
         self.fc = nn.Linear(2 * hidden, hidden, bias=False)
-        if config.model_type not in FAMILIES:
-            raise SystemExit(f"model_type {config.model_type}: expected one of {', '.join(FAMILIES)}")
         self.layers = nn.ModuleList([type(base.layers[-1])(config, 0)])
         # the model's last layer on the state alone is a good beginning
         self.layers[0].load_state_dict(base.layers[-1].state_dict())
@@ -140,14 +140,7 @@ def save(checkpoint: Path, head: Head) -> None:
         f"mtp.{name}": values.detach().half().contiguous().cpu() for name, values in head.state_dict().items()
     }
     save_file(tensors, checkpoint / HEAD_FILE, metadata={"format": "pt"})
-    path = checkpoint / INDEX
-    if path.is_file():
-        index = json.loads(path.read_text())
-    else:
-        with safe_open(checkpoint / "model.safetensors", "pt") as stored:
-            index = {"metadata": {}, "weight_map": dict.fromkeys(stored.keys(), "model.safetensors")}
-    index["weight_map"] |= dict.fromkeys(tensors, HEAD_FILE)
-    path.write_text(json.dumps(index, indent=1))
+    add_file(checkpoint, HEAD_FILE, tensors)
 
 
 def _positive(text: str) -> float:

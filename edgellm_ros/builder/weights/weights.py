@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from math import prod
 from pathlib import Path
@@ -221,6 +222,17 @@ class Weights:
             )
         self._used.add(tensor.name)
         return tensor
+
+
+def add_file(checkpoint: Path, file: str, names: Iterable[str]) -> None:
+    """List tensors of one more file in a checkpoint's index, which may be missing."""
+    path = checkpoint / INDEX
+    if path.is_file():
+        index = read_json(path)
+    else:
+        index = {"metadata": {}, "weight_map": dict.fromkeys(read_header(checkpoint / FILE), FILE)}
+    index["weight_map"] |= dict.fromkeys(names, file)
+    path.write_text(json.dumps(index, indent=1))
 
 
 def _weight_map(index: Path) -> dict[str, str]:

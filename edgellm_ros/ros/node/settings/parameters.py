@@ -22,6 +22,7 @@ from edgellm_ros.ros.node.settings.camera import CameraParameters
 from edgellm_ros.ros.node.settings.limits import Limits
 from edgellm_ros.ros.node.settings.markers import MarkerSettings
 from edgellm_ros.ros.parameter_table import OFF, SPEC, Spec, declared
+from edgellm_ros.runtime.decoding.speculative.drafting_config import DRAFTING
 from edgellm_ros.runtime.prompt.tool_calls import TOOL_CALL_FORMATS
 from edgellm_ros.runtime.request import MAX_DENOISE_STEPS
 from edgellm_ros.runtime.sampling_params import SAMPLED, Sampled
@@ -229,7 +230,7 @@ class Parameters(SampledParameters):
         "differ in their last bits. eagle, mtp = the engine's draft head of this kind drafts tokens; "
         "lookup = drafted tokens are those that followed the newest tokens earlier in the text; auto = the "
         "draft head if the engine has one, else off.",
-        choices=("auto", OFF, "eagle", "mtp", "lookup"),
+        choices=DRAFTING,
         fixed=True,
     )
     draft_top_k: int = declared(

@@ -185,8 +185,8 @@ def drafting_config(
         if value is not None
     }
     if drafting == AUTO:
-        drafts = config.draft is not None and config.draft.max_draft_tree_size >= 2
-        drafting = config.draft.kind if config.draft is not None and drafts else OFF
+        head = config.draft
+        drafting = OFF if head is None or head.max_draft_tree_size < 2 else head.kind
         if drafting == OFF and sizes:
             raise ValueError(f"{next(iter(sizes))} is for drafting, and this engine has no draft head")
     if drafting == OFF:
