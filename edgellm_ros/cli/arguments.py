@@ -148,10 +148,10 @@ def _add_drafting(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--drafting",
-        choices=("auto", "off", "eagle", "mtp", "lookup"),
+        choices=("auto", "off", "eagle", "mtp", "dflash", "lookup"),
         default="auto",
-        help="eagle, mtp: drafts of the engine's draft head of this kind; lookup: what followed the newest "
-        "tokens earlier in the text; auto: the draft head if the engine has one, else off "
+        help="eagle, mtp, dflash: drafts of the engine's draft head of this kind; lookup: what followed the "
+        "newest tokens earlier in the text; auto: the draft head if the engine has one, else off "
         "(default: %(default)s)",
     )
     for name, least, text in (
@@ -191,8 +191,8 @@ def _drafting(args: argparse.Namespace, config: EngineConfig) -> SpecDecodeDraft
     given = [name for name, value in sizes.items() if value is not None]
     if args.drafting == OFF and given:
         raise ValueError(f"{given[0]} needs --drafting {', '.join(each for each in DRAFTING if each != OFF)}")
-    if args.drafting == "lookup" and args.draft_top_k is not None:
-        raise ValueError("--draft-top-k is for --drafting eagle and mtp: lookup drafts a chain")
+    if args.drafting in ("dflash", "lookup") and args.draft_top_k is not None:
+        raise ValueError(f"--draft-top-k is for --drafting eagle and mtp: {args.drafting} drafts a chain")
     return drafting_config(args.drafting, config, args.device == "cpu", *sizes.values())
 
 

@@ -27,6 +27,7 @@ LORA_TABLE = "lora_table"
 # draft/model.onnx
 HIDDEN_STATES = "hidden_states"
 NEXT_HIDDEN_STATES = "next_hidden_states"
+VISIBLE_ROWS = "visible_rows"  # of block drafters
 # visual/model.onnx
 PIXEL_VALUES = "pixel_values"
 POS_EMBED_INDEX = "pos_embed_index"

@@ -21,7 +21,7 @@ from edgellm_ros.multimodal.audio.config import AudioConfig
 from edgellm_ros.multimodal.video_config import AS_TEXT, VideoConfig
 from edgellm_ros.multimodal.vision_config import QwenVisionTower, VisionConfig
 
-FORMAT_VERSION = 15
+FORMAT_VERSION = 16
 CONFIG_FILE = "config.json"
 # A prefill has at least two tokens: its result must not depend on padding, nor on the number of cached tokens
 # (OnnxRuntimeBackend).
@@ -223,6 +223,10 @@ class EngineConfig:
             raise ValueError(
                 f"draft base_state_layers {list(draft.base_state_layers)}: the language model has "
                 f"{llm.num_hidden_layers} layers"
+            )
+        if draft.mask_token_id >= llm.vocab_size:
+            raise ValueError(
+                f"draft mask_token_id {draft.mask_token_id} is not below llm vocab_size {llm.vocab_size}"
             )
         if draft.vocab_size > llm.vocab_size:
             raise ValueError(

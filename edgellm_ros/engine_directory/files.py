@@ -12,6 +12,7 @@ SPECIAL_TOKENS_FILE = "special_tokens_map.json"  # variables of the chat templat
 
 PREFIX = "prefix"  # the graph of a policy's context
 VERIFY, DRAFT = "llm/verify", "draft"  # graphs for drafting: hybrids have the first, draft heads both
+CONTEXT = "draft/context"  # of block drafters: from the base's states to rows of the KV cache
 CHAIN = "chain"  # form of their graphs for CUDA: `llm/verify.chain.cuda.onnx`
 D2T_FILE = "draft/d2t.safetensors"
 DRAFT_EMBEDDING_FILE = "draft/embedding.safetensors"
@@ -20,9 +21,9 @@ DRAFT_EMBEDDING_FILE = "draft/embedding.safetensors"
 def graph_path(name: str) -> str:
     """Return the path of a graph.
 
-    The path is `llm/verify.onnx` for verification, else `<name>/model.onnx`.
+    The path is `<name>.onnx` for the second graph of a folder, else `<name>/model.onnx`.
     """
-    return f"{name}.onnx" if name == VERIFY else f"{name}/model.onnx"
+    return f"{name}.onnx" if name in (VERIFY, CONTEXT) else f"{name}/model.onnx"
 
 
 @dataclass(frozen=True)

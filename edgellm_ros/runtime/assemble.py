@@ -4,7 +4,7 @@
 open_engines    graphs -> Engines: the language model, encoders, action head, fused kernels
 load_inputs     weights that are inputs of the engines: embeddings, adapters, the LM head
 make_decoding   -> Decoding: the state of each row of the batch, and the decode method
-make_stores     -> Stores: what outlives a batch: prefixes, hidden states
+make_stores     -> Stores: what outlives a batch: prefixes, the prefill
 make_requests   -> Requests: from requests to token ids, from tokens to tool calls
 """
 
@@ -21,6 +21,7 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.adapters.lora_scales import LoraScales
 from edgellm_ros.engine_directory.binding_names import LM_HEAD
 from edgellm_ros.engine_directory.chat_template import ChatTemplate
+from edgellm_ros.engine_directory.draft_config import EAGLE, MTP
 from edgellm_ros.engine_directory.parts import ACTION, AUDIO, VISUAL
 from edgellm_ros.engine_directory.tensor_file import read_tensor, read_vocab_map
 from edgellm_ros.fused.loading.actions import choose_by_time as choose_actions_by_time
@@ -46,6 +47,7 @@ from edgellm_ros.runtime.decoding.speculative.drafting_config import (
     SpecDecodeDraftingConfig,
     base_graph,
     fused_size,
+    state_layers,
 )
 from edgellm_ros.runtime.decoding.speculative.guarded_drafter import GuardedDrafter
 from edgellm_ros.runtime.decoding.speculative.load_drafter import load_drafter
@@ -72,6 +74,7 @@ class Engines:
     kernels: Kernels
     fused: FusedDecoding | None
     runner: LLMEngineRunner
+    hidden_states: HiddenStates  # of prompts
     vision: VisionRunner | None
     audio: AudioRunner | None
     action: ActionRunner | None
@@ -95,7 +98,6 @@ class Stores:
     """What outlives a batch, and the prefill, which reads and fills it."""
 
     reuse: PrefixReuse
-    hidden_states: HiddenStates
     prefill: Prefill
 
 
@@ -125,8 +127,17 @@ def open_engines(opening: Opening) -> Engines:
         max_tree_size=drafting.tree_size if drafting else 0,
         only_chains=drafting is not None and drafting.is_chain,
         fused_size=fused_size(drafting, config),
+        state_layers=state_layers(drafting, config),
         fused=fused,
         lora_scales=LoraScales.read(opening.root),
+    )
+    hidden_states = HiddenStates(
+        device,
+        runner.state_layers,
+        batch=config.builder.max_batch_size,
+        tokens=config.builder.max_input_len,
+        hidden_size=config.hidden_size,
+        dtype=runner.embeds_dtype,
     )
     vision = audio = action = None
     most_tokens = config.builder.max_input_len
@@ -142,7 +153,15 @@ def open_engines(opening: Opening) -> Engines:
         for part in (vision, audio, action):
             if part is not None:
                 part.stop_recording()
-    return Engines(kernels=kernels, fused=fused, runner=runner, vision=vision, audio=audio, action=action)
+    return Engines(
+        kernels=kernels,
+        fused=fused,
+        runner=runner,
+        hidden_states=hidden_states,
+        vision=vision,
+        audio=audio,
+        action=action,
+    )
 
 
 def _open_action_head(opening: Opening, kernels: Kernels, runner: LLMEngineRunner) -> ActionRunner | None:
@@ -248,7 +267,7 @@ def _make_drafter(
     sampling: SamplingRows,
 ) -> tuple[GuardedDrafter, TreeKernels]:
     options, device, fused = opening.options, opening.device, None
-    if drafting.has_head and options.decode != ENGINE and not options.decode_backend:
+    if drafting.strategy in (EAGLE, MTP) and options.decode != ENGINE and not options.decode_backend:
         fused = load_fused_draft(opening.root, opening.config, drafting, device)
     tree_kernels = load_tree_kernels(device, early=engines.fused is not None and fused is not None)
     drafter = load_drafter(
@@ -262,6 +281,7 @@ def _make_drafter(
         runner=engines.runner,
         embedder=embedder,
         sampling=sampling,
+        prompt_states=engines.hidden_states,
         fused=fused,
     )
     return GuardedDrafter(drafter, device), tree_kernels
@@ -288,8 +308,8 @@ def choose_by_times(opening: Opening, engines: Engines, embedder: InputEmbedder,
 
 
 def make_stores(opening: Opening, engines: Engines, embedder: InputEmbedder, decoding: Decoding) -> Stores:
-    """Make the prefix cache, the store of hidden states, and the prefill."""
-    config, builder, runner = opening.config, opening.config.builder, engines.runner
+    """Make the prefix cache and the prefill."""
+    config, runner = opening.config, engines.runner
     reuse = PrefixReuse(
         device=opening.device,
         kernels=engines.kernels,
@@ -301,26 +321,18 @@ def make_stores(opening: Opening, engines: Engines, embedder: InputEmbedder, dec
         head_cache=decoding.drafter.kv_cache if decoding.drafter is not None else None,
         joins_first_prompts=runner.joins_first_prompts,
     )
-    hidden_states = HiddenStates(
-        opening.device,
-        builder.hidden_state_layers,
-        batch=builder.max_batch_size,
-        tokens=builder.max_input_len,
-        hidden_size=config.hidden_size,
-        dtype=runner.embeds_dtype,
-    )
     prefill = Prefill(
         device=opening.device,
         config=config,
         embedder=embedder,
         runner=runner,
         reuse=reuse,
-        hidden_states=hidden_states,
+        hidden_states=engines.hidden_states,
         logits=decoding.logits,
         drafter=decoding.drafter,
         pads=pads_prompts(opening.device),
     )
-    return Stores(reuse=reuse, hidden_states=hidden_states, prefill=prefill)
+    return Stores(reuse=reuse, prefill=prefill)
 
 
 def make_requests(opening: Opening, engines: Engines, vocab_map: np.ndarray | None) -> Requests:

@@ -33,9 +33,10 @@ class HiddenStates:
         self._buffers = {i: device.empty((batch, tokens, hidden_size), dtype) for i in layers}
         self._last: dict[int, Tensor] = {}
 
-    def outputs(self, batch: int, tokens: int) -> list[Tensor]:
-        """Return a prefill's output tensors [batch, tokens, H] of each exported layer."""
-        return [buffer.view(batch, tokens, buffer.shape[2]) for buffer in self._buffers.values()]
+    def outputs(self, batch: int, tokens: int, layers: Sequence[int]) -> list[Tensor]:
+        """Return a prefill's output tensors [batch, tokens, H] of each of these layers."""
+        buffers = [self._buffers[layer] for layer in layers]
+        return [buffer.view(batch, tokens, buffer.shape[2]) for buffer in buffers]
 
     def check(self, lengths: Sequence[int]) -> None:
         """Raise ValueError unless the states of prompts of these lengths can be kept."""
@@ -47,10 +48,10 @@ class HiddenStates:
                     f"{self._tokens} (max_input_len)"
                 )
 
-    def keep(self, inputs_embeds: Tensor) -> None:
-        """Keep the hidden states of a prefill of inputs_embeds [B,S,H] until `clear`."""
-        batch, tokens, _ = inputs_embeds.shape
-        self._last = {0: inputs_embeds, **dict(zip(self._buffers, self.outputs(batch, tokens), strict=True))}
+    def keep(self, inputs_embeds: Tensor, layers: Sequence[int]) -> None:
+        """Keep these layers' hidden states of a prefill of inputs_embeds [B,S,H] until `clear`."""
+        outputs = self.outputs(*inputs_embeds.shape[:2], layers)
+        self._last = {0: inputs_embeds, **dict(zip(layers, outputs, strict=True))}
 
     def clear(self) -> None:
         """Drop the hidden states: a new batch begins."""

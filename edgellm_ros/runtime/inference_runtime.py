@@ -41,9 +41,9 @@ class LLMInferenceRuntime(OpenedEngine):
       the engine directory
     - prefix_cache_bytes: size of the prefix cache; None = same as the batch's state, 0 = off
     - decode_backend: "onnxruntime" or "tensorrt" for decode steps; "" = same as for prefills
-    - drafting: speculative decoding: a configuration, or "eagle", "mtp", "lookup" with its defaults; "auto" =
-      the kind of the engine's draft head if it has one, else "off"; None or "off" = one token per step, whose
-      numbers repeat to the last bit (docs/speculative_decoding.md)
+    - drafting: speculative decoding: a configuration, or the name of a drafter with its defaults: "eagle",
+      "mtp", "dflash", "lookup"; "auto" = the kind of the engine's draft head if it has one, else "off"; None
+      or "off" = one token per step, whose numbers repeat to the last bit (docs/speculative_decoding.md)
     - decode: "fused" executes decode steps and the action head's Euler steps in the fused kernels
       (docs/performance.md), "engine" in the engines; "auto" each in the faster one, measured when the engines
       are loaded, if both are available

@@ -38,7 +38,7 @@ class LLMGenerationMetrics:
 class SpecDecodeGenerationMetrics:
     """Counters of speculative decoding; all 0 while it is off."""
 
-    strategy: str = ""  # "eagle", "mtp" or "lookup"; "" = off
+    strategy: str = ""  # "eagle", "mtp", "dflash" or "lookup"; "" = off
     total_runs: int = 0  # verifications of a batch
     verified_trees: int = 0  # one per run and sequence
     generated_tokens: int = 0  # of all verifications

@@ -252,5 +252,5 @@ class Prefill:
             run,
             deepstack_embeds=deepstack,
             output_logits=self._logits.rows(0, batch),
-            output_hidden_states=self._hidden_states.outputs(batch, run.tokens),
+            output_hidden_states=self._hidden_states.outputs(batch, run.tokens, self._runner.state_layers),
         )

@@ -198,8 +198,10 @@ def test_a_pickle_of_pytorch_is_refused_with_advice(base, head):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dflash_config": {"target_layer_ids": [1, 9]}}, "a DFlash drafter; supported are EAGLE-3 heads"),
-        ({"dspark_config": {}, "block_size": 7}, "a DSpark drafter"),
+        (
+            {"dspark_config": {}, "block_size": 7},
+            "a DSpark drafter; supported are heads of EAGLE-3 and DFlash",
+        ),
         ({"kv_lora_rank": 512}, "kv_lora_rank 512: a head with latent attention (MLA)"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quant_method 'fp8': quantised weights"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu': supported: silu"),
@@ -242,7 +244,7 @@ def test_longrope_beyond_its_first_limit_is_refused(base, tmp_path):
         ({"mtp__pre_fc_norm_hidden__weight": ANY}, "an MTP head, which is read with its checkpoint"),
         ({"midlayer__mlp__up_proj__weight_scale": ANY}, "weight_scale': a quantised head"),
         ({"midlayer__self_attn__o_proj._pre_quant_scale": ANY}, "_pre_quant_scale': a quantised head"),
-        ({"lm_head__bias": ANY}, "tensor 'lm_head.bias' is no part of an EAGLE-3 head"),
+        ({"lm_head__bias": ANY}, "tensor 'lm_head.bias' is no part of a draft head"),
         ({"midlayer__hidden_norm__weight": None}, "(or 'midlayer.hidden_norm.weight') is missing"),
         ({"midlayer__self_attn__q_proj__weight": None}, "(or 'midlayer.self_attn.q_proj.weight') is"),
         ({"fc__weight": None}, "tensor 'fc.weight' is missing"),

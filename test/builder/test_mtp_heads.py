@@ -102,7 +102,9 @@ def test_drafted_tokens_without_a_head_are_refused(tmp_path, option):
     checkpoint = (
         write_decoder_checkpoint(tmp_path / "c", "qwen2") if not option else WRITERS["mimo"](tmp_path / "c")
     )
-    with pytest.raises(ValueError, match="--draft-vocab-size 40 is for an MTP head, and none is exported"):
+    with pytest.raises(
+        ValueError, match="--draft-vocab-size 40 is for an MTP head or a DFlash drafter, and none is"
+    ):
         export(checkpoint, tmp_path / "engine", **LIMITS, draft_vocab_size=40, **option)
 
 

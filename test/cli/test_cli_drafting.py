@@ -67,7 +67,7 @@ def test_bench_measures_the_parts_of_rounds(tiny_engine):
         (("--drafting", "eagle"), "this engine has no draft head"),
         (
             ("--draft-steps", "3", "--drafting", "off"),
-            "--draft-steps needs --drafting auto, eagle, mtp, lookup",
+            "--draft-steps needs --drafting auto, eagle, mtp, dflash, lookup",
         ),
         (("--draft-steps", "3"), "drafting_step is for drafting, and this engine has no draft head"),
         (("--drafting", "lookup", "--draft-top-k", "3"), "--draft-top-k is for --drafting eagle and mtp"),

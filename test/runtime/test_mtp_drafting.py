@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from doubles.scripted_drafter import draft_by_script
@@ -20,13 +19,12 @@ from edgellm_ros.runtime.decoding.speculative.drafting_config import (
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.head_reference import assert_scores, reference_of, watched_drafts
 from fixtures.mtp_checkpoints import WRITERS, write_whole_qwen3_5_with_head
+from fixtures.random_chains import LIMITS, TEXT, check_random_model
 from fixtures.random_requests import cancelled_at
 from fixtures.requests_for_tests import IMAGE, assert_same_with_drafting, request
 from fixtures.requests_for_tests import request as make_request
 
 MTP = SpecDecodeDraftingConfig(1, 3, 4, "mtp", falls_back=False)
-LIMITS = {"max_input_len": 130, "max_kv_cache_capacity": 150}
-TEXT = "go to the red box abc abc"
 BATCH = [
     request(TEXT, max_tokens=40, logprobs=2),
     request("stop", max_tokens=500, temperature=1.0, seed=3),  # until the KV cache is full
@@ -200,41 +198,4 @@ class TestChoice:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("family", WRITERS)
 def test_random_models(tmp_path, runtime_device, family, seed):
-    check_random_model(tmp_path, runtime_device, family, seed + 100)
-
-
-def check_random_model(directory, device, family: str, seed: int) -> None:
-    """Answer random batches of a random model with and without its head."""
-    rng = np.random.default_rng(seed)
-    export(WRITERS[family](directory / "checkpoint", seed), directory / "engine", **LIMITS)
-    steps = int(rng.integers(1, 8))
-    config = SpecDecodeDraftingConfig(1, steps, steps + 1, "mtp", falls_back=bool(rng.integers(2)))
-    options = {"prefix_cache_bytes": None if rng.random() < 0.5 else 0}
-    batches = [
-        [
-            request(
-                TEXT[: rng.integers(1, len(TEXT))],
-                max_tokens=int(rng.integers(1, 50)),
-                temperature=float(rng.choice([0.0, 0.7])),
-                seed=int(rng.integers(2**30)),
-            )
-            for _ in range(rng.integers(1, 5))
-        ]
-        for _ in range(3)
-    ]
-    with LLMInferenceRuntime(directory / "engine", device, drafting=None, prefix_cache_bytes=0) as plain:
-        expected = [[plain.handle_request(one) for one in batch] for batch in batches]
-    known = {
-        id(one): answer.token_ids
-        for batch, answers in zip(batches, expected, strict=True)
-        for one, answer in zip(batch, answers, strict=True)
-    }
-    with LLMInferenceRuntime(directory / "engine", device, drafting=config, **options) as runtime:
-        for batch, answers in zip(batches, expected, strict=True):
-            if rng.random() < 0.7:
-                right = float(rng.choice([0.5, 0.9, 1.0]))
-                drafter = draft_by_script(runtime, steps, config.tree_size, seed, right)
-                drafter.answers = lambda one: known[id(one)]
-            for one, other in zip(runtime.handle_request(batch), answers, strict=True):
-                assert one.token_ids == other.token_ids
-        assert not runtime.pipeline.drafter.failed
+    check_random_model(tmp_path, runtime_device, WRITERS[family], "mtp", seed + 100)

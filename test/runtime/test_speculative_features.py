@@ -247,7 +247,7 @@ class TestRefused:
             ((0, 3, 10), "drafting_top_k must be an integer from 1, got 0"),
             ((2, 0, 10), "drafting_step must be an integer from 1, got 0"),
             ((2, 3, 1), "verify_tree_size must be an integer from 2, got 1"),
-            ((2, 3, 10, "medusa"), "strategy must be one of eagle, mtp, lookup, got 'medusa'"),
+            ((2, 3, 10, "medusa"), "strategy must be one of eagle, mtp, dflash, lookup, got 'medusa'"),
             ((10, 4, 200), "verify_tree_size 200: this engine verifies at most 64 tokens"),
             ((30, 4, 20), "need 90 rows of drafted tokens; this engine has 64 (max_draft_tree_size)"),
             ((41, 1, 20), "drafting_top_k 41 exceeds the draft's 40 tokens"),
@@ -283,7 +283,7 @@ class TestRefused:
             LLMInferenceRuntime(tiny_engine, drafting=config)
 
     def test_another_word(self, tiny_engine):
-        expected = "drafting must be one of auto, off, eagle, mtp, lookup, got 'fast'"
+        expected = "drafting must be one of auto, off, eagle, mtp, dflash, lookup, got 'fast'"
         with pytest.raises(ValueError, match=expected):
             LLMInferenceRuntime(tiny_engine, drafting="fast")
 

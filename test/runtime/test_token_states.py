@@ -171,7 +171,7 @@ class TestRunner:
             embeds = put(device, inputs[:, token : token + 1])
             runner.execute_vanilla_decoding_step(embeds, logits, output_hidden_states=states)
             runner.kv_cache.commit(put(device, np.ones(2, np.int64)))
-            for layer, each in enumerate(states or runner.step_hidden_states(2)):
+            for layer, each in enumerate(states or runner.step_hidden_states(2, 1, runner.state_layers)):
                 np.testing.assert_allclose(device.download(each)[:, 0], whole[layer][:, token], atol=1e-5)
         for row in range(2):
             runner.kv_cache.close(row)

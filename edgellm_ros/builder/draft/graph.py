@@ -72,6 +72,7 @@ def build_draft(head: DraftHead, lm_head: LMHead, precision: str, capacity: int)
             normed = blocks.norm("hidden_norm", states)
             x = project(graph, head.entry, embeds, normed, hidden)
         else:
+            assert isinstance(head.entry, JoinedAttention)  # blocks have graphs of their own
             module, first = residuals.pop(0)
             with graph.module(module):
                 x = _join(graph, blocks, first, states, head.entry)

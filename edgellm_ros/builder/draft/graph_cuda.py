@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from edgellm_ros.builder.draft.graph import project
-from edgellm_ros.builder.draft.head import DraftHead, Projection
+from edgellm_ros.builder.draft.head import DraftHead, JoinedAttention, Projection
 from edgellm_ros.builder.draft.layout import MODULE
 from edgellm_ros.builder.graph.graph import DTYPES, FLOAT
 from edgellm_ros.builder.graph.layers import ModelBuilder
@@ -45,6 +45,7 @@ def build_cuda_draft(
             _, normed = blocks.add_norm("hidden_norm", states, None)
             x = project(graph, head.entry, embeds, normed, hidden)
         else:
+            assert isinstance(head.entry, JoinedAttention)
             module, first = residuals.pop(0)
             with graph.module(module):
                 _, normed = blocks.add_norm("hidden_norm", states, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft head, and the reader of published EAGLE-3 heads.
+"""A draft head, and the reader of published EAGLE-3 heads (`dflash.py` and `mtp.py` read the others).
 
 An EAGLE-3 head is a directory with `config.json` and `model.safetensors`.
 
@@ -35,7 +35,7 @@ from edgellm_ros.builder.families.model import Model
 from edgellm_ros.builder.graph.fusion import Fusion, LastStates
 from edgellm_ros.builder.model.decoder import Attention, Decoder, RMSNorm, SwiGLU, attention_layer
 from edgellm_ros.builder.weights.weights import Weights
-from edgellm_ros.engine_directory.draft_config import EAGLE, MTP, DraftConfig
+from edgellm_ros.engine_directory.draft_config import DFLASH, EAGLE, MTP, DraftConfig
 from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
 from edgellm_ros.engine_directory.rope_config import RopeConfig
 
@@ -57,13 +57,22 @@ class Projection:
 
 
 @dataclass(frozen=True)
+class Block:
+    """DFlash: rows of a block, which attend to each other and to rows made of the base's states."""
+
+    size: int  # rows, with that of the newest token
+    mask_token_id: int  # the token of the other rows
+    state_layers: tuple[int, ...]  # whose states; those of the base's outputs `hidden_states_i`
+
+
+@dataclass(frozen=True)
 class DraftHead:
     """A head that was read and checked. Its tensors have the names of `layout.py`."""
 
     weights: Weights
     decoder: Decoder  # of the layers; the vocabulary is the head's own
-    states: Fusion | LastStates  # of the base
-    entry: JoinedAttention | Projection
+    states: Fusion | LastStates | None  # an output of the base for the head alone; None for a block
+    entry: JoinedAttention | Projection | Block
     feeds_back_normed_state: bool
     lm_head: bool  # has an LM head of its own; else it uses the base's
     embedding: bool  # has a table of embeddings that differs from the base's
@@ -72,11 +81,18 @@ class DraftHead:
     @property
     def kind(self) -> str:
         """Return one of HEAD_KINDS."""
-        return EAGLE if isinstance(self.states, Fusion) else MTP
+        return {JoinedAttention: EAGLE, Projection: MTP, Block: DFLASH}[type(self.entry)]
+
+    @property
+    def base_state_layers(self) -> tuple[int, ...]:
+        """Return the layers whose states the head takes: see `DraftConfig`."""
+        if isinstance(self.entry, Block):
+            return self.entry.state_layers
+        return self.states.base_state_layers if isinstance(self.states, Fusion) else ()
 
     def config(self, max_draft_tree_size: int, max_verify_tree_size: int) -> DraftConfig:
         """Make the section of `config.json`. ValueError for a limit that is not possible."""
-        llm = self.decoder.config
+        llm, block = self.decoder.config, self.entry if isinstance(self.entry, Block) else None
         return DraftConfig(
             kind=self.kind,
             hidden_size=llm.hidden_size,
@@ -86,11 +102,13 @@ class DraftHead:
             head_dim=llm.head_dim,
             vocab_size=llm.vocab_size,
             rope=llm.rope,
-            base_state_layers=self.states.base_state_layers if isinstance(self.states, Fusion) else (),
+            base_state_layers=self.base_state_layers,
             max_draft_tree_size=max_draft_tree_size,
             max_verify_tree_size=max_verify_tree_size,
             shares_embedding=not self.embedding,
             feeds_back_normed_state=self.feeds_back_normed_state,
+            block_size=block.size if block else 0,
+            mask_token_id=block.mask_token_id if block else 0,
         )
 
 
@@ -177,7 +195,7 @@ def _read_decoder(
         reduced_vocab_size=0,
         max_position_embeddings=capacity,
         num_deepstack_features=0,
-        rope=_read_rope(text, head_dim, model.llm.rope, capacity),
+        rope=read_head_rope(text, head_dim, model.llm.rope, capacity),
     )
     mlp = SwiGLU(text.size("intermediate_size"), bias=f"{layer(0)}.mlp.gate_proj.bias" in weights)
     later = Attention(
@@ -217,7 +235,7 @@ def _head_dim(text: ConfigSection, weights: Weights, name: str, heads: int) -> i
     return rows // heads
 
 
-def _read_rope(text: ConfigSection, head_dim: int, base: RopeConfig, capacity: int) -> RopeConfig:
+def read_head_rope(text: ConfigSection, head_dim: int, base: RopeConfig, capacity: int) -> RopeConfig:
     """Read the head's own RoPE, which need not be the base's."""
     plain, rope = read_rope(text, head_dim), rope_section(text)
     if text.has("max_position_embeddings"):

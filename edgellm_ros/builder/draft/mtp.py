@@ -12,9 +12,8 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from edgellm_ros.builder.config.prompt_files import TOKENIZER_FILE
+from edgellm_ros.builder.draft.frequent_tokens import frequent_tokens
 from edgellm_ros.builder.draft.head import DraftHead, Projection
 from edgellm_ros.builder.draft.layout import FC, MODULE, layer
 from edgellm_ros.builder.draft.tensors import block_shapes
@@ -23,7 +22,6 @@ from edgellm_ros.builder.graph.fusion import LastStates
 from edgellm_ros.builder.model.decoder import Decoder
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
-from edgellm_ros.engine_directory.schema import read_json
 
 LEAVE_OUT = "--no-draft exports the model alone"
 DRAFTED_TOKENS = 32768
@@ -97,34 +95,3 @@ def describe_mtp_head(head: DraftHead) -> str:
     """Tell what was read, and what it weighs as it is stored."""
     size = sum(tensor.size for tensor in head.weights.tensors.values())
     return f"MTP head: {size / 1e6:.1f} MB, drafts {head.decoder.config.vocab_size} tokens"
-
-
-def frequent_tokens(tokenizer: Path, vocabulary: int, count: int) -> np.ndarray | None:
-    """Choose the tokens that a head drafts, rising, i64; None = all.
-
-    `count` of them, or a few more. Those that a byte pair encoder merges first are the most frequent ones of
-    the text that it was made of; special tokens and tokens that no merge makes are always among them. Other
-    kinds of tokenizers have no such order: of these the first ids. Each level of a draft reads the LM head's
-    rows of these tokens.
-    """
-    if count >= vocabulary:
-        return None
-    data = read_json(tokenizer)
-    model = data.get("model", {})
-    ids = model.get("vocab")
-    added = {entry["id"] for entry in data.get("added_tokens", [])}
-    chosen = {token for token in added if token < vocabulary}
-    if isinstance(ids, dict) and model.get("merges"):
-        pairs = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"])
-        merged = ["".join(pair) for pair in pairs]
-        later = {ids[token] for token in merged if token in ids}
-        chosen |= {token for token in ids.values() if token not in later and token < vocabulary}
-        order = [ids[token] for token in merged if token in ids]
-    else:
-        order = list(range(vocabulary))
-    for token in order:
-        if len(chosen) >= count:
-            break
-        if token < vocabulary:
-            chosen.add(token)
-    return np.array(sorted(chosen), np.int64)

@@ -106,7 +106,7 @@ def check_tensors(
     unknown = sorted(names[name] for name in set(names) - set(expected))
     if unknown:
         raise ValueError(
-            f"{weights.where}: tensor {unknown[0]!r} is no part of an EAGLE-3 head that is supported{claim}"
+            f"{weights.where}: tensor {unknown[0]!r} is no part of a draft head that is supported{claim}"
         )
     for name in names:
         tensor, types = weights.stored(name), INTEGERS if name == D2T else FLOATS

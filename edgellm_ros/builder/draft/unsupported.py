@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recognises drafters that are no EAGLE-3 heads, so that errors name the kind."""
+"""Recognises drafters that are not supported, so that errors name the kind."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.config.unsupported import refuse_quantised
 from edgellm_ros.builder.weights.weights import FILE, INDEX
 
-SUPPORTED = "supported are EAGLE-3 heads"
+SUPPORTED = "supported are heads of EAGLE-3 and DFlash"
 CONFIG_KEYS = {  # of config.json, at any depth
-    "dflash_config": "a DFlash drafter",
     "dspark_config": "a DSpark drafter",
     "kv_lora_rank": "a head with latent attention (MLA)",
 }

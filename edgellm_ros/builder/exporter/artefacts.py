@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from edgellm_ros.builder.action.flow_expert import build_expert
+from edgellm_ros.builder.draft.block_graph import build_block, build_context
 from edgellm_ros.builder.draft.graph import build_draft, draft_lm_head
 from edgellm_ros.builder.draft.graph_cuda import build_cuda_draft
 from edgellm_ros.builder.exporter.sources import Sources
@@ -29,8 +30,8 @@ from edgellm_ros.builder.lowering.onnxruntime_cuda.recurrent import has_kernels
 from edgellm_ros.builder.lowering.standard.decoder import build_llm
 from edgellm_ros.builder.passes.int8_products import multiply_in_int8
 from edgellm_ros.builder.passes.visible_rows import attend_to_visible_rows
-from edgellm_ros.engine_directory.draft_config import DraftConfig
-from edgellm_ros.engine_directory.files import CHAIN, DRAFT, VERIFY, graph_path
+from edgellm_ros.engine_directory.draft_config import DFLASH, DraftConfig
+from edgellm_ros.engine_directory.files import CHAIN, CONTEXT, DRAFT, VERIFY, graph_path
 from edgellm_ros.engine_directory.parts import ACTION, VISUAL
 
 LLM = "llm"
@@ -42,7 +43,7 @@ Graphs = dict[tuple[str, str], GraphBuilder]  # by part and form
 class Artefact:
     """One graph of an engine directory."""
 
-    part: str  # "llm", "visual", "audio", "action", "llm/verify" or "draft"
+    part: str  # "llm", "visual", "audio", "action", "llm/verify", "draft" or "draft/context"
     form: str
     build: Callable[[], GraphBuilder]
 
@@ -72,8 +73,14 @@ def artefacts(sources: Sources, head: LMHead, draft: DraftConfig | None) -> Iter
         yield Artefact(ACTION, CUDA, partial(action, cuda=True))
     recurrent = model.llm.recurrent is not None
     if sources.draft is not None or recurrent:
-        states = sources.draft.states if sources.draft is not None else None
-        verifying = dataclasses.replace(plain, head_states=states, verifies=recurrent)
+        states, layers = None, plain.hidden_state_layers
+        if sources.draft is not None:
+            states = sources.draft.states
+        if draft is not None:
+            layers = draft.states_of_verification(layers)
+        verifying = dataclasses.replace(
+            plain, head_states=states, hidden_state_layers=layers, verifies=recurrent
+        )
         yield Artefact(VERIFY, STANDARD, partial(build, verifying))
         yield Artefact(VERIFY, CPU, partial(build, verifying))
         if has_cuda:
@@ -86,6 +93,12 @@ def artefacts(sources: Sources, head: LMHead, draft: DraftConfig | None) -> Iter
     if sources.draft is not None and draft is not None:
         lm_head, rows = draft_lm_head(sources.draft, head), draft.cache_capacity(capacity)
         read_head = sources.draft, lm_head, precision, rows
+        if draft.kind == DFLASH:
+            block, context = partial(build_block, *read_head), partial(build_context, sources.draft)
+            for form in (STANDARD, CPU):
+                yield Artefact(DRAFT, form, block)
+                yield Artefact(CONTEXT, form, partial(context, precision, rows))
+            return
         yield Artefact(DRAFT, STANDARD, partial(build_draft, *read_head))
         yield Artefact(DRAFT, CPU, partial(build_draft, *read_head))
         yield Artefact(DRAFT, CUDA, partial(build_cuda_draft, *read_head))

@@ -31,9 +31,9 @@ class ExportOptions:
     - lm_head_input: the matrix of the LM head becomes an input, so that it can be exchanged
       (`LLMInferenceRuntime.set_lm_head_weights`)
     - vocab_map: file with the only tokens whose logits are computed, see `read_vocab_map`
-    - draft: directory of an EAGLE-3 draft head for this model; None = the checkpoint's folder `draft`, if
-      there is one, else the MTP head that is among its tensors, unless `with_draft` is false
-    - draft_vocab_size: tokens that an MTP head drafts; None = 32,768
+    - draft: directory of an EAGLE-3 head or a DFlash drafter for this model; None = the checkpoint's folder
+      `draft`, if there is one, else the MTP head that is among its tensors, unless `with_draft` is false
+    - draft_vocab_size: tokens that an MTP head or a DFlash drafter drafts; None = 32,768 or 65,536
     - max_draft_tree_size: most drafted tokens of a sequence that the head keeps in its KV cache
     - max_verify_tree_size: most tokens that the model verifies in one run
     - quantize: "int4" or "int8" rounds the weights of the language model's layers to nearest, in groups of
@@ -89,16 +89,16 @@ class ExportOptions:
     )
     draft: str | Path | None = option(
         None,
-        "directory of an EAGLE-3 draft head for this checkpoint (default: CHECKPOINT/draft, if any, else the "
-        "checkpoint's MTP head, if it has one)",
+        "directory of an EAGLE-3 head or DFlash drafter for this checkpoint (default: CHECKPOINT/draft, if "
+        "any, else the checkpoint's MTP head, if it has one)",
         metavar="HEAD_DIR",
         exclusive=True,
     )
     with_draft: bool = option(True, "export no draft head", flag="no-draft", exclusive=True)
     draft_vocab_size: int | None = option(
         None,
-        "tokens that an MTP head drafts, the most frequent ones by the tokenizer's merges: each level of a "
-        "draft reads their rows of the LM head (default: 32768)",
+        "tokens that an MTP head or a DFlash drafter drafts, the most frequent ones by the tokenizer's "
+        "merges: each of its runs reads their rows of the LM head (default: 32768 of MTP, 65536 of DFlash)",
         least=1,
     )
     max_draft_tree_size: int = option(

@@ -46,6 +46,7 @@ from edgellm_ros.engine_directory.config import (
     GenerationDefaults,
     SpecialTokens,
 )
+from edgellm_ros.engine_directory.draft_config import DFLASH
 from edgellm_ros.engine_directory.files import DRAFT, VERIFY, graph_path
 from edgellm_ros.engine_directory.parts import ACTION, VISUAL
 from edgellm_ros.fused.description.decoder import FUSED_FILE
@@ -166,7 +167,7 @@ def _fused_descriptions(
         texts[FUSED_VISION_FILE] = tower.contents()
     if sources.expert is not None:
         texts[FUSED_EXPERT_FILE] = describe_expert(sources.expert, *stored(ACTION)).contents()
-    if draft is not None and config.draft is not None:
+    if draft is not None and config.draft is not None and draft.kind != DFLASH:
         capacity = config.draft.cache_capacity(sources.options.max_kv_cache_capacity)
         lm_head = draft_lm_head(draft, head)
         texts[FUSED_DRAFT_FILE] = describe_head(

@@ -21,6 +21,7 @@ from edgellm_ros.builder.config.vocabulary import (
     read_generation_config,
     read_vocab_map,
 )
+from edgellm_ros.builder.draft.dflash import describe_block_drafter, is_block_drafter, read_block_drafter
 from edgellm_ros.builder.draft.head import DraftHead, read_head
 from edgellm_ros.builder.draft.mtp import describe_mtp_head, read_mtp_head
 from edgellm_ros.builder.exporter.options import ExportOptions
@@ -34,7 +35,7 @@ from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory.adapters.adapter_folder import find_adapters
 from edgellm_ros.engine_directory.builder_config import BuilderConfig
 from edgellm_ros.engine_directory.config import FORMAT_VERSION, EngineConfig
-from edgellm_ros.engine_directory.draft_config import EAGLE, MTP, DraftConfig
+from edgellm_ros.engine_directory.draft_config import MTP, DraftConfig
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Sources:
     @property
     def parameters(self) -> int:
         """Values of the tensors, those of action expert and draft head included."""
-        draft = self.draft.weights if self.draft is not None and self.draft.kind == EAGLE else None
+        draft = self.draft.weights if self.draft is not None and self.draft.kind != MTP else None
         every = (self.weights, self.expert_weights, draft)
         return sum(each.parameters for each in every if each is not None)
 
@@ -171,6 +172,11 @@ def read_model(checkpoint: Path, section: ConfigSection) -> tuple[Family, Weight
     try:
         family = find_family(section)
         weights = Weights(checkpoint, layout)
+        if "fc.weight" in weights:
+            raise ValueError(
+                f"{weights.where}: tensor 'fc.weight': a draft head, not a language model; export its "
+                f"language model with --draft {checkpoint}"
+            )
         if layout is not None and not weights.is_quantized:
             raise ValueError(f"{weights.where}: no layer is quantised, but the config says that some are")
         return family, weights, family.read(checkpoint, section, weights)
@@ -201,14 +207,22 @@ def _read_expert(checkpoint: Path, model: Model) -> ExpertArchitecture | None:
 def _read_draft(checkpoint: Path, options: ExportOptions, model: Model, weights: Weights) -> DraftHead | None:
     folder = checkpoint / DRAFT_FOLDER if options.draft is None else Path(options.draft)
     has_folder = options.draft is not None or folder.is_dir()
-    if options.draft_vocab_size is not None and (not options.with_draft or has_folder or not model.mtp):
+    if options.draft is not None and not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: expected the directory of a draft head, found none")
+    drafts_blocks = options.with_draft and has_folder and is_block_drafter(folder)
+    has_mtp = options.with_draft and not has_folder and model.mtp is not None
+    if options.draft_vocab_size is not None and not (drafts_blocks or has_mtp):
         raise ValueError(
-            f"--draft-vocab-size {options.draft_vocab_size} is for an MTP head, and none is exported"
+            f"--draft-vocab-size {options.draft_vocab_size} is for an MTP head or a DFlash drafter, and none "
+            "is exported"
         )
     if not options.with_draft or not (has_folder or model.mtp):
         return None
-    if options.draft is not None and not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: expected the directory of a draft head, found none")
+    if drafts_blocks:
+        count, capacity = options.draft_vocab_size, options.max_kv_cache_capacity
+        head = read_block_drafter(folder, checkpoint, model, count, capacity)
+        logger.info("%s", describe_block_drafter(head))
+        return head
     if model.mtp is not None and not has_folder:
         head = read_mtp_head(checkpoint, model, model.mtp, weights, options.draft_vocab_size)
         logger.info("%s", describe_mtp_head(head))

@@ -56,7 +56,7 @@ def make_heads(
     q, k, v = projected
     q, gate = split_gate(graph, decoder, block, tokens, q)
     q, k, v = graph.transpose(q, (0, 2, 1, 3)), *(tokens.split_heads(rows, kv_heads, size) for rows in (k, v))
-    q, k = (_rotate(graph, decoder, block, *head, rope) for head in (("q_norm", q), ("k_norm", k)))
+    q, k = (rotate(graph, decoder, block, *head, rope) for head in (("q_norm", q), ("k_norm", k)))
     return Heads(q, k, v, gate)
 
 
@@ -74,7 +74,7 @@ def split_gate(
     return q, tokens.join_heads(gate, heads * size)
 
 
-def _rotate(
+def rotate(
     graph: ModelBuilder,
     decoder: Decoder,
     block: Attention,

@@ -26,7 +26,7 @@ from edgellm_ros.engine_directory.adapters.lora_inputs import lora_inputs
 from edgellm_ros.engine_directory.adapters.peft_adapter import PeftAdapter
 from edgellm_ros.engine_directory.builder_config import BuilderConfig
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.draft_config import MTP, DraftConfig
+from edgellm_ros.engine_directory.draft_config import DFLASH, MTP, DraftConfig
 from edgellm_ros.engine_directory.files import DRAFT, PREFIX, VERIFY, graph_path
 from edgellm_ros.engine_directory.parts import EngineParts
 from edgellm_ros.multimodal.video_config import AS_TEXT
@@ -180,6 +180,12 @@ def _draft_head(draft: DraftConfig) -> str:
         states = "the states after the last norm"
     else:
         states = f"states at the inputs of layers {listed([str(layer) for layer in draft.base_state_layers])}"
+    if draft.kind == DFLASH:
+        after = listed([str(layer) for layer in draft.base_state_layers])
+        return (
+            f"{draft.kind}, {layers} of {draft.hidden_size}, vocabulary {draft.vocab_size}, states after "
+            f"layers {after}; blocks of {draft.block_size} tokens, {draft.max_verify_tree_size} verified"
+        )
     table = "" if draft.shares_embedding else ", embeddings of its own"
     return (
         f"{draft.kind}, {layers} of {draft.hidden_size}, vocabulary {draft.vocab_size}{table}, {states}; "

@@ -7,7 +7,8 @@ from edgellm_ros.diffusion.policy_config import PolicyConfig
 from edgellm_ros.engine.optimization_profile import Profile, Range
 from edgellm_ros.engine_directory.adapters.lora_inputs import rank_sizes
 from edgellm_ros.engine_directory.config import MIN_PREFILL, VERIFICATION_TOKENS, EngineConfig
-from edgellm_ros.engine_directory.files import DRAFT, VERIFY
+from edgellm_ros.engine_directory.draft_config import DFLASH
+from edgellm_ros.engine_directory.files import CONTEXT, DRAFT, VERIFY
 from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
 from edgellm_ros.multimodal.vision_config import Qwen2_5VisionConfig
 
@@ -28,8 +29,8 @@ def make_profiles(config: EngineConfig, verification_tokens: int | None = None) 
     Profiles are in the order in which the runtime numbers them. The language model has three: prefill, decode
     (tuned for one sequence), verification of up to `verification_tokens` drafted tokens; `llm/verify` has
     those, with the engine's own limit of verified tokens, with recurrent layers at most CHAIN_TOKENS. A draft
-    head has two: prefill, and levels of a tree, which also serve accepted tokens. A policy's graphs have one
-    profile each.
+    head has two: prefill, and levels of a tree, which also serve accepted tokens. A block drafter has one,
+    and its context two: prefill and accepted tokens. A policy's graphs have one profile each.
 
     verification_tokens: None for VERIFICATION_TOKENS, or the size of the KV cache if that is smaller.
     ValueError if they exceed the KV cache.
@@ -65,7 +66,16 @@ def make_profiles(config: EngineConfig, verification_tokens: int | None = None) 
             *profiles["llm"][:2],
             Profile("verification", {"B": batch, "S": verified, "N": verified, **rank}),
         ]
-    if draft is not None:
+    if draft is not None and draft.kind == DFLASH:
+        rows = up_to(builder.max_input_len, MIN_PREFILL)
+        accepted_rows = max(draft.max_verify_tree_size, draft.max_draft_tree_size)
+        profiles[CONTEXT] = [
+            Profile("prefill", {"B": batch, "S": rows}, lengths_vary=True),
+            Profile("accepted tokens", {"B": batch, "S": up_to(accepted_rows)}),
+        ]
+        block, drafted = one(draft.block_size), up_to(draft.block_size - 1)
+        profiles[DRAFT] = [Profile("block", {"B": batch, "S": block, "N": drafted})]
+    elif draft is not None:
         drafted = up_to(draft.max_draft_tree_size)
         # A run is that of a prompt or of accepted tokens, with one row of logits, or that of a level.
         accepted = {"B": batch, "S": up_to(builder.max_input_len, MIN_PREFILL), "N": one(1)}

@@ -13,7 +13,7 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.draft_config import EAGLE, MTP
+from edgellm_ros.engine_directory.draft_config import DFLASH, EAGLE, MTP
 from edgellm_ros.fused.description.decoder import FUSED_FILE, FusedModel
 from edgellm_ros.fused.description.draft import FUSED_DRAFT_FILE, FusedDraftModel, StoredFusion
 from edgellm_ros.fused.loading.availability import (
@@ -89,7 +89,11 @@ def _load(
     batch, nodes = config.max_supported_batch_size, drafting.tree_size if drafting is not None else 1
     rows = max(min(batch, MOST_ROWS), min(batch, MOST_ROWS // nodes) * nodes)
     head_drafts = config.draft if drafting is not None and drafting.has_head else None
-    shape = fused_shape(config, model, rows, adapts, head_drafts is not None and head_drafts.kind == MTP)
+    layers = config.hidden_state_layers
+    if head_drafts is not None:
+        layers = head_drafts.states_of_verification(layers)
+    normed = head_drafts is not None and head_drafts.kind == MTP
+    shape = fused_shape(config, model, rows, adapts, normed, layers)
     check_shape(shape.unsupported(), "this model")
     _check_memory(device, model)
     states = {*config.hidden_state_layers}
@@ -107,7 +111,7 @@ def _load(
         weights = fused_weights(model, tensors)
         decoder = make_decoder(device, shape, weights, fusion)
     trees = drafting is not None and not drafting.is_chain
-    fused_size = head_drafts.hidden_size if head_drafts is not None else 0
+    fused_size = head_drafts.hidden_size if head_drafts is not None and head_drafts.kind != DFLASH else 0
     head = _head(model, config)
     bindings = partial(
         step_bindings, shape, head, trees=trees, fused_size=fused_size, recurrent=config.llm.recurrent

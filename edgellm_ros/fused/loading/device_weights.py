@@ -98,12 +98,18 @@ def address_in(tensors: Mapping[str, Tensor], weight: StoredWeight | None) -> in
 
 
 def fused_shape(
-    config: EngineConfig, model: FusedModel, most_rows: int, adapts: bool, last_states: bool = False
+    config: EngineConfig,
+    model: FusedModel,
+    most_rows: int,
+    adapts: bool,
+    last_states: bool = False,
+    state_layers: tuple[int, ...] | None = None,
 ) -> FusedShape:
     """Return the shape of an engine's decoder.
 
     most_rows: most tokens of a step, over all sequences; adapts: whether sequences may have LoRA adapters;
-    last_states: see `FusedShape`.
+    last_states: see `FusedShape`; state_layers: of the outputs `hidden_states_i`, None = those of the
+    configuration.
     """
     from edgellm_ros.fused.plan.shape import MOST_LORA_RANK, FusedShape
 
@@ -131,7 +137,7 @@ def fused_shape(
         windows=tuple(layer.window for layer in model.layers),
         tied=model.tied,
         max_rows=most_rows,
-        hidden_state_layers=config.hidden_state_layers,
+        hidden_state_layers=config.hidden_state_layers if state_layers is None else state_layers,
         last_states=last_states,
         quantized=tuple(_forms(model)),
         lora_rank=min(config.max_supported_lora_rank, MOST_LORA_RANK) if adapts else 0,

@@ -207,7 +207,7 @@ class _Measurement:
         positions = np.tile(np.arange(tokens, dtype=np.float32), (1, 3, 1))
         inputs = upload_prompts(device, [tokens], positions)
         run = PromptRun(tokens, range(1), adapters=(), first=(True,))
-        states = [device.empty(embeds.shape, embeds.dtype) for _ in runner.config.hidden_state_layers]
+        states = [device.empty(embeds.shape, embeds.dtype) for _ in runner.state_layers]
         seconds, results = [], []
         for fused in (False, True):
             runner.fuses_prompts = fused

@@ -111,7 +111,8 @@ class VanillaDecoding:
         result = self._sampling.copy_to_host(self._step.logits, self._logprobs)
         if self._wants_states:
             batch = self._step.logits.shape[0]
-            result.states = copy_states(self._device, self._runner.step_hidden_states(batch))
+            states = self._runner.step_hidden_states(batch, 1, self._runner.config.hidden_state_layers)
+            result.states = copy_states(self._device, states)
         return result
 
     def queues_ahead(self, sequences: Sequence[GenerationSequence]) -> bool:

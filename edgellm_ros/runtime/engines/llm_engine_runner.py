@@ -47,6 +47,7 @@ class LLMEngineRunner:
       verifies; 0 = none
     - only_chains: whether each node of such a tree has one child at most
     - fused_size: size of the engine's output `fused_hidden_states`; 0 = it has none
+    - state_layers: layers of the engine's outputs `hidden_states_i`; None = those of the configuration
     - fused: the fused kernels, which run decode steps of at most `most_fused_rows` rows, verifications of at
       most `most_verified_rows` nodes in all, and prompts if `fuses_prompts`; None = the executors of others
     - lora_scales: factors of adapters; None = all are 1
@@ -66,10 +67,12 @@ class LLMEngineRunner:
         max_tree_size: int = 0,
         only_chains: bool = False,
         fused_size: int = 0,
+        state_layers: Sequence[int] | None = None,
         fused: FusedDecoding | None = None,
         lora_scales: LoraScales | None = None,
     ) -> None:
         self.config = config
+        self.state_layers = config.hidden_state_layers if state_layers is None else tuple(state_layers)
         decode_executor = decode_executor or executor
         check_shared_cache(executor, [decode_executor, *([fused.executor] if fused else [])], config)
         self._device = device
@@ -111,6 +114,7 @@ class LLMEngineRunner:
             max_tokens=tokens,
             max_tree_size=max_tree_size,
             fused_size=fused_size,
+            state_layers=self.state_layers,
         )
         self.loras = LoraAdapters(
             device,
@@ -159,7 +163,7 @@ class LLMEngineRunner:
 
         - inputs_embeds, each of deepstack_embeds [B,S,H]: parts of prompts, padded at the end to one length
         - output_logits [B,1,V] float32: of each prompt's last token
-        - output_hidden_states [B,S,H]: one for each of the engine's hidden_state_layers
+        - output_hidden_states [B,S,H]: one for each of `state_layers`
 
         New KV rows follow the first inputs.starts[b] ones; the recurrent states of a row of which nothing is
         cached begin with zeros. Only queues work on the device, so it can be recorded; returns the runs of
@@ -203,7 +207,7 @@ class LLMEngineRunner:
 
         The step writes the KV rows of these tokens, but does not commit them. inputs_embeds [B,1,H];
         output_logits [B,1,V] float32; adapters: one for each row, empty = the base model for all;
-        output_hidden_states [B,1,H]: one for each of the engine's hidden_state_layers, empty = the tensors of
+        output_hidden_states [B,1,H]: one for each of `state_layers`, empty = the tensors of
         `step_hidden_states`. Only queues work on the device, so the step can be recorded as a graph.
         """
         batch = inputs_embeds.shape[0]
@@ -244,13 +248,12 @@ class LLMEngineRunner:
         if self.recurrent is not None:
             self.recurrent.verified(kernels, nodes)
 
-    def step_hidden_states(self, batch: int, tokens: int = 1) -> list[Tensor]:
-        """Return the last step's hidden states [batch,tokens,H] of each layer.
+    def step_hidden_states(self, batch: int, tokens: int, layers: Sequence[int]) -> list[Tensor]:
+        """Return the last step's hidden states [batch,tokens,H] of each of these layers.
 
-        The layers are the engine's hidden_state_layers. tokens: of each row, 1 or the nodes of a tree. The
-        next step overwrites the tensors.
+        tokens: of each row, 1 or the nodes of a tree. The next step overwrites the tensors.
         """
-        buffers = self._tensors.hidden_state_buffers.values()
+        buffers = [self._tensors.hidden_state_buffers[names.hidden_states(i)] for i in layers]
         return [buffer.view(batch, tokens, buffer.shape[2]) for buffer in buffers]
 
     def fused_hidden_states(self, batch: int, tokens: int) -> Tensor:

@@ -27,6 +27,7 @@ class StepTensors:
     - executor: of prefills, whose type of embeddings all engines have
     - max_tokens, max_tree_size: maximum number of tokens of a run, and of nodes of a tree, per row
     - fused_size: size of the output `fused_hidden_states`; 0 = the engine has none
+    - state_layers: layers of the outputs `hidden_states_i`
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class StepTensors:
         max_tokens: int,
         max_tree_size: int,
         fused_size: int,
+        state_layers: Sequence[int],
     ) -> None:
         self._device, self._config, self._name = device, config, executor.name
+        self._state_layers = state_layers
         self._kv_cache, self._recurrent = kv_cache, recurrent
         batch, dtype = config.max_supported_batch_size, executor.dtype(names.INPUTS_EMBEDS)
         self._first_token_ids = device.zeros((batch, 1), np.int64)  # of a decode step: index 0
@@ -53,7 +56,7 @@ class StepTensors:
         shape = (batch, max(1, max_tree_size), config.hidden_size)
         self._no_deepstack = device.zeros(shape, dtype)
         self.hidden_state_buffers = {  # an engine with these outputs also writes them in decode steps
-            names.hidden_states(i): device.empty(shape, dtype) for i in config.hidden_state_layers
+            names.hidden_states(i): device.empty(shape, dtype) for i in state_layers
         }
 
     def fused_states(self, batch: int, tokens: int) -> Tensor:
@@ -118,8 +121,8 @@ class StepTensors:
         return self._node_indices[nodes].rows(0, batch)
 
     def hidden_states(self, outputs: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Bind one tensor for each of the engine's hidden_state_layers."""
-        layers = self._config.hidden_state_layers
+        """Bind one tensor for each of the state layers."""
+        layers = self._state_layers
         if len(outputs) != len(layers):
             raise EngineError(
                 f"{self._name}: a step needs {len(layers)} tensors of hidden states "

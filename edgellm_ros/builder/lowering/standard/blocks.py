@@ -6,7 +6,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from edgellm_ros.builder.graph.layers import Cache, ModelBuilder
-from edgellm_ros.builder.graph.llm_graph import llm_inputs
+from edgellm_ros.builder.graph.llm_graph import LLMInputs, llm_inputs
 from edgellm_ros.builder.lowering.feed_forward import feed_forward
 from edgellm_ros.builder.lowering.norms import rms_norm
 from edgellm_ros.builder.lowering.standard.attention import attention
@@ -22,14 +22,21 @@ class StandardBlocks:
 
     A block that has a KV cache or a recurrent state reads the next one, and appends the updated one to
     `presents` or `present_states`. Values between blocks have the layout of the layers (`inputs.tokens`).
+    inputs: those of a graph that has others than `llm_inputs`; without recurrent layers.
     """
 
     def __init__(
-        self, graph: ModelBuilder, decoder: Decoder, capacity: int, *, verifies: bool = False
+        self,
+        graph: ModelBuilder,
+        decoder: Decoder,
+        capacity: int,
+        *,
+        verifies: bool = False,
+        inputs: LLMInputs | None = None,
     ) -> None:
         self.graph, self.decoder = graph, decoder
         config = decoder.config
-        self.inputs = llm_inputs(graph, config, capacity, rope=decoder.has_rope)
+        self.inputs = inputs or llm_inputs(graph, config, capacity, rope=decoder.has_rope)
         if config.recurrent is not None:
             self._chunks, self._states = recurrent_inputs(
                 graph, config.recurrent, self.inputs.embeds, verifies

@@ -227,7 +227,7 @@ class Parameters(SampledParameters):
     drafting: str = declared(
         "auto",
         "Speculative decoding: several tokens per run of the model. The text stays the same; trajectories "
-        "differ in their last bits. eagle, mtp = the engine's draft head of this kind drafts tokens; "
+        "differ in their last bits. eagle, mtp, dflash = the engine's draft head of this kind drafts tokens; "
         "lookup = drafted tokens are those that followed the newest tokens earlier in the text; auto = the "
         "draft head if the engine has one, else off.",
         choices=DRAFTING,

@@ -79,7 +79,14 @@ class Drafter(RowState, Protocol):
         ...
 
     def bind(self, batch: int) -> list[BoundRun]:
-        """Bind the engines to the tensors of a round; return each of their runs once."""
+        """Bind the engines to the tensors of `propose`; return each of their runs once."""
+        ...
+
+    def bind_acceptance(self, batch: int, nodes: int) -> list[BoundRun]:
+        """Bind the engines to the tensors of `accepted`, after a verification of `nodes` nodes per row.
+
+        Returns each of their runs once.
+        """
         ...
 
     def started(self, rows: range, tokens: Tensor, counts: Tensor) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from edgellm_ros.echo import quoted
 from edgellm_ros.engine_directory.choices import FP8
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.draft_config import EAGLE, HEAD_KINDS, MTP
+from edgellm_ros.engine_directory.draft_config import DFLASH, EAGLE, HEAD_KINDS, MTP
 from edgellm_ros.engine_directory.files import VERIFY, graph_path
 from edgellm_ros.kernels.tree_protocol import (
     MOST_CANDIDATES,
@@ -35,7 +35,7 @@ class SpecDecodeDraftingConfig:
     drafting_top_k: int = 4
     drafting_step: int = 4
     verify_tree_size: int = 16  # rows of a verification, with the newest token
-    strategy: str = EAGLE  # "eagle", "mtp": a draft head; "lookup": earlier text, a chain
+    strategy: str = EAGLE  # "eagle", "mtp": a draft head; "dflash": a block; "lookup": earlier text, a chain
     falls_back: bool = True  # to vanilla steps while they are faster
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class SpecDecodeDraftingConfig:
     @property
     def is_chain(self) -> bool:
         """Whether each node of a tree has one child at most."""
-        return self.strategy == LOOKUP or self.drafting_top_k == 1
+        return self.strategy in (LOOKUP, DFLASH) or self.drafting_top_k == 1
 
     @property
     def tree_size(self) -> int:
@@ -86,7 +86,15 @@ def base_graph(drafting: SpecDecodeDraftingConfig | None, config: EngineConfig) 
 
 def fused_size(drafting: SpecDecodeDraftingConfig | None, config: EngineConfig) -> int:
     """Return the size of the states that `base_graph` outputs; 0 = it has none."""
-    return config.draft.hidden_size if drafting is not None and config.draft is not None else 0
+    if drafting is None or config.draft is None or config.draft.kind == DFLASH:
+        return 0
+    return config.draft.hidden_size
+
+
+def state_layers(drafting: SpecDecodeDraftingConfig | None, config: EngineConfig) -> tuple[int, ...]:
+    """Return the layers whose outputs `hidden_states_i` `base_graph` has."""
+    layers = config.hidden_state_layers
+    return layers if drafting is None or config.draft is None else config.draft.states_of_verification(layers)
 
 
 def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig, on_cpu: bool) -> None:
@@ -115,12 +123,21 @@ def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig, on_
     if not drafting.has_head:
         return
     if draft is None:
-        how = (
-            "edgellm export --draft" if drafting.strategy == EAGLE else "export a checkpoint with an MTP head"
-        )
+        how = "export a checkpoint with an MTP head" if drafting.strategy == MTP else "edgellm export --draft"
         raise ValueError(f"drafting {drafting.strategy}: this engine has no draft head ({how})")
     if draft.kind != drafting.strategy:
         raise ValueError(f"drafting {drafting.strategy}: this engine's draft head is of kind {draft.kind}")
+    if drafting.strategy == DFLASH:
+        if drafting.drafting_top_k != 1:
+            raise ValueError(
+                f"drafting_top_k {drafting.drafting_top_k}: a block is a chain, whose drafting_top_k is 1"
+            )
+        if drafting.drafting_step >= draft.block_size:
+            raise ValueError(
+                f"drafting_step {drafting.drafting_step}: this engine drafts at most {draft.block_size - 1} "
+                f"tokens in a block of {draft.block_size}"
+            )
+        return
     if drafting.drafted_rows > draft.max_draft_tree_size:
         raise ValueError(
             f"drafting_top_k {drafting.drafting_top_k} and drafting_step {drafting.drafting_step} need "
@@ -159,6 +176,16 @@ SMALL_CHAIN_ON_GPU = SpecDecodeDraftingConfig(1, 7, 8)
 # Each level of an MTP head reads many rows of the base's LM head, and the head was trained for one level.
 MTP_CHAIN = SpecDecodeDraftingConfig(1, 3, 4, MTP)
 MTP_CHAIN_ON_CPU = SpecDecodeDraftingConfig(1, 2, 3, MTP)
+# A block costs the same for any number of tokens, a verification does not: on a GPU the fused kernels are
+# compiled for 8 rows, on a CPU every row takes time.
+BLOCK_CHAIN = SpecDecodeDraftingConfig(1, 7, 8, DFLASH)
+BLOCK_CHAIN_ON_CPU = SpecDecodeDraftingConfig(1, 4, 5, DFLASH)
+
+
+def _block_chain(config: EngineConfig, on_cpu: bool) -> SpecDecodeDraftingConfig:
+    default = BLOCK_CHAIN_ON_CPU if on_cpu else BLOCK_CHAIN
+    most = default.drafting_step if config.draft is None else config.draft.block_size - 1
+    return default if most >= default.drafting_step else SpecDecodeDraftingConfig(1, most, most + 1, DFLASH)
 
 
 def drafting_config(
@@ -195,6 +222,8 @@ def drafting_config(
         expected = ", ".join(DRAFTING)
         raise ValueError(f"drafting must be one of {expected}, got {quoted(drafting)}")
     default = LOOKUP_CHAIN
+    if drafting == DFLASH:
+        default = _block_chain(config, on_cpu)
     if drafting == MTP:
         default = MTP_CHAIN_ON_CPU if on_cpu else MTP_CHAIN
     if drafting == EAGLE:
@@ -206,7 +235,8 @@ def drafting_config(
             default = small if small.drafted_rows <= most else CHAIN
     if config.draft is not None:
         most = config.draft.max_draft_tree_size
-        if default.has_head and default.drafted_rows > most > 1:  # the longest chain that fits
+        grows = default.strategy in (EAGLE, MTP)  # the KV cache, with each level
+        if grows and default.drafted_rows > most > 1:  # the longest chain that fits
             default = SpecDecodeDraftingConfig(1, most - 1, most, default.strategy)
         default = replace(
             default, verify_tree_size=min(default.verify_tree_size, config.draft.max_verify_tree_size)

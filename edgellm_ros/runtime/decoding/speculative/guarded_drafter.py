@@ -95,6 +95,10 @@ class GuardedDrafter:
         """Bind the engines of a round; see `Drafter`."""
         return self.drafter.bind(batch)
 
+    def bind_acceptance(self, batch: int, nodes: int) -> list[BoundRun]:
+        """Bind the engines of an acceptance; see `Drafter`."""
+        return self.drafter.bind_acceptance(batch, nodes)
+
     def started(self, rows: range, tokens: Tensor, counts: Tensor) -> None:
         """Take note of first tokens; see `Drafter`."""
         self._try(lambda: self.drafter.started(rows, tokens, counts))

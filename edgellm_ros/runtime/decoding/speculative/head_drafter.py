@@ -240,6 +240,10 @@ class HeadDrafter:
             runs += self._head.bind_level(embeds, self._parents.rows(0, batch))
         return runs
 
+    def bind_acceptance(self, batch: int, nodes: int) -> list[BoundRun]:
+        """Return no runs: the head runs on accepted tokens with the next draft."""
+        return []
+
     def propose(self, tree: DraftTree) -> None:
         """Draft a tree for each row from its pending tokens."""
         batch = tree.tokens.shape[0]

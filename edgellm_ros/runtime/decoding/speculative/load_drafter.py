@@ -10,19 +10,24 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device, on_device
 from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.files import D2T_FILE, DRAFT, DRAFT_EMBEDDING_FILE
+from edgellm_ros.engine_directory.draft_config import DFLASH
+from edgellm_ros.engine_directory.files import CONTEXT, D2T_FILE, DRAFT, DRAFT_EMBEDDING_FILE
 from edgellm_ros.engine_directory.tensor_file import read_tensor
 from edgellm_ros.fused.loading.fused_decoding import FusedDecoding
 from edgellm_ros.kernels import Kernels, TreeKernels
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
+from edgellm_ros.runtime.decoding.speculative.block_drafter import BlockDrafter
 from edgellm_ros.runtime.decoding.speculative.drafter import Drafter
 from edgellm_ros.runtime.decoding.speculative.drafting_config import LOOKUP, SpecDecodeDraftingConfig
 from edgellm_ros.runtime.decoding.speculative.head_drafter import HeadDrafter
 from edgellm_ros.runtime.decoding.speculative.prompt_lookup import PromptLookup
+from edgellm_ros.runtime.engines.block_engine_runner import BlockEngineRunner
 from edgellm_ros.runtime.engines.draft_engine_runner import DraftEngineRunner
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
+from edgellm_ros.runtime.hidden_states import HiddenStates
 
 MOST_WAITING = 64  # tokens of vanilla steps on which a draft head runs at once
 
@@ -39,11 +44,13 @@ def load_drafter(
     runner: LLMEngineRunner,
     embedder: InputEmbedder,
     sampling: SamplingRows,
+    prompt_states: HiddenStates,
     fused: FusedDecoding | None = None,
 ) -> Drafter:
     """Load the drafter that `drafting` names, which `check_drafting` has checked.
 
     - open_engine: opens a graph of the engine directory
+    - prompt_states: where the base's runs on prompts leave their states
     - fused: the fused kernels of a draft head, see `DraftEngineRunner`
 
     ValueError for a damaged file.
@@ -53,6 +60,27 @@ def load_drafter(
         return PromptLookup(device, tree_kernels, runner.kv_cache, placeholders)
     draft = config.draft
     assert draft is not None  # `check_drafting`
+    token_of_logit = _token_of_logit(root, config.vocab_size, draft.vocab_size, device)
+    # Rows of states that wait: those of a longer run might have no slots behind the committed ones.
+    most_waiting = min(MOST_WAITING, draft.max_draft_tree_size, config.max_supported_input_length)
+    if drafting.strategy == DFLASH:
+        engines = BlockEngineRunner(
+            open_engine(DRAFT), open_engine(CONTEXT), config, draft, device, kernels, drafting.drafting_step
+        )
+        return BlockDrafter(
+            device,
+            kernels,
+            tree_kernels,
+            draft,
+            drafting.drafting_step,
+            base=runner,
+            engines=engines,
+            embedder=embedder,
+            sampling=sampling,
+            prompt_states=prompt_states,
+            most_waiting=most_waiting,
+            token_of_logit=token_of_logit,
+        )
     head = DraftEngineRunner(
         open_engine(DRAFT),
         config,
@@ -64,16 +92,11 @@ def load_drafter(
         tokens_per_round=drafting.tokens_per_round,
         fused=fused,
     )
-    embedding = token_of_logit = None
+    embedding = None
     if not draft.shares_embedding:
         shape = (config.vocab_size, draft.hidden_size)
         table = read_tensor(root / DRAFT_EMBEDDING_FILE, "embedding", shape)
         embedding = on_device(device, table.astype(head.dtype, copy=False))
-    if (root / D2T_FILE).is_file():
-        ids = read_tensor(root / D2T_FILE, "token_of_draft_logit", (draft.vocab_size,)).astype(np.int64)
-        if ids.min() < 0 or ids.max() >= config.vocab_size:
-            raise ValueError(f"{root / D2T_FILE}: token ids must be below {config.vocab_size}")
-        token_of_logit = on_device(device, ids)
     return HeadDrafter(
         draft.kind,
         device,
@@ -85,7 +108,17 @@ def load_drafter(
         embedder=embedder,
         sampling=sampling,
         max_prompt=config.max_supported_input_length,
-        most_waiting=min(MOST_WAITING, draft.max_draft_tree_size, config.max_supported_input_length),
+        most_waiting=most_waiting,
         embedding=embedding,
         token_of_logit=token_of_logit,
     )
+
+
+def _token_of_logit(root: Path, vocabulary: int, logits: int, device: Device) -> Tensor | None:
+    """Read the token of each of a head's logits; None if they are in the order of the tokens."""
+    if not (root / D2T_FILE).is_file():
+        return None
+    ids = read_tensor(root / D2T_FILE, "token_of_draft_logit", (logits,)).astype(np.int64)
+    if ids.min() < 0 or ids.max() >= vocabulary:
+        raise ValueError(f"{root / D2T_FILE}: token ids must be below {vocabulary}")
+    return on_device(device, ids)

@@ -96,6 +96,10 @@ class PromptLookup:
         """Return no runs: no engine drafts."""
         return []
 
+    def bind_acceptance(self, batch: int, nodes: int) -> list[BoundRun]:
+        """Return no runs."""
+        return []
+
     def accepted(self, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
         """Append the tokens."""
         self.started(range(tokens.shape[0]), tokens, counts)

@@ -133,7 +133,7 @@ class TreeRound(Step):
 
     def bind(self) -> list[BoundRun]:
         """Bind the engines to this round's tensors."""
-        return [*self.bind_draft(), *self.bind_verification()]
+        return [*self.bind_draft(), *self.bind_verification(), *self.bind_acceptance()]
 
     def bind_draft(self) -> list[BoundRun]:
         """Bind the engines of the first part."""
@@ -144,6 +144,10 @@ class TreeRound(Step):
         rounds = self._rounds
         embeds = rounds.embedder.token_embeds(*self._tree.tokens.shape)
         return rounds.runner.bind_tree_decoding_step(embeds, self._logits, self._adapters)
+
+    def bind_acceptance(self) -> list[BoundRun]:
+        """Bind the engines of the last part."""
+        return self._rounds.drafter.bind_acceptance(*self._tree.tokens.shape)
 
     def copy_tree(self) -> TreeCopy:
         """Queue a copy of the tree to the host."""
@@ -160,7 +164,8 @@ class TreeRound(Step):
             rounds.kernels.take_rows(self._logits, self._path, self._path_logits)
         result = rounds.sampling.copy_to_host(self._path_logits, logprobs)
         if hidden_states:
-            states = rounds.runner.step_hidden_states(*self._tree.tokens.shape)
+            layers = rounds.runner.config.hidden_state_layers
+            states = rounds.runner.step_hidden_states(*self._tree.tokens.shape, layers)
             result.states = copy_states(rounds.device, states, self._path)
         return result
 
@@ -218,5 +223,5 @@ class AcceptancePart(Step):
         self._step.accept()
 
     def bind(self) -> list[BoundRun]:
-        """Return no runs: the acceptance has kernels only."""
-        return []
+        """Bind the engines to the acceptance's tensors."""
+        return self._step.bind_acceptance()
