@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from benchmarks.random_checkpoint import random_tensor
 from edgellm_ros.builder.weights.weights import add_file
 
 MTP_FILE = "mtp.safetensors"
+BLOCK_SIZE, DRAFTER_LAYERS = 16, 5  # of nearly all published drafters of DFlash
 DRAFT_VOCABULARY = 32000  # of nearly all published heads
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 
@@ -59,6 +61,69 @@ def add_mtp_head(checkpoint: Path, model: PublishedModel, precision: str, seed: 
     }
     save_file(tensors, checkpoint / MTP_FILE)
     add_file(checkpoint, MTP_FILE, tensors)
+
+
+def write_block_drafter(
+    directory: Path, model: ModelShape | PublishedModel, precision: str, seed: int = 1
+) -> Path:
+    """Write a DFlash drafter with the proportions of published ones; return its directory.
+
+    The drafter has 5 layers with the sizes of the base's attention layers, and blocks of 16 tokens. It is
+    written again only for another shape, precision or seed.
+    """
+    text = model.text if isinstance(model, PublishedModel) else asdict(model)
+    same = ("hidden_size", "intermediate_size", "vocab_size")
+    same += ("num_attention_heads", "num_key_value_heads", "head_dim")
+    layers = text["num_hidden_layers"]
+    states = min(DRAFTER_LAYERS, layers)
+    config = {
+        "architectures": ["DFlashDraftModel"],
+        "block_size": BLOCK_SIZE,
+        "dflash_config": {
+            "mask_token_id": text["vocab_size"] - 1,
+            "target_layer_ids": [i * layers // states for i in range(states)],
+        },
+        "hidden_act": "silu",
+        "num_hidden_layers": DRAFTER_LAYERS,
+        "num_target_layers": layers,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        **{key: text[key] for key in same},
+        "random": {"precision": precision, "seed": seed},
+    }
+    config_file = directory / "config.json"
+    if config_file.is_file() and json.loads(config_file.read_text()) == config:
+        return directory
+    directory.mkdir(parents=True, exist_ok=True)
+    config_file.unlink(missing_ok=True)
+    rng = np.random.Generator(np.random.SFC64(seed))
+    shapes = drafter_shapes(config, states)
+    tensors = {name: random_tensor(rng, name, size, precision) for name, size in shapes.items()}
+    save_file(tensors, directory / "model.safetensors")
+    config_file.write_text(json.dumps(config))  # last: an interrupted drafter has no config
+    return directory
+
+
+def drafter_shapes(config: Mapping[str, Any], states: int) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of a DFlash drafter's tensors; states: number of the base's states."""
+    hidden, inner, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q, kv = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
+    layer: dict[str, tuple[int, ...]] = {
+        **{f"{norm}_layernorm.weight": (hidden,) for norm in ("input", "post_attention")},
+        "self_attn.q_proj.weight": (q, hidden),
+        "self_attn.k_proj.weight": (kv, hidden),
+        "self_attn.v_proj.weight": (kv, hidden),
+        "self_attn.o_proj.weight": (hidden, q),
+        **{f"self_attn.{name}_norm.weight": (size,) for name in "qk"},
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, states * hidden)}
+    shapes |= {f"{norm}.weight": (hidden,) for norm in ("hidden_norm", "norm")}
+    for i in range(config["num_hidden_layers"]):
+        shapes |= {f"layers.{i}.{name}": size for name, size in layer.items()}
+    return shapes
 
 
 def mtp_shapes(text: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -20,9 +20,9 @@ Conditions
 ----------
 With --shape, base model and head have random weights: the head has the proportions of published EAGLE-3 heads
 (one layer, sizes of the base's layers, 32,000 logits), with a shape of Qwen3.5 those of its MTP head (mtpN of
---settings). THE ACCEPTANCE IS FORCED to each of --acceptance, which every result tells ("acceptance":
-"forced"). `benchmarks/forced_acceptance.py` says how. `own_tokens` is the share of forced tokens that the
-sampler chose by itself, which is 1 up to rounding.
+--settings), with dflashN those of a DFlash drafter (5 layers, blocks of 16). THE ACCEPTANCE IS FORCED to each
+of --acceptance, which every result tells ("acceptance": "forced"). How: `benchmarks/forced_acceptance.py`.
+`own_tokens` is the share of forced tokens that the sampler chose by itself, which is 1 up to rounding.
 
 With --checkpoint (and --head, or its folder `draft`), weights and acceptance are real ("real"). The prompts
 are scenes of the arena's test split with a camera frame and a typed command, or the lines of --prompts.
@@ -35,6 +35,7 @@ Examples
 --------
     python -m benchmarks.speculation --shape qwen3-1.7b --precision fp16 --device cuda --acceptance 3
     python -m benchmarks.speculation --shape qwen3.5-0.8b --device cuda --settings mtp3 --acceptance 2.5
+    python -m benchmarks.speculation --shape qwen3-4b --device cuda --settings dflash7 --acceptance 3
     python -m benchmarks.speculation --checkpoint models/arena --head models/arena/draft --scenes 50
 
 Standard error has the duration of each phase. Last JSON line: the options and `batches`, the figures of each
@@ -64,7 +65,7 @@ from benchmarks.kernel_profile import KernelProfile, format_table, rows_of
 from benchmarks.model_shapes import BYTES_PER_VALUE, SHAPES, add_shape
 from benchmarks.published_models import MODELS, PublishedModel, parse_any
 from benchmarks.random_checkpoint import write_checkpoint
-from benchmarks.random_head import add_mtp_head, write_head
+from benchmarks.random_head import add_mtp_head, write_block_drafter, write_head
 from benchmarks.speculation_runs import OFF, OPTIONS, Batches, Contender, Run, parse_setting, stages_of
 from edgellm_arena.episodes.situation import sample_situations, split_rng
 from edgellm_arena.world.renderer import render
@@ -77,7 +78,7 @@ from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.fused.loading.availability import AUTO, DECODES
-from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
+from edgellm_ros.runtime.decoding.speculative.drafting_config import DFLASH, SpecDecodeDraftingConfig
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
 WARM_UP_RUNS = 1
@@ -122,6 +123,8 @@ def _checkpoint(args: argparse.Namespace, root: Path) -> tuple[Path, Path | None
     """Return the directories of the base model and of its head, None without one."""
     if args.checkpoint is None:
         checkpoint = write_checkpoint(root / "checkpoint", args.shape, args.precision)
+        if any(setting.strategy == DFLASH for setting in args.settings.values()):
+            return checkpoint, write_block_drafter(root / "drafter", args.shape, args.precision)
         if isinstance(args.shape, PublishedModel):
             add_mtp_head(checkpoint, args.shape, args.precision)
             return checkpoint, None

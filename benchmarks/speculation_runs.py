@@ -21,6 +21,7 @@ from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.fused.loading.availability import AUTO
 from edgellm_ros.runtime import assemble
 from edgellm_ros.runtime.decoding.speculative.drafting_config import (
+    DFLASH,
     EAGLE,
     LOOKUP,
     MTP,
@@ -43,18 +44,18 @@ Batches = Sequence[Sequence[LLMGenerationRequest]]
 
 
 def parse_setting(text: str) -> SpecDecodeDraftingConfig:
-    """Parse "chain3", "mtp3", "tree8/4/16" or "lookup7".
+    """Parse "chain3", "mtp3", "dflash7", "tree8/4/16" or "lookup7".
 
     The numbers of a tree: top k, steps, rows of a verification. ValueError.
     """
-    found = re.fullmatch(r"(chain|mtp|lookup)(\d+)|tree(\d+)/(\d+)/(\d+)", text)
+    found = re.fullmatch(r"(chain|mtp|dflash|lookup)(\d+)|tree(\d+)/(\d+)/(\d+)", text)
     if found is None:
-        raise ValueError(f"expected chainN, mtpN, treeK/N/M or lookupN with numbers, got {text!r}")
+        raise ValueError(f"expected chainN, mtpN, dflashN, treeK/N/M or lookupN with numbers, got {text!r}")
     kind, levels, *sizes = found.groups()
     if kind is None:
         top_k, steps, size = map(int, sizes)
         return SpecDecodeDraftingConfig(top_k, steps, size, falls_back=False)
-    strategy = {"chain": EAGLE, "mtp": MTP, "lookup": LOOKUP}[kind]
+    strategy = {"chain": EAGLE, "mtp": MTP, "dflash": DFLASH, "lookup": LOOKUP}[kind]
     return SpecDecodeDraftingConfig(1, int(levels), int(levels) + 1, strategy, falls_back=False)
 
 
