@@ -148,28 +148,6 @@ def _plain_attention(
         seen = [q, keys, values, None, None, None, step.kv_length]
         attended = graph.op("Attention", *seen, is_causal=1, scale=scale)
     else:
-        attended = _windowed_attention(step, q, keys, values, window)
+        attended = graph.op("Attention", q, keys, values, step.windowed_mask(window), scale=scale)
     width = config.num_attention_heads * config.head_dim
     return step.tokens.merge_heads(attended, width), (present_keys, present_values)
-
-
-# q * scale -- MatMul keys^T -- + bias -- Softmax -- MatMul values -->
-def _windowed_attention(
-    step: CudaStep, q: ir.Value, keys: ir.Value, values: ir.Value, window: int
-) -> ir.Value:
-    """Add attention with a sliding window in fp32.
-
-    q and result [B,heads,S,D], keys and values [B,Hkv,C,D]. ONNX Runtime's (1.31) `Attention` on CUDA gave
-    models with a window wrong logits in decode steps of batch 1, with the window as a mask and as a bias.
-    """
-    graph, config = step.graph, step.config
-    kv_heads, size = config.num_key_value_heads, config.head_dim
-    group = config.num_attention_heads // kv_heads
-    q = graph.op("Mul", q, graph.constant(size**-0.5, FLOAT))
-    q = graph.reshape(q, [0, kv_heads, group, -1, size])
-    keys, values = (graph.op("Unsqueeze", rows, graph.constant([2])) for rows in (keys, values))
-    scores = graph.op("MatMul", q, graph.transpose(keys, (0, 1, 2, 4, 3)))
-    bias = graph.op("Unsqueeze", step.bias(window), graph.constant([2]))
-    weights = graph.op("Softmax", graph.op("Add", scores, bias), axis=-1)
-    attended = graph.op("MatMul", weights, values)
-    return graph.reshape(attended, [0, config.num_attention_heads, -1, size])

@@ -75,7 +75,7 @@ class CudaStep:
             return op("Cast", op("Where", are_prompts, tokens, graph.constant([capacity])), to=int(INT32))
 
     def bias(self, window: int | None) -> ir.Value:
-        """Return the mask of a tree or of a sliding window as a bias of scores [B,1,S,C].
+        """Return the mask of a tree as a bias of scores [B,1,S,C].
 
         One tensor is made for all layers.
         """
@@ -87,9 +87,11 @@ class CudaStep:
         return self._biases[window]
 
     def windowed_mask(self, window: int) -> ir.Value:
-        """Return the mask [B,1,S,C] of a sliding window.
+        """Return the mask [B,1,S,C] of a sliding window, for `Attention`.
 
-        One tensor is made for all layers.
+        One tensor is made for all layers. Nothing of the mask is computed from a number on the host: such a
+        number would be copied to the device in each run, and a CUDA graph copies it from memory that other
+        runs have overwritten.
         """
         if window not in self._masks:
             graph = self.graph
@@ -100,8 +102,8 @@ class CudaStep:
                 slots = graph.constant(np.arange(self.capacity))
                 tokens = graph.op("Squeeze", graph.op("Shape", self.embeds, start=1, end=2))
                 rows = graph.op("Range", graph.constant(0), tokens, graph.constant(1))
-                first = graph.op("Sub", self.kv_length, tokens)
-                last = graph.op("Add", graph.reshape(first, [-1, 1, 1, 1]), graph.reshape(rows, [-1, 1]))
+                first = graph.reshape(self.write_index, [-1, 1, 1, 1])
+                last = graph.op("Add", first, graph.reshape(rows, [-1, 1]))
                 after = graph.op("Greater", graph.op("Add", slots, graph.constant(window)), last)
                 seen = graph.op("LessOrEqual", slots, last)
                 self._masks[window] = graph.op("And", seen, after)
