@@ -42,7 +42,7 @@ class ScriptedDrafter:
         self.drafter = drafter
         self.answers: Callable[[LLMGenerationRequest], list[int]] = lambda request: []
         self._device, self._cache, self._last_tokens = device, cache, last_tokens
-        self._rng, self._right, self._back = np.random.default_rng(seed), right, back
+        self._rng, self._right, self.back = np.random.default_rng(seed), right, back
         self._sequences: dict = {}
 
     def __getattr__(self, name):
@@ -68,7 +68,7 @@ class ScriptedDrafter:
             place = int(lengths[row]) - len(sequence.token_ids)  # of the newest token in the answer
             is_right = [True]
             for node in range(1, size):
-                parent = int(self._rng.integers(max(0, node - self._back), node))
+                parent = int(self._rng.integers(max(0, node - self.back), node))
                 depth = depths[row, parent] + 1
                 known = answer[place + depth] if place + depth < len(answer) else -1
                 right = is_right[parent] and self._rng.random() < self._right
@@ -84,16 +84,18 @@ def draft_by_script(
 ) -> ScriptedDrafter:
     """Let a runtime that drafts decode with trees of `size` nodes.
 
-    A round gives up to steps + 1 tokens. A hybrid gets chains. A draft head must draft with the same number
-    of steps. A runtime that drafts by prompt lookup must be made with ScriptedTrees: on CUDA, graphs for
-    chains take no mask.
+    A round gives up to steps + 1 tokens. A runtime that was made for chains gets chains: on CUDA, its graphs
+    take no mask. So one that drafts by prompt lookup gets trees if it was made with ScriptedTrees. A draft
+    head must draft with the same number of steps.
     """
     pipeline = runtime.pipeline
     config = SpecDecodeDraftingConfig(32, steps, size, falls_back=False)
     cache, last_tokens = pipeline.runner.kv_cache, pipeline.sampling.last_tokens
     inner = pipeline.drafter.drafter
-    inner = inner.drafter if isinstance(inner, ScriptedDrafter) else inner
-    back = 3 if pipeline.runner.recurrent is None else 1
+    if isinstance(inner, ScriptedDrafter):
+        inner, back = inner.drafter, inner.back
+    else:
+        back = 1 if pipeline.method._rounds.only_chains else 3
     drafter = ScriptedDrafter(inner, pipeline.device, cache, last_tokens, seed, right, back)
     pipeline.drafter.drafter = drafter
     pipeline.drafter.failed = False

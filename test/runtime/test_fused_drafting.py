@@ -152,7 +152,7 @@ def test_candidates_of_an_mtp_head_are_those_of_the_engine(heads, tmp_path, devi
     same = total = 0
     for mine, other in zip(found, expected, strict=True):
         agree = np.logical_and.accumulate(mine["tokens"] == other["tokens"], axis=1)
-        np.testing.assert_allclose(mine["scores"][agree], other["scores"][agree], atol=3e-2)
+        np.testing.assert_allclose(mine["scores"][agree], other["scores"][agree], atol=6e-2)
         same, total = same + np.count_nonzero(agree), total + agree.size
     assert same > 0.9 * total  # after a near tie the two go different ways
 
