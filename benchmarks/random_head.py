@@ -66,7 +66,7 @@ def add_mtp_head(checkpoint: Path, model: PublishedModel, precision: str, seed: 
 def write_block_drafter(
     directory: Path, model: ModelShape | PublishedModel, precision: str, seed: int = 1
 ) -> Path:
-    """Write a DFlash drafter with the proportions of published ones; return its directory.
+    """Write a DFlash drafter as large as published ones; return its directory.
 
     The drafter has 5 layers with the sizes of the base's attention layers, and blocks of 16 tokens. It is
     written again only for another shape, precision or seed.

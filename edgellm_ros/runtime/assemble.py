@@ -55,7 +55,6 @@ from edgellm_ros.runtime.decoding.speculative.tree_decoding import TreeDecoding
 from edgellm_ros.runtime.decoding.vanilla import VanillaDecoding
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 from edgellm_ros.runtime.grammar.grammar import Grammars
-from edgellm_ros.runtime.hidden_states import HiddenStates
 from edgellm_ros.runtime.metrics import SpecDecodeGenerationMetrics
 from edgellm_ros.runtime.opening import Opening
 from edgellm_ros.runtime.prefill import Prefill
@@ -74,7 +73,6 @@ class Engines:
     kernels: Kernels
     fused: FusedDecoding | None
     runner: LLMEngineRunner
-    hidden_states: HiddenStates  # of prompts
     vision: VisionRunner | None
     audio: AudioRunner | None
     action: ActionRunner | None
@@ -131,14 +129,6 @@ def open_engines(opening: Opening) -> Engines:
         fused=fused,
         lora_scales=LoraScales.read(opening.root),
     )
-    hidden_states = HiddenStates(
-        device,
-        runner.state_layers,
-        batch=config.builder.max_batch_size,
-        tokens=config.builder.max_input_len,
-        hidden_size=config.hidden_size,
-        dtype=runner.embeds_dtype,
-    )
     vision = audio = action = None
     most_tokens = config.builder.max_input_len
     if config.vision is not None and not opening.parts.missing(VISUAL):
@@ -153,15 +143,7 @@ def open_engines(opening: Opening) -> Engines:
         for part in (vision, audio, action):
             if part is not None:
                 part.stop_recording()
-    return Engines(
-        kernels=kernels,
-        fused=fused,
-        runner=runner,
-        hidden_states=hidden_states,
-        vision=vision,
-        audio=audio,
-        action=action,
-    )
+    return Engines(kernels=kernels, fused=fused, runner=runner, vision=vision, audio=audio, action=action)
 
 
 def _open_action_head(opening: Opening, kernels: Kernels, runner: LLMEngineRunner) -> ActionRunner | None:
@@ -281,7 +263,6 @@ def _make_drafter(
         runner=engines.runner,
         embedder=embedder,
         sampling=sampling,
-        prompt_states=engines.hidden_states,
         fused=fused,
     )
     return GuardedDrafter(drafter, device), tree_kernels
@@ -327,7 +308,6 @@ def make_stores(opening: Opening, engines: Engines, embedder: InputEmbedder, dec
         embedder=embedder,
         runner=runner,
         reuse=reuse,
-        hidden_states=engines.hidden_states,
         logits=decoding.logits,
         drafter=decoding.drafter,
         pads=pads_prompts(opening.device),

@@ -80,7 +80,7 @@ class OpenedEngine:
 
     @property
     def speculative_decoding_strategy_name(self) -> str:
-        """Drafter of speculative decoding, "eagle", "mtp", "dflash" or "lookup"; "" without one."""
+        """Drafter: "eagle", "mtp", "dflash" or "lookup"; "" without one."""
         return self._metrics.spec_decode.strategy
 
     @property

@@ -75,7 +75,7 @@ class Pipeline:
         stores = make_stores(opening, engines, self.embedder, decoding)
         self.reuse = stores.reuse
         self.prefixes = self.reuse.pages
-        self.hidden_states = engines.hidden_states
+        self.hidden_states = engines.runner.prompt_states
         self._prefill = stores.prefill
         self.input_token_ids: list[list[int]] = []
         self.batch_index_mapping: list[int] = []
@@ -298,7 +298,8 @@ class Pipeline:
         if any(sequence.request.output_hidden_states and sequence.decoding for sequence in sequences):
             last_run = prefill_parts(sequences, self.config.max_supported_input_length)[-1]
             lengths = [len(tokens) for tokens in last_run]
-            layers = self.hidden_states.outputs(*embeds.shape[:2], self.config.hidden_state_layers)
+            batch, tokens, _ = embeds.shape
+            layers = self.hidden_states.outputs(batch, tokens, self.config.hidden_state_layers)
             first_tokens.states = copy_last_states(self.device, layers, lengths)
         for sequence in sequences:  # while the device computes the prompts
             self.trajectories.prepare(sequence)

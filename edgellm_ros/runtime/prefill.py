@@ -31,7 +31,6 @@ from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.decoding.speculative.guarded_drafter import GuardedDrafter
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 from edgellm_ros.runtime.engines.prompt_inputs import PromptInputs, PromptRun, prompt_fields, write_prompts
-from edgellm_ros.runtime.hidden_states import HiddenStates
 from edgellm_ros.runtime.prefix_reuse import PrefixReuse, prefill_parts
 from edgellm_ros.runtime.prompt.buckets import bucket_of, buckets
 
@@ -56,7 +55,6 @@ class Prefill:
         embedder: InputEmbedder,
         runner: LLMEngineRunner,
         reuse: PrefixReuse,
-        hidden_states: HiddenStates,
         logits: Tensor,
         drafter: GuardedDrafter | None = None,
         pads: bool = False,
@@ -65,7 +63,6 @@ class Prefill:
         self._embedder = embedder
         self._runner = runner
         self._reuse = reuse
-        self._hidden_states = hidden_states
         self._logits = logits
         self._drafter = drafter
         self._pads = pads
@@ -244,13 +241,13 @@ class Prefill:
 
     def _queue(self, run: PromptRun, inputs: Mapping[str, Tensor]) -> list[BoundRun]:
         """Queue the language model's part of a run; return the runs of the engine."""
-        batch = len(run.rows)
+        batch, runner = len(run.rows), self._runner
         embeds, deepstack = self._embedder.embed_prompts(inputs["token_ids"])
-        return self._runner.execute_prefill_step(
+        return runner.execute_prefill_step(
             embeds,
             PromptInputs.of(inputs),
             run,
             deepstack_embeds=deepstack,
             output_logits=self._logits.rows(0, batch),
-            output_hidden_states=self._hidden_states.outputs(batch, run.tokens, self._runner.state_layers),
+            output_hidden_states=runner.prompt_states.outputs(batch, run.tokens, runner.state_layers),
         )

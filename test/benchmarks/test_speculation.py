@@ -107,6 +107,17 @@ def test_a_setting_that_fails_is_left_out_of_the_comparison(tiny_checkpoint, tmp
 
 
 @pytest.mark.slow
+def test_a_block_drafter_has_one_level_and_the_forced_acceptance(tmp_path, device_arguments):
+    options = ["--shape", SMALL, "--precision", "fp32", "--context", CONTEXT, "--tokens", TOKENS, "--runs", 1]
+    options += ["--settings", "dflash4", "--acceptance", 2.4, "--directory", tmp_path]
+    result = speculation.main([*map(str, options), *device_arguments])
+    ((figures,),) = (batch["settings"] for batch in result["batches"])
+    assert figures["tokens_per_verification"] == 2.4
+    assert figures["own_tokens"] == 1
+    assert len(figures["stages_ms_synchronised_no_graphs"]["draft_levels"]) == 1
+
+
+@pytest.mark.slow
 def test_ratios_follow_from_the_times(printed):
     for batch in printed[0]["batches"]:
         off = batch["off"]
@@ -215,7 +226,7 @@ def test_a_random_head_is_written_again_only_for_other_weights(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--settings", "bush3"], "expected chainN, mtpN, treeK/N/M or lookupN"),
+        (["--settings", "bush3"], "expected chainN, mtpN, dflashN, treeK/N/M or lookupN"),
         (["--acceptance", "0.5"], "expected a number from 1"),
         (["--head", "somewhere"], "need --checkpoint"),
         (["--profile"], "--device cuda"),

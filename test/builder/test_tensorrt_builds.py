@@ -38,9 +38,10 @@ from edgellm_ros.engine.tensorrt.library import Library, load_library, start
 from edgellm_ros.engine.tensorrt.plan_file import RTX
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import PRECISIONS, EngineConfig
-from edgellm_ros.engine_directory.files import DRAFT, VERIFY, graph_path
+from edgellm_ros.engine_directory.files import CONTEXT, DRAFT, VERIFY, graph_path
 from edgellm_ros.engine_directory.schema import read_json
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
+from fixtures.dflash_checkpoints import write_qwen3_with_drafter
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
 from fixtures.mtp_checkpoints import write_mimo
 from fixtures.qwen2_5_vl_checkpoint import write_qwen2_5_vl_checkpoint
@@ -219,6 +220,30 @@ def test_the_builder_makes_plans_of_a_draft_head_and_of_its_base(
         plan = serialize_plan(model, profiles, PlanOptions(), library, gpus)
         weights = [path.stat().st_size for path in model.parent.glob("*.data")]
         assert plan.nbytes > sum(weights)  # of both files for the base
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_builder_makes_plans_of_a_block_drafter_and_of_its_base(tmp_path, library, precision):
+    checkpoint = write_qwen3_with_drafter(tmp_path / "checkpoint")
+    config = export(checkpoint, tmp_path / "engine", precision=precision)
+    base, own = config.llm.num_hidden_layers, config.draft.num_layers
+    for part, layers, attentions, rotations in (
+        (VERIFY, base, base, 2 * base),
+        (DRAFT, own, own, 2 * own),
+        (CONTEXT, own, 0, own),
+    ):
+        model = tmp_path / "engine" / graph_path(part)
+        network, parser = parse(model, library, start(library, library.Builder))
+        graph = Graph(Case(part, precision), model, config, network, parser, 0.0)
+        counts = {
+            "KV_CACHE_UPDATE": 2 * layers,
+            "ATTENTION_OUTPUT": attentions,
+            "ROTARY_EMBEDDING": rotations,
+        }
+        assert graph.count() == dict.fromkeys(NATIVE, 0) | counts
+        gpus = GPUS if precision in REFUSED_FOR_TURING else (TURING, *GPUS)
+        plan = serialize_plan(model, make_profiles(config)[part], PlanOptions(), library, gpus)
+        assert plan.nbytes > 10_000
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -229,7 +229,9 @@ class WholeText:
         names, kernels = ("model", "context"), load_kernels(self._device)
         graphs = [EngineExecutor.open(engine / f"draft/{name}.onnx", self._device) for name in names]
         drafted = DFLASH.drafting_step
-        self._engines = BlockEngineRunner(*graphs, config, draft, self._device, kernels, drafted)
+        self._engines = BlockEngineRunner(
+            *graphs, config, device=self._device, kernels=kernels, drafted=drafted
+        )
 
     def draft(self, length: int) -> tuple[int, np.ndarray, np.ndarray]:
         """Return the token after the first `length`, and logits and tokens [7,Vd], [Vd] of the next ones."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of a block drafter: rows of context, made of the base's states, and the draft of a block.
+"""Graphs of a block drafter: rows of context, and the draft of a block.
 
 Source of the arithmetic: z-lab/dflash (dflash/model.py).
 """
@@ -115,7 +115,7 @@ def build_context(head: DraftHead, precision: str, capacity: int) -> ModelBuilde
 
 
 def _context(graph: ModelBuilder, head: DraftHead, states: list[ir.Value]) -> ir.Value:
-    """Add `fc` and its norm: states [B,S,H] of several layers to one row for each token, [B,S,H].
+    """Add `fc` and its norm: states [B,S,H] of several layers to one of each token.
 
     In fp16 `fc` overflows for states of published models (Qwen3's first token). So the states are divided by
     FC_SCALE, and epsilon by its square, which leaves the result as it is.

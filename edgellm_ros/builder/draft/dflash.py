@@ -39,11 +39,11 @@ def is_block_drafter(directory: Path) -> bool:
 def read_block_drafter(
     directory: Path, checkpoint: Path, model: Model, drafted_tokens: int | None, capacity: int
 ) -> DraftHead:
-    """Read the drafter in a directory for the model of a checkpoint; no tensor but headers is read.
+    """Read the drafter in a directory for the model of a checkpoint.
 
-    drafted_tokens: how many tokens it drafts, see `frequent_tokens`; None = DRAFTED_TOKENS. capacity: of the
-    model's KV cache. FileNotFoundError or ValueError, which names file, key and value, for what does not fit
-    the model or would be computed differently.
+    Of the tensors only headers are read. drafted_tokens: how many tokens it drafts, see `frequent_tokens`;
+    None = DRAFTED_TOKENS. capacity: of the model's KV cache. FileNotFoundError or ValueError, which names
+    file, key and value, for what does not fit the model or would be computed differently.
     """
     config = read_section(directory / "config.json")
     refuse_files(directory)

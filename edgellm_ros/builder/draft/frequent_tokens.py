@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the tokens that a draft head drafts, for heads without a vocabulary of their own."""
+"""Chooses what a draft head without a vocabulary of its own drafts."""
 
 from __future__ import annotations
 

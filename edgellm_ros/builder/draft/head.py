@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft head, and the reader of published EAGLE-3 heads (`dflash.py` and `mtp.py` read the others).
+"""A draft head, and the reader of published EAGLE-3 heads.
+
+`dflash.py` and `mtp.py` read the other kinds.
 
 An EAGLE-3 head is a directory with `config.json` and `model.safetensors`.
 
@@ -58,7 +60,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class Block:
-    """DFlash: rows of a block, which attend to each other and to rows made of the base's states."""
+    """DFlash: a block of rows, and rows made of the base's states."""
 
     size: int  # rows, with that of the newest token
     mask_token_id: int  # the token of the other rows

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BlockEngineRunner: runs the engines of a block drafter, with a KV cache of its own.
+"""BlockEngineRunner: runs the engines of a block drafter.
 
-Row p of the cache belongs to token p, so there are as many committed rows as in the language model's cache.
-The rows of a block follow these and are never committed:
+Row p of the drafter's KV cache belongs to token p, so there are as many committed rows as in the language
+model's cache. The rows of a block follow these and are never committed:
 
   0 .. n-1 | block: n (newest token) .. n+S-1
 
@@ -22,7 +22,6 @@ from edgellm_ros.engine.executor import BoundRun, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.draft_config import DraftConfig
 from edgellm_ros.kernels import Kernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs
@@ -46,11 +45,13 @@ class BlockEngineRunner:
         block: EngineExecutor,
         context: EngineExecutor,
         config: EngineConfig,
-        draft: DraftConfig,
+        *,
         device: Device,
         kernels: Kernels,
         drafted: int,
     ) -> None:
+        draft = config.draft
+        assert draft is not None  # `check_drafting`
         self.dtype, self.vocab_size = block.dtype(names.INPUTS_EMBEDS), draft.vocab_size
         self._device, self._kernels = device, kernels
         self._block, self._context, self._layers = block, context, draft.base_state_layers
@@ -94,9 +95,9 @@ class BlockEngineRunner:
         self._logits = device.empty((batch, drafted, draft.vocab_size), block.dtype(names.LOGITS))
 
     def execute_prompts(self, states: Sequence[Tensor], positions: Tensor, rows: range) -> list[BoundRun]:
-        """Write the KV rows of prompts after the committed ones; return the runs of the engine.
+        """Write the KV rows of prompts; return the runs of the engine.
 
-        states [B,S,H] of each layer; positions [B,3,S] float32.
+        The rows come after the committed ones. states [B,S,H] of each layer; positions [B,3,S] float32.
         """
         inputs = self._context_inputs.for_prefill(rows, positions)
         return self._execute_context(PROMPT_PROFILE, states, inputs, rows)

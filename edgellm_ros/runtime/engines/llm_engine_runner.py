@@ -21,6 +21,7 @@ from edgellm_ros.kernels import DraftTree, Kernels, TreeKernels
 from edgellm_ros.runtime.adapters.lora import LoraAdapter, LoraAdapters
 from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs
 from edgellm_ros.runtime.engines.engine_runs import EngineRuns, RunnableEngine
+from edgellm_ros.runtime.engines.hidden_states import HiddenStates
 from edgellm_ros.runtime.engines.lm_heads import LMHeads
 from edgellm_ros.runtime.engines.prompt_inputs import PromptInputs, PromptRun
 from edgellm_ros.runtime.engines.row_states import make_kv_cache, make_recurrent_state
@@ -80,6 +81,14 @@ class LLMEngineRunner:
         self.most_verified_rows = fused.most_verified_rows if fused else 0
         self.fuses_prompts = fused is not None and fused.prefill is not None
         self.embeds_dtype = executor.dtype(names.INPUTS_EMBEDS)
+        self.prompt_states = HiddenStates(
+            device,
+            self.state_layers,
+            batch=config.max_supported_batch_size,
+            tokens=config.max_supported_input_length,
+            hidden_size=config.hidden_size,
+            dtype=self.embeds_dtype,
+        )
         self.kv_cache = make_kv_cache(device, kernels, config, executor)
         self.recurrent = make_recurrent_state(device, kernels, config, executor, verifies=max_tree_size > 0)
         self.verified_nodes = 0  # of each row, in the verification that is committed

@@ -27,14 +27,12 @@ from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.engines.block_engine_runner import BlockEngineRunner
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 from edgellm_ros.runtime.engines.prompt_inputs import PromptInputs, PromptRun
-from edgellm_ros.runtime.hidden_states import HiddenStates
 
 
 class BlockDrafter:
     """Owns the tensors of a draft, and the states of tokens that wait.
 
     - drafted: tokens of a chain, without the newest one
-    - prompt_states: outputs of the base's runs on prompts
     - most_waiting: number of tokens of vanilla steps after which they become rows
     - token_of_logit [Vd] int64: None = logit i is that of token i
     """
@@ -52,14 +50,13 @@ class BlockDrafter:
         engines: BlockEngineRunner,
         embedder: InputEmbedder,
         sampling: SamplingRows,
-        prompt_states: HiddenStates,
         most_waiting: int,
         token_of_logit: Tensor | None = None,
     ) -> None:
         self._device, self._kernels, self._tree_kernels = device, kernels, tree_kernels
         self._layers, self._drafted = draft.base_state_layers, drafted
         self._base, self._engines, self._embedder = base, engines, embedder
-        self._sampling, self._prompt_states = sampling, prompt_states
+        self._sampling = sampling
         self._token_of_logit = token_of_logit
         self.kv_cache = engines.kv_cache
         batch, size, hidden = engines.kv_cache.max_batch_size, draft.block_size, draft.hidden_size
@@ -72,9 +69,10 @@ class BlockDrafter:
         self._best = DraftTable.zeros(device, batch * drafted, 1, 1)  # of each masked row, the root before it
         self._best_entry = on_device(device, np.ones((batch * drafted, 1), np.int64))
         self._tokens = device.zeros((batch * drafted, 1, 1), np.int64)
-        nodes = np.tile(np.arange(drafted + 1), (batch, 1))
-        self._parents, self._depths = on_device(device, nodes - 1), on_device(device, nodes)
-        self._chain_width = drafted + 1
+        self._chain = DraftTable.zeros(device, batch, 1, drafted)  # falling scores: a tree is its beginning
+        entries = np.tile(np.arange(drafted + 1), (batch, 1))
+        device.upload(self._chain.scores, -entries.astype(np.float32))
+        device.upload(self._chain.parents, entries - 1)
         # states of vanilla steps
         shape = (batch, most_waiting, hidden)
         self._waiting = [device.zeros(shape, engines.dtype) for _ in self._layers]
@@ -130,7 +128,7 @@ class BlockDrafter:
                 self.kv_cache.clear_row(row)
         prompts, (batch, tokens, _) = PromptInputs.of(inputs), embeds.shape
         self.kv_cache.begin_rows(run.rows, prompts.starts, prompts.deltas)
-        states = self._prompt_states.outputs(batch, tokens, self._layers)
+        states = self._base.prompt_states.outputs(batch, tokens, self._layers)
         runs = self._engines.execute_prompts(states, prompts.positions, run.rows)
         self.kv_cache.commit_rows(run.rows, prompts.new_tokens)
         return runs
@@ -171,7 +169,7 @@ class BlockDrafter:
 
     def propose(self, tree: DraftTree) -> None:
         """Draft a chain for each row; a tree with fewer nodes gets its first tokens."""
-        batch, size = tree.tokens.shape
+        batch = tree.tokens.shape[0]
         drafted, put = self._drafted, self._tree_kernels.put_rows
         newest = self._sampling.last_tokens(range(batch)).view(batch, 1, 1)
         first, block = self._first.rows(0, batch), self._block.rows(0, batch)
@@ -189,18 +187,10 @@ class BlockDrafter:
         candidates = best.tokens.view(rows, best.tokens.shape[1], 1)
         self._tree_kernels.take_rows(candidates, self._best_entry.rows(0, rows), tokens)
 
-        nodes = tree.tokens.view(batch, size, 1)
-        put(newest, first, nodes)
-        put(tokens.view(batch, drafted, 1), self._later.rows(0, batch), nodes)  # those beyond are left out
-        self._write_shape(tree)
-
-    def _write_shape(self, tree: DraftTree) -> None:
-        """Write parents and depths of a chain."""
-        batch, size = tree.tokens.shape
-        places = self._depths.rows(0, batch)  # [B,drafted+1]: columns beyond the tree are left out
-        for source, target in ((self._parents, tree.parents), (self._depths, tree.depths)):
-            rows = source.rows(0, batch).view(batch, self._chain_width, 1)
-            self._tree_kernels.put_rows(rows, places, target.view(batch, size, 1))
+        chain = self._chain.rows(0, batch)
+        entries = chain.tokens.view(batch, drafted + 1, 1)
+        put(tokens.view(batch, drafted, 1), self._later.rows(0, batch), entries)
+        self._tree_kernels.select_tree(chain, self._sampling.last_tokens(range(batch)), tree)
 
     def _step_states(self, batch: int, tokens: int) -> list[Tensor]:
         return self._base.step_hidden_states(batch, tokens, self._layers)

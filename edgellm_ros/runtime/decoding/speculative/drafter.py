@@ -83,9 +83,9 @@ class Drafter(RowState, Protocol):
         ...
 
     def bind_acceptance(self, batch: int, nodes: int) -> list[BoundRun]:
-        """Bind the engines to the tensors of `accepted`, after a verification of `nodes` nodes per row.
+        """Bind the engines to the tensors of `accepted`; return each of their runs once.
 
-        Returns each of their runs once.
+        nodes: of each row, in the verification before.
         """
         ...
 

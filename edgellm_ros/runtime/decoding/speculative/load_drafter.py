@@ -27,7 +27,6 @@ from edgellm_ros.runtime.decoding.speculative.prompt_lookup import PromptLookup
 from edgellm_ros.runtime.engines.block_engine_runner import BlockEngineRunner
 from edgellm_ros.runtime.engines.draft_engine_runner import DraftEngineRunner
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
-from edgellm_ros.runtime.hidden_states import HiddenStates
 
 MOST_WAITING = 64  # tokens of vanilla steps on which a draft head runs at once
 
@@ -44,13 +43,11 @@ def load_drafter(
     runner: LLMEngineRunner,
     embedder: InputEmbedder,
     sampling: SamplingRows,
-    prompt_states: HiddenStates,
     fused: FusedDecoding | None = None,
 ) -> Drafter:
     """Load the drafter that `drafting` names, which `check_drafting` has checked.
 
     - open_engine: opens a graph of the engine directory
-    - prompt_states: where the base's runs on prompts leave their states
     - fused: the fused kernels of a draft head, see `DraftEngineRunner`
 
     ValueError for a damaged file.
@@ -61,23 +58,23 @@ def load_drafter(
     draft = config.draft
     assert draft is not None  # `check_drafting`
     token_of_logit = _token_of_logit(root, config.vocab_size, draft.vocab_size, device)
-    # Rows of states that wait: those of a longer run might have no slots behind the committed ones.
+    # Rows that wait: those of a longer run might have no slots behind the committed ones.
     most_waiting = min(MOST_WAITING, draft.max_draft_tree_size, config.max_supported_input_length)
     if drafting.strategy == DFLASH:
+        drafted = drafting.drafting_step
         engines = BlockEngineRunner(
-            open_engine(DRAFT), open_engine(CONTEXT), config, draft, device, kernels, drafting.drafting_step
+            open_engine(DRAFT), open_engine(CONTEXT), config, device=device, kernels=kernels, drafted=drafted
         )
         return BlockDrafter(
             device,
             kernels,
             tree_kernels,
             draft,
-            drafting.drafting_step,
+            drafted=drafted,
             base=runner,
             engines=engines,
             embedder=embedder,
             sampling=sampling,
-            prompt_states=prompt_states,
             most_waiting=most_waiting,
             token_of_logit=token_of_logit,
         )
@@ -92,11 +89,6 @@ def load_drafter(
         tokens_per_round=drafting.tokens_per_round,
         fused=fused,
     )
-    embedding = None
-    if not draft.shares_embedding:
-        shape = (config.vocab_size, draft.hidden_size)
-        table = read_tensor(root / DRAFT_EMBEDDING_FILE, "embedding", shape)
-        embedding = on_device(device, table.astype(head.dtype, copy=False))
     return HeadDrafter(
         draft.kind,
         device,
@@ -109,13 +101,20 @@ def load_drafter(
         sampling=sampling,
         max_prompt=config.max_supported_input_length,
         most_waiting=most_waiting,
-        embedding=embedding,
+        embedding=None if draft.shares_embedding else _embedding(root, config, head, device),
         token_of_logit=token_of_logit,
     )
 
 
+def _embedding(root: Path, config: EngineConfig, head: DraftEngineRunner, device: Device) -> Tensor:
+    """Read a head's own table of embeddings."""
+    shape = config.vocab_size, head.hidden_size
+    table = read_tensor(root / DRAFT_EMBEDDING_FILE, "embedding", shape)
+    return on_device(device, table.astype(head.dtype, copy=False))
+
+
 def _token_of_logit(root: Path, vocabulary: int, logits: int, device: Device) -> Tensor | None:
-    """Read the token of each of a head's logits; None if they are in the order of the tokens."""
+    """Read the tokens of a head's logits; None if logit i is that of token i."""
     if not (root / D2T_FILE).is_file():
         return None
     ids = read_tensor(root / D2T_FILE, "token_of_draft_logit", (logits,)).astype(np.int64)

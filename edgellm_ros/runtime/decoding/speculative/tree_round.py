@@ -164,8 +164,8 @@ class TreeRound(Step):
             rounds.kernels.take_rows(self._logits, self._path, self._path_logits)
         result = rounds.sampling.copy_to_host(self._path_logits, logprobs)
         if hidden_states:
-            layers = rounds.runner.config.hidden_state_layers
-            states = rounds.runner.step_hidden_states(*self._tree.tokens.shape, layers)
+            (batch, nodes), layers = self._tree.tokens.shape, rounds.runner.config.hidden_state_layers
+            states = rounds.runner.step_hidden_states(batch, nodes, layers)
             result.states = copy_states(rounds.device, states, self._path)
         return result
 

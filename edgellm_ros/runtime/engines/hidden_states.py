@@ -49,8 +49,9 @@ class HiddenStates:
                 )
 
     def keep(self, inputs_embeds: Tensor, layers: Sequence[int]) -> None:
-        """Keep these layers' hidden states of a prefill of inputs_embeds [B,S,H] until `clear`."""
-        outputs = self.outputs(*inputs_embeds.shape[:2], layers)
+        """Keep these layers' states of a prefill until `clear`; inputs_embeds [B,S,H]."""
+        batch, tokens, _ = inputs_embeds.shape
+        outputs = self.outputs(batch, tokens, layers)
         self._last = {0: inputs_embeds, **dict(zip(layers, outputs, strict=True))}
 
     def clear(self) -> None:
