@@ -105,7 +105,10 @@ def write_block_drafter(
 
 
 def drafter_shapes(config: Mapping[str, Any], states: int) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of a DFlash drafter's tensors; states: number of the base's states."""
+    """Return names and shapes of a DFlash drafter's tensors.
+
+    states: number of the base's states.
+    """
     hidden, inner, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
     layer: dict[str, tuple[int, ...]] = {

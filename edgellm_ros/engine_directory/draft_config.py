@@ -81,7 +81,7 @@ class DraftConfig:
             raise ValueError(f"mask_token_id must be a token id, got {self.mask_token_id}")
 
     def states_of_verification(self, layers: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the layers whose outputs `hidden_states_i` the graph for verification has.
+        """Return the layers of the outputs `hidden_states_i` of `llm/verify.onnx`.
 
         layers: those of the language model's graph without drafting.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A DFlash drafter in PyTorch: transformers' block drafter with the weights of a published layout."""
+"""A DFlash drafter in PyTorch: transformers' block drafter."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class DFlashReference:
         return torch.cat([outputs[layer + 1] for layer in self._layers], dim=-1)
 
     def run(self, states: Tensor, newest: int, start: int) -> Tensor:
-        """Append rows of context, states [1,S,n*H]; return the logits [size - 1,V] of a block.
+        """Append rows of context; return the logits [size - 1,V] of a block.
 
-        newest: the token after these rows, start: the number of rows before them.
+        states [1,S,n*H]; newest: the token after these rows, start: the number of rows before them.
         """
         rows = states.shape[1]
         block = torch.tensor([[newest, *[self._mask] * (self._size - 1)]])

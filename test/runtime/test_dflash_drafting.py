@@ -173,7 +173,10 @@ def test_hidden_states_of_answers_are_those_of_the_exported_layers(tmp_path, run
 
 @contextmanager
 def watched_chains(runtime):
-    """Watch a runtime inside the block; yield a list of rows, committed lengths and chains [M]."""
+    """Watch a runtime inside the block; yield a list of its drafts.
+
+    Each draft: the sequence, its committed length, the chain [M].
+    """
     pipeline, found = runtime.pipeline, []
     drafter = pipeline.drafter.drafter
     drafter = getattr(drafter, "drafter", drafter)
@@ -213,7 +216,7 @@ class RecordedStates(RecordedInputs):
 
 
 class WholeText:
-    """Drafts blocks after a text from the base's states of the whole text, computed in one run."""
+    """Drafts blocks after a text from the states of the whole text, in one run."""
 
     def __init__(self, engine, runtime, one) -> None:
         pipeline = runtime.pipeline
@@ -234,7 +237,10 @@ class WholeText:
         )
 
     def draft(self, length: int) -> tuple[int, np.ndarray, np.ndarray]:
-        """Return the token after the first `length`, and logits and tokens [7,Vd], [Vd] of the next ones."""
+        """Return the token after the first `length`, and what a block drafts after it.
+
+        Logits [7,Vd] of the drafted tokens, and the token [Vd] of each logit.
+        """
         states = np.stack(self._states[:length], axis=1)[:, None]
         positions = np.broadcast_to(np.arange(length, dtype=np.float32), (1, 3, length))
         cache, newest = self._engines.kv_cache, self._tokens[length]
