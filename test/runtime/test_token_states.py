@@ -9,6 +9,7 @@ import pytest
 from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.engines.prompt_inputs import PromptRun, upload_prompts
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.on_device import assert_same_up_to_rounding, put
@@ -16,6 +17,7 @@ from fixtures.requests_for_tests import IMAGE, assert_close, assert_same_answer,
 
 LAYERS = (1, 3)  # of three
 HIDDEN, VOCABULARY = 48, 302
+LOOKUP = SpecDecodeDraftingConfig(1, 7, 8, "lookup", falls_back=False)  # a GPU may be faster without
 WANTED = {"output_hidden_states": True, "logprobs": 50, "max_tokens": 12}
 
 
@@ -108,7 +110,7 @@ def test_a_grammar_s_steps_have_states_too(opened, head):
 def test_drafting_gives_the_same_states(engine, device, opened, head):
     batch = [request("abc abc abc abc", **WANTED | {"max_tokens": 25}), request("stop", max_tokens=9)]
     expected = opened.handle_request(batch)[0]
-    with LLMInferenceRuntime(engine, device, drafting="lookup") as runtime:
+    with LLMInferenceRuntime(engine, device, drafting=LOOKUP) as runtime:
         answer = runtime.handle_request(batch)[0]
         assert runtime.spec_decode_generation_metrics.total_runs > 0
     assert answer.token_ids == expected.token_ids
