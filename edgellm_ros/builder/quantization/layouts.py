@@ -12,6 +12,7 @@ from edgellm_ros.builder.config.unsupported import METHOD_KEYS, MODELOPT_FILE, Q
 from edgellm_ros.builder.quantization.awq import AwqLayout
 from edgellm_ros.builder.quantization.compressed_tensors import CompressedTensorsLayout
 from edgellm_ros.builder.quantization.fp8 import BlockFp8Layout, ModelOptLayout
+from edgellm_ros.builder.quantization.gguf import GgufLayout
 from edgellm_ros.builder.quantization.gptq import GptqLayout
 from edgellm_ros.builder.quantization.matrix import QuantizedMatrix
 from edgellm_ros.builder.quantization.tensors import Stored
@@ -30,6 +31,7 @@ LAYOUTS: dict[str, Callable[[ConfigSection], Layout]] = {
     "compressed-tensors": CompressedTensorsLayout,
     "fp8": BlockFp8Layout,
     "modelopt": ModelOptLayout,
+    "gguf": GgufLayout,  # of the folder that is made for such a file
 }
 SUPPORTED = (
     "AWQ (4 bits), GPTQ (4 and 8 bits), compressed-tensors (4 and 8 bits, FP8), FP8 in blocks, FP8 of Model "

@@ -18,7 +18,8 @@ Read = Callable[[], np.ndarray]
 class QuantizedMatrix:
     """A matrix [K,N] in 4 or 8 bits, with a scale per group of rows in each column.
 
-    With q = k // group, the weight of input order[k] is (values[k, n] - zeros[q, n]) * scales[q, n].
+    With q = k // group, the weight of input order[k] is (values[k, n] - zeros[q, n]) * scales[q, n], plus
+    offsets[q, n] if there are offsets.
     Integers are signed: unsigned ones are stored with half their range subtracted, as are their zero points.
     Large arrays are read when the graph is written.
     """
@@ -30,6 +31,7 @@ class QuantizedMatrix:
     values: Read  # [K,N], of `dtype` or of int8
     scales: Read  # [K/group,N] fp32
     zeros: np.ndarray | None = None  # [K/group,N] int8; None = 0
+    offsets: Read | None = None  # [K/group,N] fp32; None = 0
     order: np.ndarray | None = None  # [K]: the input that each row multiplies; None = 0, 1, 2, ...
 
     def __post_init__(self) -> None:
@@ -45,7 +47,10 @@ class QuantizedMatrix:
         values = self.values().astype(np.float32).reshape(self.groups, self.group, self.fan_out)
         if self.zeros is not None:
             values = values - self.zeros[:, None].astype(np.float32)
-        rows = (values * self.scales()[:, None]).reshape(self.fan_in, self.fan_out)
+        values = values * self.scales()[:, None]
+        if self.offsets is not None:
+            values = values + self.offsets()[:, None]
+        rows = values.reshape(self.fan_in, self.fan_out)
         if self.order is None:
             return rows
         weight = np.empty_like(rows)
@@ -54,7 +59,7 @@ class QuantizedMatrix:
 
     def in_groups_of(self, group: int) -> QuantizedMatrix:
         """Return the same matrix with smaller groups; `group` divides the present one."""
-        times, scales = self.group // group, self.scales
+        times, scales, offsets = self.group // group, self.scales, self.offsets
         if times == 1:
             return self
         zeros = None if self.zeros is None else np.repeat(self.zeros, times, axis=0)
@@ -66,8 +71,16 @@ class QuantizedMatrix:
             values=self.values,
             scales=lambda: np.repeat(scales(), times, axis=0),
             zeros=zeros,
+            offsets=None if offsets is None else lambda: np.repeat(offsets(), times, axis=0),
             order=self.order,
         )
+
+    def added_offsets(self) -> np.ndarray:
+        """Compute what is added to the values times their scales: [K/group,N] fp32."""
+        added = np.zeros((self.groups, self.fan_out), np.float32)
+        if self.offsets is not None:
+            added = self.offsets()
+        return added if self.zeros is None else added - self.zeros.astype(np.float32) * self.scales()
 
 
 def join(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix | None:
@@ -91,8 +104,21 @@ def join(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix | None:
         values=lambda: np.concatenate([part.values() for part in parts], axis=1),
         scales=lambda: np.concatenate([part.scales() for part in parts], axis=1),
         zeros=zeros,
+        offsets=_joined_offsets(parts),
         order=first.order,
     )
+
+
+def _joined_offsets(parts: Sequence[QuantizedMatrix]) -> Read | None:
+    if all(part.offsets is None for part in parts):
+        return None
+
+    def read() -> np.ndarray:
+        none = np.zeros((parts[0].groups, 1), np.float32)
+        given = [none.repeat(p.fan_out, 1) if p.offsets is None else p.offsets() for p in parts]
+        return np.concatenate(given, axis=1)
+
+    return read
 
 
 def _equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:

@@ -19,6 +19,7 @@ from edgellm_ros.builder.checkpoint.safetensors_file import (
     read_header,
 )
 from edgellm_ros.builder.checkpoint.strips import rows_per_strip, strips
+from edgellm_ros.builder.gguf.checkpoint import linked_tensors
 from edgellm_ros.builder.quantization.layouts import Layout
 from edgellm_ros.builder.quantization.matrix import QuantizedMatrix
 from edgellm_ros.echo import printable, quoted
@@ -34,7 +35,7 @@ OTHER_FORMATS = {
     "*.bin": f"PyTorch pickles, which can run code when they are read: {TO_CONVERT}",
     "*.pt": f"PyTorch pickles, which can run code when they are read: {TO_CONVERT}",
     "*.pth": f"PyTorch pickles, which can run code when they are read: {TO_CONVERT}",
-    "*.gguf": "quantised weights of llama.cpp: export the checkpoint that it was made of",
+    "*.gguf": "weights of llama.cpp: give the path of this file",
     "*.msgpack": f"weights of Flax: {TO_CONVERT}",
     "*.h5": f"weights of TensorFlow: {TO_CONVERT}",
     "consolidated*.safetensors": "weights in Mistral's own format: use the files in Hugging Face format",
@@ -55,6 +56,10 @@ class Weights:
         self._layout = layout
         self._matrices: dict[str, QuantizedMatrix | None] = {}
         self._used: set[str] = set()  # names in the files
+        linked = linked_tensors(directory)
+        if linked is not None:
+            self.where, self._tensors = next(iter(linked.values())).file, dict(linked)
+            return
         index = directory / INDEX
         weight_map = _weight_map(index) if index.is_file() else {}
         self.where = index if weight_map else directory / FILE  # the file that lists all tensors

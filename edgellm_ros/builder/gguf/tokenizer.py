@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tokenizer.json` of a GGUF file, and what transformers keeps beside it.
+
+Source of the pre-tokenizers: ggml-org/llama.cpp, src/llama-vocab.cpp; of the pieces of SentencePiece
+transformers, convert_slow_tokenizer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from edgellm_ros.builder.gguf.reader import GgufFile
+from edgellm_ros.echo import quoted
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # of `tokenizer.ggml.token_type`
+# Control tokens that end an answer, whatever the file names as its end.
+ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>")
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
+SPACE = "\u2581"  # SentencePiece's letter for a space
+
+
+def _gpt2() -> Any:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _digits_then_gpt2() -> Any:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+def _split(pattern: str) -> Any:
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+# By `tokenizer.ggml.pre`.
+PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "exaone"), _digits_then_gpt2),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais"), _gpt2),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), lambda: _split(WORDS % "{1,3}")
+    ),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan"), lambda: _split(WORDS % "")),
+}
+WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral")  # before merges
+COMPOSED = ("qwen2", "deepseek-r1-qwen")  # text is composed (NFC) first
+
+
+def make_tokenizer(file: GgufFile) -> Tokenizer:
+    """Make the tokenizer. ValueError, which names file and key, if it is not supported."""
+    return _Vocabulary(file).tokenizer()
+
+
+def special_tokens(file: GgufFile) -> dict[str, str]:
+    """Return the special tokens that the file names, as `tokenizer_config.json` has them."""
+    return _Vocabulary(file).special_tokens()
+
+
+def stop_tokens(file: GgufFile) -> list[int]:
+    """Return the tokens that end an answer: those of the file's keys, and the known ends."""
+    return _Vocabulary(file).stop_tokens()
+
+
+class _Vocabulary:
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+        self.tokens = self._list("tokens", str)
+        self.types = self._list("token_type", int, len(self.tokens), [NORMAL] * len(self.tokens))
+        if not self.tokens or len(set(self.tokens)) != len(self.tokens):
+            raise self._fail("tokens", "expected different tokens")
+
+    def tokenizer(self) -> Tokenizer:
+        kind = self._file.keys.get("tokenizer.ggml.model")
+        if kind not in ("gpt2", "llama"):
+            raise self._fail(
+                "model", f"{quoted(kind)}, supported: gpt2 (byte-level BPE), llama (SentencePiece)"
+            )
+        tokenizer = self._byte_level() if kind == "gpt2" else self._sentence_piece()
+        self._add_tokens(tokenizer)
+        return tokenizer
+
+    def special_tokens(self) -> dict[str, str]:
+        names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+        numbers = {given: self._number(f"{name}_token_id") for name, given in names.items()}
+        return {
+            f"{name}_token": self.tokens[number] for name, number in numbers.items() if number is not None
+        }
+
+    def stop_tokens(self) -> list[int]:
+        named = [self._number(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+        ids = {token: i for i, token in enumerate(self.tokens) if self.types[i] == CONTROL}
+        known = [ids.get(token) for token in ENDS]
+        return list(dict.fromkeys(number for number in (*named, *known) if number is not None))
+
+    def _byte_level(self) -> Tokenizer:
+        name = self._file.keys.get("tokenizer.ggml.pre", "gpt-2")
+        if name not in PRE_TOKENIZERS:
+            raise self._fail("pre", f"{quoted(name)}, supported: {', '.join(sorted(PRE_TOKENIZERS))}")
+        merges = []
+        for merge in self._list("merges", str):
+            left, found, right = merge[:1], " " in merge[1:], ""
+            if found:
+                left, _, right = merge[1:].partition(" ")
+                left = merge[:1] + left
+            if not found or not right:
+                raise self._fail("merges", f"{quoted(merge)}: expected two tokens")
+            merges.append((left, right))
+        vocabulary = {token: i for i, token in enumerate(self.tokens)}
+        first = name in WHOLE_WORDS_FIRST
+        try:
+            model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=first)
+        except Exception as error:  # the library has no class of its own
+            raise self._fail("merges", str(error)) from None
+        tokenizer = Tokenizer(model)
+        if name in COMPOSED:
+            tokenizer.normalizer = normalizers.NFC()
+        tokenizer.pre_tokenizer = PRE_TOKENIZERS[name]()
+        tokenizer.decoder = decoders.ByteLevel()
+        return tokenizer
+
+    def _sentence_piece(self) -> Tokenizer:
+        scores = self._list("scores", float, len(self.tokens))
+        vocabulary = {token: i for i, token in enumerate(self.tokens)}
+        unknown = self._number("unknown_token_id") or 0
+        model = models.BPE(
+            vocab=vocabulary,
+            merges=_merges(vocabulary, dict(zip(self.tokens, scores, strict=True))),
+            unk_token=self.tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+        tokenizer = Tokenizer(model)
+        prefix = self._file.keys.get("tokenizer.ggml.add_space_prefix", True)
+        before = [normalizers.Prepend(SPACE)] if prefix else []
+        tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
+        after = [decoders.Strip(" ", 1, 0)] if prefix else []
+        parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *after]
+        tokenizer.decoder = decoders.Sequence(parts)
+        return tokenizer
+
+    def _add_tokens(self, tokenizer: Tokenizer) -> None:
+        added = [
+            AddedToken(token, special=kind == CONTROL, normalized=False)
+            for token, kind in zip(self.tokens, self.types, strict=True)
+            if kind in (CONTROL, USER_DEFINED)
+        ]
+        tokenizer.add_tokens(added)
+
+    def _number(self, key: str) -> int | None:
+        value = self._file.keys.get(f"tokenizer.ggml.{key}")
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(self.tokens):
+            raise self._fail(key, f"{quoted(value)}: expected a token below {len(self.tokens)}")
+        return value
+
+    def _list(self, key: str, kind: type, count: int | None = None, default: list | None = None) -> list:
+        value = self._file.keys.get(f"tokenizer.ggml.{key}", default)
+        if not isinstance(value, list) or any(not isinstance(each, kind) for each in value):
+            raise self._fail(key, f"expected a list of {kind.__name__}")
+        if count is not None and len(value) != count:
+            raise self._fail(key, f"{len(value)} entries for {count} tokens")
+        return value
+
+    def _fail(self, key: str, reason: str) -> ValueError:
+        return ValueError(f"{self._file.path}: tokenizer.ggml.{key}: {reason}")
+
+
+def _merges(vocabulary: dict[str, int], scores: dict[str, float]) -> list[tuple[str, str]]:
+    """Return all pairs of pieces that are a piece together, those of the highest score first."""
+    pairs = []
+    for piece, score in scores.items():
+        for place in range(1, len(piece)):
+            left, right = piece[:place], piece[place:]
+            if left in vocabulary and right in vocabulary:
+                pairs.append((-score, vocabulary[piece], vocabulary[left], vocabulary[right], left, right))
+    return [(left, right) for *_, left, right in sorted(pairs)]
