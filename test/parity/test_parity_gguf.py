@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GGUF files against transformers, which dequantises them: random models, and a published one."""
+"""GGUF files against transformers, which dequantises them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load(path: Path):
 
 @torch.no_grad()
 def greedy(model, ids: list[int], count: int, stops: tuple[int, ...]) -> tuple[list[int], np.ndarray]:
-    """Return greedy tokens, the stop token included, and the logits [n,V] that they are of."""
+    """Return greedy tokens, the stop token included, and their logits [n,V]."""
     out = model(torch.tensor([ids]), use_cache=True)
     tokens, logits = [], []
     while True:
@@ -79,7 +79,7 @@ QUESTIONS = (
 
 
 def test_a_published_model_answers_as_in_transformers(smollm2, tmp_path):
-    """SmolLM2-135M-Instruct in Q4_1; transformers gets our token ids, since it drops the pre-tokenizer."""
+    """transformers gets our token ids, since it drops the pre-tokenizer."""
     config = export(smollm2, tmp_path / "engine", **LIMITS)
     model = load(smollm2)
     with LLMInferenceRuntime(tmp_path / "engine", prefix_cache_bytes=0) as runtime:

@@ -111,7 +111,10 @@ def _six_bits(data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _in_fours(data: np.ndarray) -> np.ndarray:
-    """Split 128 bytes [N,blocks,128] into 256 codes: of 32 bytes the lower halves come first."""
+    """Split 128 bytes of each block into 256 codes.
+
+    Of 32 bytes the lower halves come first.
+    """
     return _nibbles(data.reshape(*data.shape[:2], 4, 32))
 
 

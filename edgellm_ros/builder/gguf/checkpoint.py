@@ -73,7 +73,10 @@ class GgufTensor(StoredTensor):
 
 
 def find_gguf(path: Path) -> Path | None:
-    """Return the GGUF file that a path names: itself, or the only one of a folder without `config.json`."""
+    """Return the GGUF file that a path names; None if it names none.
+
+    The path is that of a file, or of a folder with one such file and no `config.json`.
+    """
     if path.suffix == SUFFIX:
         return path
     if not path.is_dir() or (path / "config.json").exists():
@@ -113,7 +116,7 @@ def as_checkpoint(path: Path) -> Iterator[Path]:
 
 
 def linked_tensors(folder: Path) -> Mapping[str, StoredTensor] | None:
-    """Return the tensors of the GGUF file that a folder of `as_checkpoint` links; None for other folders."""
+    """Return the tensors that a folder of `as_checkpoint` links; None for others."""
     link = folder / LINK
     return _tensors(read_gguf(Path(json.loads(link.read_text(encoding="utf-8"))))) if link.is_file() else None
 

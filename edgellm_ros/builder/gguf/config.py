@@ -104,7 +104,10 @@ class _Keys:
         return {"rope_type": "linear", "factor": self._float("rope.scaling.factor")}
 
     def _llama3(self, factors: np.ndarray, theta: float) -> dict[str, Any]:
-        """Return the scaling whose factors a file has; the largest is that of the lowest frequencies."""
+        """Return the scaling whose factors a file has.
+
+        The largest factor is that of the lowest frequencies.
+        """
         scaling = {"rope_type": "llama3", "factor": float(factors.max()), **LLAMA3}
         if not np.allclose(factors, llama3_factors(2 * len(factors), theta, scaling), rtol=1e-4, atol=0):
             raise ValueError(f"{self._file.path}: tensor {ROPE_FACTORS!r}: no factors of Llama 3")

@@ -38,7 +38,7 @@ def published_name(name: str) -> str:
 
 
 def is_paired(name: str) -> bool:
-    """Tell whether a tensor's rows are those of queries or keys, by its name in the file."""
+    """Tell by a tensor's name in the file if its rows are of queries or keys."""
     found = LAYER.fullmatch(name)
     return found is not None and found[2] in ("attn_q", "attn_k")
 

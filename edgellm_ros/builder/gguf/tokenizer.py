@@ -52,17 +52,20 @@ COMPOSED = ("qwen2", "deepseek-r1-qwen")  # text is composed (NFC) first
 
 
 def make_tokenizer(file: GgufFile) -> Tokenizer:
-    """Make the tokenizer. ValueError, which names file and key, if it is not supported."""
+    """Make the tokenizer.
+
+    ValueError, which names file and key, if it is not supported.
+    """
     return _Vocabulary(file).tokenizer()
 
 
 def special_tokens(file: GgufFile) -> dict[str, str]:
-    """Return the special tokens that the file names, as `tokenizer_config.json` has them."""
+    """Return the special tokens of a file as `tokenizer_config.json` has them."""
     return _Vocabulary(file).special_tokens()
 
 
 def stop_tokens(file: GgufFile) -> list[int]:
-    """Return the tokens that end an answer: those of the file's keys, and the known ends."""
+    """Return the tokens that end an answer: those of the keys, and known ends."""
     return _Vocabulary(file).stop_tokens()
 
 
@@ -172,7 +175,7 @@ class _Vocabulary:
 
 
 def _merges(vocabulary: dict[str, int], scores: dict[str, float]) -> list[tuple[str, str]]:
-    """Return all pairs of pieces that are a piece together, those of the highest score first."""
+    """Return the pairs of pieces that are a piece, the highest score first."""
     pairs = []
     for piece, score in scores.items():
         for place in range(1, len(piece)):

@@ -89,7 +89,10 @@ def _dequantized(graph: GraphBuilder, name: str, matrix: QuantizedMatrix) -> ir.
 def _offset(
     graph: GraphBuilder, name: str, x: ir.Value, y: ir.Value, matrix: QuantizedMatrix, read: Read
 ) -> ir.Value:
-    """Add the product of x with offsets of groups, of the shape of y; read: the offsets [K/group,N]."""
+    """Add the product of x with offsets of groups, of the shape of y.
+
+    read: the offsets [K/group,N].
+    """
     with graph.scope("offsets"):
         blocks = graph.reshape(x, [-1, matrix.groups, matrix.group])
         sums = graph.op("ReduceSum", blocks, graph.constant([-1]), keepdims=0)
