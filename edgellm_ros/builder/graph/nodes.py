@@ -16,10 +16,10 @@ class Nodes:
         self.nodes: list[ir.Node] = []
         self._scope = scope
 
-    def op(self, op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+    def op(self, op_type: str, *inputs: ir.Value, domain: str = "", **attributes: Any) -> ir.Value:
         """Make a node and return its result."""
         name = f"{self._scope}/{op_type}_{len(self.nodes)}"
-        self.nodes.append(ir.node(op_type, inputs, attributes, name=name, num_outputs=1))
+        self.nodes.append(ir.node(op_type, inputs, attributes, domain=domain, name=name, num_outputs=1))
         result = self.nodes[-1].outputs[0]
         result.name = f"{name}_output_0"
         return result

@@ -39,6 +39,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgellm_ros.builder.graph.graph import FLOAT, ORT_DOMAIN, GraphBuilder, Weight
+from edgellm_ros.builder.passes.block_products import multiply_blocks, remove_unused
 
 UINT8 = ir.DataType.UINT8
 TOP, ZERO = 127, 128  # the largest magnitude, and the value that stands for 0
@@ -82,6 +83,7 @@ def multiply_in_int8(builder: GraphBuilder, lm_head: bool = True, by_rows: bool 
     if builder.dtype != FLOAT:
         raise ValueError("8-bit products for a CPU need precision fp32")
     graph, rows = builder.graph, dict[ir.Value, tuple[ir.Value, ir.Value]]()
+    has_blocks = multiply_blocks(builder)
     replaced = []
     for node in list(graph):
         if node.op_type != "MatMul" or (not lm_head and str(node.name).startswith("/lm_head/")):
@@ -115,10 +117,10 @@ def multiply_in_int8(builder: GraphBuilder, lm_head: bool = True, by_rows: bool 
         graph.remove([node] if last is node else [last, node], safe=True)
         replaced.append(weight)
     for weight in replaced:
-        _remove_unused(graph, weight)
+        remove_unused(graph, weight)
     if replaced:
         graph.opset_imports[ORT_DOMAIN] = 1
-    return bool(replaced)
+    return bool(replaced) or has_blocks
 
 
 class _Nodes:
@@ -186,17 +188,3 @@ def _matrix(value: ir.Value | None) -> _Matrix | None:
         return source.read() * (np.repeat(scales, block, axis=axis) if block else scales)
 
     return _Matrix(source.name, source.shape, dequantized)
-
-
-def _remove_unused(graph: ir.Graph, value: ir.Value) -> None:
-    """Remove an unused value and the nodes that computed it."""
-    if value.uses() or value.is_graph_output():
-        return
-    node = value.producer()
-    if node is None:
-        graph.initializers.pop(str(value.name), None)
-        return
-    inputs = [each for each in node.inputs if each is not None]
-    graph.remove(node, safe=True)
-    for each in inputs:
-        _remove_unused(graph, each)
