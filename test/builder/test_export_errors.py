@@ -200,7 +200,7 @@ def test_an_empty_quantization_config_is_none(checkpoint, tmp_path):
 OTHER_FORMATS = [
     ("pytorch_model.bin", "pytorch_model.bin has PyTorch pickles, which can run code"),
     ("pytorch_model-00001-of-00002.bin", "pytorch_model-00001-of-00002.bin has PyTorch pickles"),
-    ("model-q4_0.gguf", "model-q4_0.gguf has quantised weights of llama.cpp"),
+    ("model-q4_0.gguf", "model-q4_0.gguf has weights of llama.cpp"),
     ("consolidated.safetensors", "consolidated.safetensors has weights in Mistral's own format"),
 ]
 

@@ -68,7 +68,7 @@ def _values(weight: ir.Value | None) -> ir.Value:
 
 
 def _matrix(node: ir.Node) -> QuantizedMatrix | None:
-    """Describe the weight of a product; None if it is not in blocks that MatMulNBits takes."""
+    """Describe a weight in blocks; None if MatMulNBits does not take it."""
     weight = node.inputs[1] if node.op_type == "MatMul" else None
     source = None if weight is None else weight.producer()
     if source is not None and source.op_type == "Reshape":
