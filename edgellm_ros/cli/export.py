@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm export`: a Hugging Face checkpoint to an engine directory."""
+"""`edgellm export`: a checkpoint to an engine directory."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "export",
         help="turn a checkpoint into an engine directory",
-        description="Write ONNX graphs, embedding table, tokenizer and config of a Hugging Face checkpoint.",
+        description="Write ONNX graphs, embedding table, tokenizer and config of a checkpoint.",
     )
     parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="directory with config.json and safetensors files"
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="directory with config.json and safetensors files, or a GGUF file",
     )
     parser.add_argument(
         "engine_dir",
