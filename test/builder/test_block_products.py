@@ -56,6 +56,7 @@ def test_all_products_round_their_input_to_8_bits(engines):
     kinds = Counter(node.op_type for node in graph.node)
     assert kinds["MatMulNBits"] == 4 * LAYERS + 1  # and the LM head
     assert kinds["DequantizeLinear"] == 0
+    assert kinds["MatMulIntegerToFloat"] == 0  # offsets stay in fp32
     products = (node for node in graph.node if node.op_type == "MatMulNBits")
     attributes = (each for node in products for each in node.attribute)
     assert {each.i for each in attributes if each.name == "accuracy_level"} == {4}

@@ -44,7 +44,9 @@ from edgellm_ros.builder.passes.block_products import multiply_blocks, remove_un
 UINT8 = ir.DataType.UINT8
 TOP, ZERO = 127, 128  # the largest magnitude, and the value that stands for 0
 SMALLEST = 1e-30  # of a column's scale; a row of zeros has the scale 0
-KEPT = ".in_proj"  # of recurrent layers: they make decays, whose errors add up over all tokens
+# Weights in fp32: projections of recurrent layers make decays, whose errors add up over all tokens; offsets
+# of groups are small, so that rounding x takes longer than the product.
+KEPT = (".in_proj", ".offset")
 NORMS = ("RMSNormalization", "LayerNormalization")  # one NaN makes the whole row NaN
 
 
@@ -92,7 +94,7 @@ def multiply_in_int8(builder: GraphBuilder, lm_head: bool = True, by_rows: bool 
         matrix = _matrix(weight)
         if x is None or weight is None or matrix is None or len(matrix.shape) != 2:
             continue
-        if KEPT in matrix.name:
+        if any(part in matrix.name for part in KEPT):
             continue
         new, last = _Nodes(str(node.name).rsplit("/", 1)[0]), node
         weights = builder.weight(f"{matrix.name}.uint8", matrix.shape, matrix.values, UINT8)
