@@ -105,6 +105,20 @@ def test_rows_that_no_token_sees_are_not_computed(path, tokens, start, rows):
     assert mask.shape == (1, 1, tokens, rows)
 
 
+@pytest.mark.parametrize(("start", "cut"), [(63, True), (319, True), (320, False), (447, False)])
+def test_a_large_cache_is_cut_up_to_three_quarters(path, monkeypatch, start, cut):
+    """One token behind `start` rows, of 448 rows, of which multiples of 64 are computed."""
+    monkeypatch.setattr(visible_rows, "SMALL", 0)
+    model = ir.load(path)
+    attend_to_visible_rows(model.graph)
+    changed = ir.to_proto(model)
+    (condition,) = {node.input[0] for node in changed.graph.node if node.op_type == "If"}
+    changed.graph.output.append(onnx.ValueInfoProto(name=condition))
+    session = onnxruntime.InferenceSession(changed.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run([condition], make_inputs(1, 1, start))
+    assert found.tolist() == [cut]
+
+
 def test_a_graph_without_a_cache_stays_as_it_is(path):
     model = ir.load(path)
     caches = {value.name: value for value in model.graph.inputs}
