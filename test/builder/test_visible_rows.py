@@ -107,7 +107,7 @@ def test_rows_that_no_token_sees_are_not_computed(path, tokens, start, rows):
 
 @pytest.mark.parametrize(("start", "cut"), [(63, True), (319, True), (320, False), (447, False)])
 def test_a_large_cache_is_cut_up_to_three_quarters(path, monkeypatch, start, cut):
-    """One token behind `start` rows, of 448 rows, of which multiples of 64 are computed."""
+    """One token behind `start` of 448 rows; multiples of 64 are computed."""
     monkeypatch.setattr(visible_rows, "SMALL", 0)
     model = ir.load(path)
     attend_to_visible_rows(model.graph)
