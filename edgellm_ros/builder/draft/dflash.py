@@ -14,13 +14,11 @@ from pathlib import Path
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_section
 from edgellm_ros.builder.config.prompt_files import TOKENIZER_FILE
 from edgellm_ros.builder.draft.frequent_tokens import frequent_tokens
-from edgellm_ros.builder.draft.head import Block, DraftHead, read_head_rope
-from edgellm_ros.builder.draft.layout import FC, MODULE, canonical_names, layer
+from edgellm_ros.builder.draft.head import Block, DraftHead, open_head, read_head_rope
+from edgellm_ros.builder.draft.layout import FC, MODULE, layer
 from edgellm_ros.builder.draft.tensors import block_shapes, check_tensors
-from edgellm_ros.builder.draft.unsupported import refuse_config, refuse_files, refuse_tensors
 from edgellm_ros.builder.families.model import Model
 from edgellm_ros.builder.model.decoder import Attention, Decoder, RMSNorm, SwiGLU, attention_layer
-from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
 
 SECTION = "dflash_config"
@@ -45,13 +43,8 @@ def read_block_drafter(
     None = DRAFTED_TOKENS. capacity: of the model's KV cache. FileNotFoundError or ValueError, which names
     file, key and value, for what does not fit the model or would be computed differently.
     """
-    config = read_section(directory / "config.json")
-    refuse_files(directory)
-    refuse_config(config)
-    stored = Weights(directory)
-    refuse_tensors(stored, stored.where)
-    names = canonical_names(stored, stored.where)
-    weights, llm = stored.renamed(names), model.llm
+    config, names, weights = open_head(directory)
+    llm = model.llm
 
     section = config.section(SECTION) if config.has(SECTION) else config
     for key, expected in (

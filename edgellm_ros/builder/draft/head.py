@@ -114,6 +114,21 @@ class DraftHead:
         )
 
 
+def open_head(directory: Path) -> tuple[ConfigSection, dict[str, str], Weights]:
+    """Open the files of a draft head.
+
+    Returns the configuration, published names by those of the builder, and the tensors by these. ValueError,
+    which names file and key, for a kind of head that is not supported.
+    """
+    config = read_section(directory / "config.json")
+    refuse_files(directory)
+    refuse_config(config)
+    stored = Weights(directory)
+    refuse_tensors(stored, stored.where)
+    names = canonical_names(stored, stored.where)
+    return config, names, stored.renamed(names)
+
+
 def read_head(directory: Path, model: Model, base: Weights, dtype: np.dtype, capacity: int) -> DraftHead:
     """Read the head in a directory for a model with the weights `base`.
 
@@ -122,13 +137,7 @@ def read_head(directory: Path, model: Model, base: Weights, dtype: np.dtype, cap
     no EAGLE-3 head, does not fit the model, or would be computed differently.
     """
     # 1. Which kind of drafter.
-    config = read_section(directory / "config.json")
-    refuse_files(directory)
-    refuse_config(config)
-    stored = Weights(directory)
-    refuse_tensors(stored, stored.where)
-    names = canonical_names(stored, stored.where)
-    weights = stored.renamed(names)
+    config, names, weights = open_head(directory)
     llm = model.llm
     check_kind(config, weights, llm.hidden_size)
 
@@ -152,7 +161,7 @@ def read_head(directory: Path, model: Model, base: Weights, dtype: np.dtype, cap
         joined_norm=weights.has_module(f"{MODULE}.input_norm"),
     )
     if fusion.state_norms and fusion.joined_norm:
-        raise ValueError(f"{stored.where}: fc_norm and input_norm in one head: supported is one of them")
+        raise ValueError(f"{weights.where}: fc_norm and input_norm in one head: supported is one of them")
     for key, there in (("fc_norm", fusion.state_norms), ("norm_before_fc", fusion.joined_norm)):
         if there and not config.flag(key, True):
             raise config.fail(key, "the tensors of this norm are in the file, supported: true")

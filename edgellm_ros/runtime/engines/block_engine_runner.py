@@ -17,14 +17,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from edgellm_ros.engine.device import Device, on_device
-from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import BoundRun, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.kernels import Kernels
-from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs
+from edgellm_ros.runtime.engines.row_states import make_draft_cache
 from edgellm_ros.runtime.prompt.rope import make_rope_table
 
 PROMPT_PROFILE, ACCEPTED_PROFILE = 0, 1  # of `context`
@@ -56,24 +55,7 @@ class BlockEngineRunner:
         self._device, self._kernels = device, kernels
         self._block, self._context, self._layers = block, context, draft.base_state_layers
         batch, capacity = config.max_supported_batch_size, draft.cache_capacity(config.max_kv_cache_capacity)
-        dtype = block.dtype(names.key_cache(0))
-        for each in (block, context):
-            found = each.bindings[names.key_cache(0)]
-            if found.shape[2] != capacity or found.dtype != dtype:
-                raise EngineError(
-                    f"{each.name}: key_cache_0 is {found.dtype} {found.shape}, by config.json its capacity "
-                    f"is {capacity}, and {block.name} has {dtype}"
-                )
-        self.kv_cache = LinearKVCache(
-            device,
-            kernels,
-            layers=draft.num_layers,
-            max_batch_size=batch,
-            kv_heads=draft.num_key_value_heads,
-            capacity=capacity,
-            head_dim=draft.head_dim,
-            dtype=dtype,
-        )
+        self.kv_cache = make_draft_cache(device, kernels, config, (block, context))
         table = make_rope_table(draft.rope, capacity, device)
 
         def inputs(executor: EngineExecutor, tokens: int) -> AttentionInputs:

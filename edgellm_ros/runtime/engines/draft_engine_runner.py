@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgellm_ros.engine.device import Device, on_device
-from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import BoundRun, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
@@ -27,8 +26,8 @@ from edgellm_ros.engine_directory.draft_config import DraftConfig
 from edgellm_ros.fused.loading.fused_decoding import FusedDecoding
 from edgellm_ros.kernels import DraftTable, DraftTree, Kernels, TreeKernels
 from edgellm_ros.kernels.chain_protocol import ChainDraft
-from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs, run_sizes
+from edgellm_ros.runtime.engines.row_states import make_draft_cache
 from edgellm_ros.runtime.prompt.rope import make_rope_table
 
 PROMPT_PROFILE = 0
@@ -77,23 +76,8 @@ class DraftEngineRunner:
         self._device = device
         self._tree_kernels = tree_kernels
         batch, capacity = config.max_supported_batch_size, draft.cache_capacity(config.max_kv_cache_capacity)
-        for each in (executor, *([fused.executor] if fused else [])):
-            found = each.bindings[names.key_cache(0)]
-            if found.shape[2] != capacity or found.dtype != executor.dtype(names.key_cache(0)):
-                raise EngineError(
-                    f"{each.name}: key_cache_0 is {found.dtype} {found.shape}, by config.json its capacity "
-                    f"is {capacity}, and {executor.name} has {executor.dtype(names.key_cache(0))}"
-                )
-        self.kv_cache = LinearKVCache(
-            device,
-            kernels,
-            layers=draft.num_layers,
-            max_batch_size=batch,
-            kv_heads=draft.num_key_value_heads,
-            capacity=capacity,
-            head_dim=draft.head_dim,
-            dtype=executor.dtype(names.key_cache(0)),
-        )
+        executors = (executor, *([fused.executor] if fused else []))
+        self.kv_cache = make_draft_cache(device, kernels, config, executors)
         tokens = max(config.max_supported_input_length, top_k, tokens_per_round)
         self._rope_table = make_rope_table(draft.rope, capacity, device)
 

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the state per row of a language model's engine: KV cache, recurrent state."""
+"""Makes the state per row of engines: KV cache, recurrent state."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
@@ -25,6 +28,35 @@ def make_kv_cache(
         capacity=config.max_kv_cache_capacity,
         head_dim=config.head_dim,
         dtype=executor.dtype(names.key_cache(0)),
+    )
+
+
+def make_draft_cache(
+    device: Device, kernels: Kernels, config: EngineConfig, executors: Sequence[EngineExecutor]
+) -> LinearKVCache:
+    """Make the KV cache of a draft head, which its executors share.
+
+    EngineError if they have different caches, or one of another capacity than `config` says.
+    """
+    draft, first = config.draft, executors[0]
+    assert draft is not None  # `check_drafting`
+    capacity, dtype = draft.cache_capacity(config.max_kv_cache_capacity), first.dtype(names.key_cache(0))
+    for each in executors:
+        found = each.bindings[names.key_cache(0)]
+        if found.shape[2] != capacity or found.dtype != dtype:
+            raise EngineError(
+                f"{each.name}: key_cache_0 is {found.dtype} {found.shape}, by config.json its capacity "
+                f"is {capacity}, and {first.name} has {dtype}"
+            )
+    return LinearKVCache(
+        device,
+        kernels,
+        layers=draft.num_layers,
+        max_batch_size=config.max_supported_batch_size,
+        kv_heads=draft.num_key_value_heads,
+        capacity=capacity,
+        head_dim=draft.head_dim,
+        dtype=dtype,
     )
 
 
