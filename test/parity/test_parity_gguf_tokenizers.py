@@ -12,7 +12,7 @@ sentencepiece = pytest.importorskip("sentencepiece")
 transformers = pytest.importorskip("transformers")
 
 from edgellm_ros.builder.gguf.reader import read_gguf  # noqa: E402
-from edgellm_ros.builder.gguf.tokenizer import make_tokenizer  # noqa: E402
+from edgellm_ros.builder.gguf.tokenizer import Vocabulary  # noqa: E402
 from fixtures.gguf_files import CONTROL, MERGES, vocabulary, write_gguf  # noqa: E402
 from fixtures.odd_texts import odd_texts  # noqa: E402
 
@@ -24,7 +24,7 @@ FURTHER = ["1 2", "12 3", "3 .", "\u010a \u010a", "\u0120 \u0120", "' t", "n 't"
 
 def ours(path: Path, keys: dict[str, object]):
     """Write a file with these keys and make its tokenizer."""
-    return make_tokenizer(read_gguf(write_gguf(path, kind="F32", **keys)))
+    return Vocabulary(read_gguf(write_gguf(path, kind="F32", **keys))).tokenizer()
 
 
 def assert_same_tokens(tokenizer, expected, texts: list[str]) -> None:

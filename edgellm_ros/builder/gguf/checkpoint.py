@@ -22,7 +22,7 @@ from edgellm_ros.builder.gguf.blocks import BlockType, Codes
 from edgellm_ros.builder.gguf.config import PAIRED, make_config
 from edgellm_ros.builder.gguf.names import ROPE_FACTORS, is_paired, published_name, rows_from_pairs
 from edgellm_ros.builder.gguf.reader import PART, SUFFIX, GgufFile, TensorPlace, read_gguf
-from edgellm_ros.builder.gguf.tokenizer import make_tokenizer, special_tokens, stop_tokens
+from edgellm_ros.builder.gguf.tokenizer import Vocabulary
 from edgellm_ros.echo import quoted
 
 LINK = "gguf_file"  # in the folder: the path of the file
@@ -96,8 +96,8 @@ def as_checkpoint(path: Path) -> Iterator[Path]:
     FileNotFoundError or ValueError, which names file and key, for a file that is damaged or not supported.
     """
     file = read_gguf(path)
-    config, tokenizer = make_config(file), make_tokenizer(file)
-    stops = stop_tokens(file)
+    config, vocabulary = make_config(file), Vocabulary(file)
+    tokenizer, stops = vocabulary.tokenizer(), vocabulary.stop_tokens()
     template = file.keys.get(TEMPLATE_KEY)
     if not isinstance(template, str):
         raise ValueError(f"{path}: {TEMPLATE_KEY} is {quoted(template)}, expected the model's chat template")
@@ -106,7 +106,7 @@ def as_checkpoint(path: Path) -> Iterator[Path]:
         texts: dict[str, Any] = {
             "config.json": config,
             "generation_config.json": {"eos_token_id": stops} if stops else {},
-            "tokenizer_config.json": {**special_tokens(file), "chat_template": template},
+            "tokenizer_config.json": {**vocabulary.special_tokens(), "chat_template": template},
             LINK: str(path.resolve()),
         }
         for name, contents in texts.items():

@@ -51,25 +51,12 @@ WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral")  #
 COMPOSED = ("qwen2", "deepseek-r1-qwen")  # text is composed (NFC) first
 
 
-def make_tokenizer(file: GgufFile) -> Tokenizer:
-    """Make the tokenizer.
+class Vocabulary:
+    """The tokens of a file.
 
-    ValueError, which names file and key, if it is not supported.
+    ValueError, which names file and key, if they are not supported.
     """
-    return _Vocabulary(file).tokenizer()
 
-
-def special_tokens(file: GgufFile) -> dict[str, str]:
-    """Return the special tokens of a file as `tokenizer_config.json` has them."""
-    return _Vocabulary(file).special_tokens()
-
-
-def stop_tokens(file: GgufFile) -> list[int]:
-    """Return the tokens that end an answer: those of the keys, and known ends."""
-    return _Vocabulary(file).stop_tokens()
-
-
-class _Vocabulary:
     def __init__(self, file: GgufFile) -> None:
         self._file = file
         self.tokens = self._list("tokens", str)
@@ -78,6 +65,7 @@ class _Vocabulary:
             raise self._fail("tokens", "expected different tokens")
 
     def tokenizer(self) -> Tokenizer:
+        """Make the tokenizer; ValueError as above."""
         kind = self._file.keys.get("tokenizer.ggml.model")
         if kind not in ("gpt2", "llama"):
             raise self._fail(
@@ -88,6 +76,7 @@ class _Vocabulary:
         return tokenizer
 
     def special_tokens(self) -> dict[str, str]:
+        """Return the special tokens as `tokenizer_config.json` has them."""
         names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
         numbers = {given: self._number(f"{name}_token_id") for name, given in names.items()}
         return {
@@ -95,6 +84,7 @@ class _Vocabulary:
         }
 
     def stop_tokens(self) -> list[int]:
+        """Return the tokens that end an answer: those of the keys, and known ends."""
         named = [self._number(f"{name}_token_id") for name in ("eos", "eot", "eom")]
         ids = {token: i for i, token in enumerate(self.tokens) if self.types[i] == CONTROL}
         known = [ids.get(token) for token in ENDS]
