@@ -33,12 +33,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from edgellm_ros.builder.graph.graph import FLOAT, ORT_DOMAIN, GraphBuilder, Weight
+from edgellm_ros.builder.graph.nodes import Nodes
 from edgellm_ros.builder.passes.block_products import multiply_blocks, remove_unused
 
 UINT8 = ir.DataType.UINT8
@@ -96,7 +96,7 @@ def multiply_in_int8(builder: GraphBuilder, lm_head: bool = True, by_rows: bool 
             continue
         if any(part in matrix.name for part in KEPT):
             continue
-        new, last = _Nodes(str(node.name).rsplit("/", 1)[0]), node
+        new, last = Nodes(f"{str(node.name).rsplit('/', 1)[0]}/int8"), node
         weights = builder.weight(f"{matrix.name}.uint8", matrix.shape, matrix.values, UINT8)
         scales = builder.weight(f"{matrix.name}.uint8_scale", matrix.shape[1:], matrix.scales, FLOAT)
         zero = builder.constant(ZERO, UINT8)
@@ -125,21 +125,6 @@ def multiply_in_int8(builder: GraphBuilder, lm_head: bool = True, by_rows: bool 
     return bool(replaced) or has_blocks
 
 
-class _Nodes:
-    """Makes nodes with names below `scope`."""
-
-    def __init__(self, scope: str) -> None:
-        self.nodes: list[ir.Node] = []
-        self._scope = f"{scope}/int8"
-
-    def op(self, op_type: str, *inputs: ir.Value, domain: str = "", **attributes: Any) -> ir.Value:
-        name = f"{self._scope}/{op_type}"
-        self.nodes.append(ir.node(op_type, inputs, attributes, domain=domain, name=name, num_outputs=1))
-        result = self.nodes[-1].outputs[0]
-        result.name = f"{name}_output_0"
-        return result
-
-
 def _bias(product: ir.Node) -> tuple[ir.Node | None, ir.Value | None]:
     """Find the addition of a bias, and the bias; None for none.
 
@@ -154,7 +139,7 @@ def _bias(product: ir.Node) -> tuple[ir.Node | None, ir.Value | None]:
     return (addition, bias) if known else (None, None)
 
 
-def _integers(builder: GraphBuilder, new: _Nodes, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+def _integers(builder: GraphBuilder, new: Nodes, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Add the values of x as integers, and the scale of each row times TOP."""
     last, producer = builder.constant([-1]), x.producer()
     scale = new.op("ReduceMax", new.op("Abs", x), last, keepdims=1)
