@@ -30,11 +30,8 @@ def write_head(directory: Path, shape: ModelShape, precision: str, seed: int = 1
     these are fewer. It is written again only for another shape, precision or seed.
     """
     config = head_config(shape) | {"random": {"precision": precision, "seed": seed}}
-    config_file = directory / "config.json"
-    if config_file.is_file() and json.loads(config_file.read_text()) == config:
+    if _is_written(directory, config):
         return directory
-    directory.mkdir(parents=True, exist_ok=True)
-    config_file.unlink(missing_ok=True)
     rng = np.random.Generator(np.random.SFC64(seed))
     base, vocabulary = {"hidden_size": shape.hidden_size}, config["draft_vocab_size"]
     tensors = {
@@ -43,9 +40,7 @@ def write_head(directory: Path, shape: ModelShape, precision: str, seed: int = 1
     }
     chosen = np.sort(rng.permutation(shape.vocab_size - 1)[:vocabulary])  # without the stop token
     tensors["d2t"] = chosen - np.arange(vocabulary)
-    save_file(tensors, directory / "model.safetensors")
-    config_file.write_text(json.dumps(config))  # last: an interrupted head has no config
-    return directory
+    return _write(directory, config, tensors)
 
 
 def add_mtp_head(checkpoint: Path, model: PublishedModel, precision: str, seed: int = 1) -> None:
@@ -91,16 +86,27 @@ def write_block_drafter(
         **{key: text[key] for key in same},
         "random": {"precision": precision, "seed": seed},
     }
-    config_file = directory / "config.json"
-    if config_file.is_file() and json.loads(config_file.read_text()) == config:
+    if _is_written(directory, config):
         return directory
-    directory.mkdir(parents=True, exist_ok=True)
-    config_file.unlink(missing_ok=True)
     rng = np.random.Generator(np.random.SFC64(seed))
     shapes = drafter_shapes(config, states)
     tensors = {name: random_tensor(rng, name, size, precision) for name, size in shapes.items()}
-    save_file(tensors, directory / "model.safetensors")
-    config_file.write_text(json.dumps(config))  # last: an interrupted drafter has no config
+    return _write(directory, config, tensors)
+
+
+def _is_written(directory: Path, config: Mapping[str, Any]) -> bool:
+    """Tell whether a head with this configuration is in a directory already."""
+    file = directory / "config.json"
+    return file.is_file() and json.loads(file.read_text()) == config
+
+
+def _write(directory: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> Path:
+    """Write a head into a directory in place of another; return the directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / "config.json"
+    file.unlink(missing_ok=True)
+    save_file(dict(tensors), directory / "model.safetensors")
+    file.write_text(json.dumps(config))  # last: an interrupted head has no config
     return directory
 
 
