@@ -35,13 +35,13 @@ from edgellm_ros.fused.variants import (
     Compile,
     Step,
     Variant,
-    compile_all,
+    compile_variants,
     compiler_for,
     make_plans,
     make_scratch,
     variant_for,
 )
-from edgellm_ros.fused.weights import FusedLayerWeights, FusedWeights
+from edgellm_ros.fused.weights import FusedWeights
 from edgellm_ros.kernels.capability import EARLY_START, compute_capability
 
 LORA_TABLE = "lora_table"  # the tensor that has the adapters of the sequences
@@ -90,13 +90,17 @@ class FusedDecoder:
         self._tuning = tuning or load_tuning(device.arch)
         self.starts_early = self._tuning.early_start and capability >= EARLY_START
         self._device, self._compile = device, compile or compiler_for(device)
-        self._variants = self._compiled(make_plans(device, shape, self._tuning))
-        self._adapted: dict[int, Variant] | None = None  # compiled when the first adapter is used
-        self._adapted_plans = make_plans(device, shape, self._tuning, adapted=True) if shape.lora_rank else {}
-        self.max_adapted_rows = min(shape.max_rows, max(self._adapted_plans, default=0))
-        self.max_rows = min(shape.max_rows, max(self._variants))
-        plans = [variant.plan for variant in self._variants.values()]
-        self._scratch = make_scratch(device, [*plans, *self._adapted_plans.values()])
+        plans = make_plans(device, shape, self._tuning)
+        self._adapted_plans = make_plans(device, shape, self._tuning, adapted=True) if shape.lora_rank else []
+        self._variants = compile_variants(self._compile, plans)  # by kind of layers
+        self._adapted: list[dict[int, Variant]] = []  # compiled when the first adapter is used
+        adapted = min((max(each, default=0) for each in self._adapted_plans), default=0)
+        self.max_rows, self.max_adapted_rows = (
+            min(shape.max_rows, *map(max, plans)),
+            min(shape.max_rows, adapted),
+        )
+        every = (plan for each in (*plans, *self._adapted_plans) for plan in each.values())
+        self._scratch = make_scratch(device, every)
         self._fusion = fusion
         self._states: dict[int, Tensor] = {}  # by layer from 0
         if fusion is not None:
@@ -104,10 +108,6 @@ class FusedDecoder:
             self._fuse = FusedFusion(device, fusion.shape, fusion.weights, self._compile, threads)
             rows = (self.max_rows, shape.hidden)
             self._states = {layer: device.empty(rows, np.uint16) for layer in fusion.layers if layer}
-
-    def _compiled(self, plans: Mapping[int, FusedPlan]) -> dict[int, Variant]:
-        programs = compile_all(self._compile, plans)
-        return {rows: Variant(plan, programs[rows]) for rows, plan in plans.items()}
 
     def run(self, tensors: Mapping[str, Tensor]) -> None:
         """Queue one step on the device's stream.
@@ -137,16 +137,17 @@ class FusedDecoder:
             raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {most} rows")
         if shape.recurrent is not None and tokens > CHAIN_TOKENS:
             raise EngineError(f"recurrent layers: a chain of {tokens} tokens, more than {CHAIN_TOKENS}")
-        variant = self._variant(tensors, rows)
-        early = False
+        variants, early = self._kinds(tensors, rows), False
         for layer in range(len(self._weights.layers)):
-            for name, params in self._layer(tensors, layer, rows, tokens).items():
+            variant = variants[shape.kind(layer)]
+            for name, params in self._layer(variant.plan, tensors, layer, rows, tokens).items():
                 if variant.plan.has(name):
                     yield variant.program, variant.plan.launch(name, rows, early, tokens), params
                     early = self.starts_early
-        yield from self._head_launches(tensors, variant, rows, self._hidden_states(tensors, shape.layers))
+        hidden = self._hidden_states(tensors, shape.layers)
+        yield from self._head_launches(tensors, variants[0], rows, hidden)
         if self._fusion is not None:
-            yield from self._fusion_launches(self._fusion.layers, tensors, variant, rows)
+            yield from self._fusion_launches(self._fusion.layers, tensors, variants[0], rows)
 
     def run_head(self, logits: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Queue the LM head for the rows at `residual`, which another part has written.
@@ -154,7 +155,7 @@ class FusedDecoder:
         logits [rows,V] fp32, of at most `max_rows` rows; tensors: those of `run`, of which the head is used.
         """
         rows = logits.shape[0]
-        variant = variant_for(self._variants, rows)
+        variant = variant_for(self._variants[0], rows)
         for program, launch, params in self._head_launches({**tensors, "logits": logits}, variant, rows, 0):
             program.launch(launch, params)
 
@@ -183,16 +184,15 @@ class FusedDecoder:
         """Address of the residual stream of a step, int64 [max_rows,H] in units of 2^-30."""
         return self._scratch["residual"].pointer
 
-    def _variant(self, tensors: Mapping[str, Tensor], rows: int) -> Variant:
-        """Return the kernels for a number of rows.
+    def _kinds(self, tensors: Mapping[str, Tensor], rows: int) -> list[Variant]:
+        """Return the kernels for a number of rows, by kind of layers.
 
         Kernels with adapters are compiled when they are first used.
         """
-        if LORA_TABLE not in tensors:
-            return variant_for(self._variants, rows)
-        if self._adapted is None:
-            self._adapted = self._compiled(self._adapted_plans)
-        return variant_for(self._adapted, rows)
+        adapted = LORA_TABLE in tensors
+        if adapted and not self._adapted:
+            self._adapted = compile_variants(self._compile, self._adapted_plans)
+        return [variant_for(each, rows) for each in (self._adapted if adapted else self._variants)]
 
     def _fusion_launches(
         self, layers: Sequence[int], tensors: Mapping[str, Tensor], variant: Variant, rows: int
@@ -218,16 +218,16 @@ class FusedDecoder:
         return output or self._states[layer].pointer
 
     def _layer(
-        self, tensors: Mapping[str, Tensor], layer: int, rows: int, tokens: int
+        self, plan: FusedPlan, tensors: Mapping[str, Tensor], layer: int, rows: int, tokens: int
     ) -> dict[str, KernelParams]:
         """Return the parameters of a layer's kernels, in the order of their launches.
 
-        Prep kernels are launched only if the plan has them.
+        Prep kernels are launched only if the plan has them, which is that of the layer's kind.
         """
         weights, launches = self._weights.layers[layer], dict[str, KernelParams]()
         scratch = {name: tensor.pointer for name, tensor in self._scratch.items()}
         if weights.qkv:
-            launches |= self._attention_block(tensors, layer, weights, rows, tokens)
+            launches |= self._attention_block(plan, tensors, layer, rows, tokens)
         if weights.in_proj:
             norm, number = self._input_norm(tensors, layer), self._numbers[layer]
             launches |= recurrent_block(
@@ -249,9 +249,10 @@ class FusedDecoder:
         }
 
     def _attention_block(
-        self, tensors: Mapping[str, Tensor], layer: int, weights: FusedLayerWeights, rows: int, tokens: int
+        self, plan: FusedPlan, tensors: Mapping[str, Tensor], layer: int, rows: int, tokens: int
     ) -> dict[str, KernelParams]:
         """Return the parameters of the kernels of attention."""
+        weights = self._weights.layers[layer]
         scratch = {name: tensor.pointer for name, tensor in self._scratch.items()}
         residual, x = scratch["residual"], scratch["x"]
         splits: dict[str, int] = {
@@ -260,7 +261,7 @@ class FusedDecoder:
             "window": self._shape.window(layer) or 0,
         }
         length = tensors["kv_length"].pointer
-        attention, most_splits = self._attention(tensors, layer, weights, rows, tokens, splits)
+        attention, most_splits = self._attention(plan, tensors, layer, rows, tokens, splits)
         combined = {**splits, "kv_length": length, "tokens": tokens, "splits": most_splits}
         qkv_lora, o_lora, _, _ = _adapters(tensors, layer)
         norm = self._input_norm(tensors, layer)
@@ -292,9 +293,9 @@ class FusedDecoder:
 
     def _attention(
         self,
+        plan: FusedPlan,
         tensors: Mapping[str, Tensor],
         layer: int,
-        weights: FusedLayerWeights,
         rows: int,
         tokens: int,
         splits: dict[str, int],
@@ -303,7 +304,7 @@ class FusedDecoder:
 
         0: the kernel `attention`, which has the plan's number.
         """
-        plan = self._variant(tensors, rows).plan
+        weights = self._weights.layers[layer]
         cache = {
             "kv_length": tensors["kv_length"].pointer,
             "key_cache": tensors[f"key_cache_{self._numbers[layer]}"].pointer,

@@ -18,10 +18,11 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.fused.decoder import FusedDecoder
 from edgellm_ros.fused.fusion import FusedFusion
 from edgellm_ros.fused.params import DraftHeadParams, JoinedQkvParams, KernelParams
+from edgellm_ros.fused.plan.decoder import FusedPlan
 from edgellm_ros.fused.plan.fusion import FusionShape
 from edgellm_ros.fused.plan.shape import FusedDraftShape
 from edgellm_ros.fused.plan.tuning import Tuning
-from edgellm_ros.fused.variants import Compile, Step, make_plans, make_scratch, variant_for
+from edgellm_ros.fused.variants import Compile, Step, compile_variants, make_plans, make_scratch, variant_for
 from edgellm_ros.fused.weights import FusedWeights, FusionWeights
 
 
@@ -50,17 +51,17 @@ class FusedDraft(FusedDecoder):
         projection: Projection | None = None,
     ) -> None:
         super().__init__(device, shape, weights, compile, tuning)
-        self._draft, self._later, self._projection = shape, self._variants, projection
+        (self._first,) = self._variants
+        self._draft, self._later, self._projection = shape, self._first, projection
         if projection is not None:
             sizes, threads = projection.shape, self._tuning.fusion_threads
             self._project = FusedFusion(device, sizes, projection.weights, self._compile, threads)
             self._projected = device.empty((self.max_rows, shape.hidden), np.uint16)
             return
         if shape.layers > 1:
-            self._later = self._compiled(
-                make_plans(device, dataclasses.replace(shape, joined=False), self._tuning)
-            )
-            variants = [*self._variants.values(), *self._later.values()]
+            plans = make_plans(device, dataclasses.replace(shape, joined=False), self._tuning)
+            (self._later,) = compile_variants(self._compile, plans)
+            variants = [*self._first.values(), *self._later.values()]
             self._scratch = make_scratch(device, (variant.plan for variant in variants))
 
     def launches(self, tensors: Mapping[str, Tensor]) -> Iterator[Step]:
@@ -83,12 +84,12 @@ class FusedDraft(FusedDecoder):
             yield from self._projection_launches(self._projection, tensors, rows)
             tensors = {**tensors, "inputs_embeds": self._projected}
         for layer in range(len(self._weights.layers)):
-            variant = variant_for(self._later if layer else self._variants, rows)
-            for name, params in self._layer(tensors, layer, rows, tokens).items():
+            variant = variant_for(self._later if layer else self._first, rows)
+            for name, params in self._layer(variant.plan, tensors, layer, rows, tokens).items():
                 if variant.plan.has(name):
                     early, first = self.starts_early and not first, False
                     yield variant.program, variant.plan.launch(name, rows, early, tokens), params
-        variant = variant_for(self._variants, batch * chosen)
+        variant = variant_for(self._first, batch * chosen)
         states = tensors["next_hidden_states"].pointer
         params = DraftHeadParams(
             weights=self._weights.lm_head,
@@ -115,9 +116,9 @@ class FusedDraft(FusedDecoder):
         yield from self._project.launches(pair, self._projected.pointer, rows, self.starts_early, first=True)
 
     def _layer(
-        self, tensors: Mapping[str, Tensor], layer: int, rows: int, tokens: int
+        self, plan: FusedPlan, tensors: Mapping[str, Tensor], layer: int, rows: int, tokens: int
     ) -> dict[str, KernelParams]:
-        params, weights = super()._layer(tensors, layer, rows, tokens), self._weights.layers[layer]
+        params, weights = super()._layer(plan, tensors, layer, rows, tokens), self._weights.layers[layer]
         if layer or self._projection is not None:
             return params
         first = JoinedQkvParams(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variants of the same kernels, by the largest number of rows."""
+"""Variants of the same kernels, by kind of layers and largest number of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from edgellm_ros.fused.plan.shape import FusedShape
 from edgellm_ros.fused.plan.tuning import Tuning
 
 MOST_COMPILERS = 4  # at once; each takes some 100 MB
+Key = TypeVar("Key")
 Plan = TypeVar("Plan")
 Program = TypeVar("Program")
 Step = tuple[Any, Launch, KernelParams]  # a program, and a launch of one of its kernels
@@ -49,7 +50,7 @@ def compiler_for(device: Any) -> Callable[[Any], Any]:
     return lambda plan: FusedProgram(device, cached_kernels(device.arch, plan))
 
 
-def compile_all(compile: Callable[[Plan], Program], plans: Mapping[int, Plan]) -> dict[int, Program]:
+def compile_all(compile: Callable[[Plan], Program], plans: Mapping[Key, Plan]) -> dict[Key, Program]:
     """Make a program of each plan, in threads.
 
     NVRTC does not hold Python's lock. Errors of `compile` are raised.
@@ -58,11 +59,27 @@ def compile_all(compile: Callable[[Plan], Program], plans: Mapping[int, Plan]) -
         return dict(zip(plans, pool.map(compile, plans.values()), strict=True))
 
 
-def make_plans(device: Any, shape: FusedShape, tuning: Tuning, adapted: bool = False) -> dict[int, FusedPlan]:
-    """Plan kernels for a shape, by largest number of rows.
+def compile_variants(compile: Compile, plans: Sequence[Mapping[int, FusedPlan]]) -> list[dict[int, Variant]]:
+    """Compile the plans of each kind of layers."""
+    every = {(kind, rows): plan for kind, each in enumerate(plans) for rows, plan in each.items()}
+    programs = compile_all(compile, every)
+    return [
+        {rows: Variant(plan, programs[kind, rows]) for rows, plan in each.items()}
+        for kind, each in enumerate(plans)
+    ]
+
+
+def make_plans(
+    device: Any, shape: FusedShape, tuning: Tuning, adapted: bool = False
+) -> list[dict[int, FusedPlan]]:
+    """Plan the kernels for each kind of layers, by largest number of rows.
 
     Plans end where the device has too little smem. adapted: for sequences with LoRA adapters.
     """
+    return [_plans_of_kind(device, kind, tuning, adapted) for kind in shape.of_each_kind()]
+
+
+def _plans_of_kind(device: Any, shape: FusedShape, tuning: Tuning, adapted: bool) -> dict[int, FusedPlan]:
     plans, rows = dict[int, FusedPlan](), 1
     while rows < 2 * shape.max_rows:
         sizes = rows, device.multiprocessors, device.most_shared_memory

@@ -6,6 +6,9 @@ The weights are in `llm/model.cuda.onnx` and `llm/fused.json`.
 
 from __future__ import annotations
 
+import dataclasses
+
+import gguf
 import ml_dtypes
 import numpy as np
 import onnx
@@ -18,11 +21,15 @@ from edgellm_ros.builder.checkpoint.checkpoint_config import read_section
 from edgellm_ros.builder.graph.graph import GraphBuilder
 from edgellm_ros.builder.graph.product import quantized_product
 from edgellm_ros.builder.quantization.layouts import find_layout
-from edgellm_ros.builder.quantization.matrix import FLOAT8, QuantizedMatrix
+from edgellm_ros.builder.quantization.matrix import FLOAT8, INT4, INT8, QuantizedMatrix, join
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.fused.description.decoder import FUSED_FILE, FusedModel
+from edgellm_ros.fused.loading.device_weights import fused_shape
+from edgellm_ros.fused.plan.quantized import Quantized
 from fixtures import quantized_checkpoint
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
+from fixtures.fused_steps import changed
+from fixtures.gguf_files import write_gguf
 from fixtures.quantized_checkpoint import write_quantized_checkpoint
 from fixtures.random_head import base_config, write_random_head
 
@@ -71,6 +78,8 @@ def dequantised(engine, matrix) -> np.ndarray:
         zeros = unpacked(read(matrix.zero_points), bits)[:, : len(scales)].T
     zeros, scales = (np.repeat(each, matrix.group, axis=0) for each in (zeros, scales))
     rows = (values - zeros) * scales
+    if matrix.offsets is not None:
+        rows += np.repeat(read(matrix.offsets, np.float16), matrix.group, axis=0)
     if matrix.order is None:
         return rows
     weight = np.empty_like(rows)
@@ -81,13 +90,13 @@ def dequantised(engine, matrix) -> np.ndarray:
 @pytest.mark.parametrize(
     ("method", "options", "form"),
     [
-        ("gptq", {}, (4, 32, True, False, False)),
-        ("gptq-8", {}, (8, 32, True, False, False)),
-        ("awq", {}, (4, 32, True, False, False)),
-        ("packed", {}, (4, 32, False, False, False)),
-        ("fp8", {}, (8, 0, False, True, False)),
-        ("fp8", {"replaced": ALL_BLOCKS, **BLOCKS}, (8, 32, False, True, False)),
-        ("gptq", {"replaced": ACT_ORDER}, (4, 32, True, False, True)),
+        ("gptq", {}, Quantized(4, 32, zero_points=True)),
+        ("gptq-8", {}, Quantized(8, 32, zero_points=True)),
+        ("awq", {}, Quantized(4, 32, zero_points=True)),
+        ("packed", {}, Quantized(4, 32)),
+        ("fp8", {}, Quantized(8, 0, float8=True)),
+        ("fp8", {"replaced": ALL_BLOCKS, **BLOCKS}, Quantized(8, 32, float8=True)),
+        ("gptq", {"replaced": ACT_ORDER}, Quantized(4, 32, zero_points=True, ordered=True)),
     ],
     ids=["gptq", "gptq-8", "awq", "packed", "fp8", "fp8 in blocks", "act-order"],
 )
@@ -99,10 +108,24 @@ def test_every_place_holds_the_checkpoints_weights(tmp_path, method, options, fo
     for field, names in PARTS.items():
         assert getattr(model.layers[0], field) is None
         matrix = getattr(model.quantized[0], field)
-        assert matrix.form == (form if field == "qkv" or not form[4] else (*form[:4], False))
+        wanted = form if field == "qkv" else dataclasses.replace(form, ordered=False)
+        assert Quantized(*matrix.form) == wanted
         parts = [weights.matrix(f"{LAYER}.{name}").dequantized() for name in names]
         expected = np.concatenate(parts, axis=1)
         np.testing.assert_allclose(dequantised(tmp_path / "engine", matrix), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind, form", [("Q4_1", (4, 32)), ("Q5_K", (8, 32))])
+def test_the_blocks_of_a_gguf_file_keep_their_offsets(tmp_path, kind, form):
+    """The reference is the arithmetic of llama.cpp's package `gguf`."""
+    path = write_gguf(tmp_path / "model.gguf", "llama", kind)
+    export(path, tmp_path / "engine", precision="fp16", max_input_len=16, max_kv_cache_capacity=32)
+    model = FusedModel.load(tmp_path / "engine" / FUSED_FILE)
+    matrix = model.quantized[0].down
+    assert Quantized(*matrix.form) == Quantized(*form, offsets=True)
+    (tensor,) = (each for each in gguf.GGUFReader(path).tensors if each.name == "blk.0.ffn_down.weight")
+    expected = gguf.dequantize(tensor.data, tensor.tensor_type).T
+    np.testing.assert_allclose(dequantised(tmp_path / "engine", matrix), expected, rtol=2e-3, atol=2e-3)
 
 
 def test_a_form_without_kernels_is_a_problem_of_the_description(tmp_path):
@@ -111,6 +134,24 @@ def test_a_form_without_kernels_is_a_problem_of_the_description(tmp_path):
     model = FusedModel.load(tmp_path / FUSED_FILE)
     assert model.problem == f"the layers of {LAYER}.self_attn.qkv_proj are stored in different ways"
     assert model.layers == ()
+
+
+def test_joined_matrices_of_4_and_8_bits_keep_their_weights():
+    random = np.random.default_rng(0)
+
+    def matrix(dtype, group, **optional):
+        values = random.integers(-(1 << dtype.bitwidth - 1), 1 << dtype.bitwidth - 1, (96, 8), np.int8)
+        scales = random.standard_normal((96 // group, 8)).astype(np.float32)
+        sizes = {"fan_in": 96, "fan_out": 8, "dtype": dtype, "group": group}
+        return QuantizedMatrix(**sizes, values=lambda: values, scales=lambda: scales, **optional)
+
+    offsets = random.standard_normal((3, 8)).astype(np.float32)
+    zeros = random.integers(-8, 8, (1, 8), np.int8)
+    parts = [matrix(INT4, 32, offsets=lambda: offsets), matrix(INT8, 16), matrix(INT4, 96, zeros=zeros)]
+    joined = join(parts)
+    assert (joined.dtype, joined.group) == (INT8, 16)
+    expected = np.concatenate([part.dequantized() for part in parts], axis=1)
+    np.testing.assert_array_equal(joined.dequantized(), expected)
 
 
 @pytest.mark.parametrize("groups", [1, 3])
@@ -151,13 +192,39 @@ def test_joined_layers_of_different_forms_are_a_problem(tmp_path):
     assert problem == f"the layers of {LAYER}.mlp.gate_up_proj are stored in different ways"
 
 
-def test_layers_of_different_forms_are_a_problem(monkeypatch, tmp_path):
+def test_layers_of_different_forms_are_kinds_of_their_own(monkeypatch, tmp_path):
     monkeypatch.setitem(quantized_checkpoint.SIZES, "num_hidden_layers", 2)
-    replaced = plain("model.layers.1.mlp.down_proj", 64, 96)
+    replaced = plain("model.layers.0.mlp.down_proj", 64, 96)
     write_quantized_checkpoint(tmp_path / "c", "packed", replaced=replaced)
-    export(tmp_path / "c", tmp_path, precision="fp16")
-    problem = FusedModel.load(tmp_path / FUSED_FILE).problem
-    assert problem == "down is quantised in 2 different ways in different layers"
+    config = export(tmp_path / "c", tmp_path, precision="fp16")
+    shape = fused_shape(config, FusedModel.load(tmp_path / FUSED_FILE), 1, adapts=False)
+    first, second = shape.of_each_kind()
+    assert shape.layer_kinds == (0, 1)
+    assert first.form("down") is None
+    assert second.form("down") == Quantized(4, 32)
+    assert first.form("qkv") == second.form("qkv") == Quantized(4, 32)
+
+
+def test_the_first_kind_of_layers_is_quantised_if_one_is(monkeypatch, tmp_path):
+    """What computes prompts is chosen by the first kind."""
+    monkeypatch.setitem(quantized_checkpoint.SIZES, "num_hidden_layers", 2)
+    replaced = {
+        key: value
+        for name, shape in SHAPES.items()
+        for key, value in plain(f"{LAYER}.{name}", *shape).items()
+    }
+    write_quantized_checkpoint(tmp_path / "c", "packed", replaced=replaced)
+    config = export(tmp_path / "c", tmp_path, precision="fp16")
+    shape = fused_shape(config, FusedModel.load(tmp_path / FUSED_FILE), 1, adapts=False)
+    assert shape.layer_kinds == (1, 0)
+    assert shape.quantized
+    assert shape.other_kinds == ((),)
+
+
+def test_more_kinds_of_layers_than_the_kernels_take_are_refused():
+    forms = tuple((("o", Quantized(bits, 32 << i)),) for bits in (4, 8) for i in range(3))
+    shape = changed(quantized=forms[0], other_kinds=forms[1:5], layer_kinds=(0, 1, 2, 3, 4), layers=5)
+    assert shape.unsupported() == "layers are quantised in 5 different ways, more than 4"
 
 
 def test_the_graphs_for_cuda_share_one_copy_of_the_weights(tmp_path):

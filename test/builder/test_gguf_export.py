@@ -72,14 +72,6 @@ def test_the_weights_of_layers_take_the_bits_of_the_file(tmp_path):
     assert len(int4) == 2 * 4  # of each layer: qkv, o, gate and up, down
 
 
-def test_the_fused_kernels_are_told_that_groups_have_offsets(tmp_path):
-    for kind, problem in (("Q4_1", "have offsets"), ("Q4_0", None)):
-        path = write_gguf(tmp_path / f"{kind}.gguf", "llama", kind)
-        export(path, tmp_path / kind, precision="fp16", **LIMITS)
-        found = json.loads((tmp_path / kind / "llm/fused.json").read_text())["problem"]
-        assert found is None if problem is None else problem in found
-
-
 def test_stop_tokens_are_the_file_s_and_the_known_ends(tmp_path):
     path = write_gguf(tmp_path / "model.gguf")
     config = export(path, tmp_path / "engine", **LIMITS)

@@ -21,7 +21,7 @@ from doubles.quantized_weights import QuantizedMatrix
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.fused.fusion import StateFusion
 from edgellm_ros.fused.plan.fusion import FusionShape
-from edgellm_ros.fused.plan.quantized import ALIGNMENT
+from edgellm_ros.fused.plan.quantized import ALIGNMENT, Quantized
 from edgellm_ros.fused.plan.shape import SQUARED_RELU, FusedShape
 from edgellm_ros.fused.weights import FusedLayerWeights, FusedWeights
 
@@ -282,7 +282,8 @@ class HostFusedDecoder:
         self.sizes: list[tuple[int, int]] = []  # of each step: sequences, tokens of each
         self._device, self._shape = device, shape
         self._weights, dtype = weights, TYPES[shape.dtype]  # keeps the memory alive
-        self._layers = [_layer(layer, shape) for layer in weights.layers]
+        kinds = [dict(kind.quantized) for kind in shape.of_each_kind()]
+        self._layers = [_layer(layer, shape, kinds[shape.kind(i)]) for i, layer in enumerate(weights.layers)]
         self.max_adapted_rows = shape.max_rows if shape.lora_rank else 0
         self._norm = array_at(weights.norm, (shape.hidden,), dtype)
         size = (shape.vocab, shape.hidden) if shape.tied else (shape.hidden, shape.all_head_columns)
@@ -380,13 +381,13 @@ def _adapters(layer: LayerArrays, table: np.ndarray) -> dict[str, list[tuple[np.
     return adapters
 
 
-def _layer(layer: FusedLayerWeights, shape: FusedShape) -> LayerArrays:
+def _layer(layer: FusedLayerWeights, shape: FusedShape, forms: Mapping[str, Quantized]) -> LayerArrays:
     given = {name for name, address in vars(layer).items() if address}
     shapes, dtype = layer_shapes(shape, sorted(given)), TYPES[shape.dtype]
     assert given == set(shapes), f"weights {sorted(given)}, expected {sorted(shapes)}"
     arrays = {}
     for name, size in shapes.items():
-        form, pointer = shape.form(name), getattr(layer, name)
+        form, pointer = forms.get(name), getattr(layer, name)
         if form is None:
             float32 = name in FLOAT_WEIGHTS
             arrays[name] = array_at(pointer, size, np.dtype(np.float32) if float32 else dtype)

@@ -15,7 +15,7 @@ FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A matrix [K,N] whose elements are (values - zeros) * scales.
+    """A matrix [K,N] whose elements are (values - zeros) * scales + offsets.
 
     Integers and zeros are unsigned; values of E4M3 are in uint8 too, without zeros.
     """
@@ -25,6 +25,7 @@ class QuantizedMatrix:
     scales: np.ndarray  # [K/group,N], of the model's type; fp32 for E4M3
     zeros: np.ndarray  # [K/group,N] uint8
     inputs: np.ndarray  # [K]: the input that each row multiplies
+    offsets: np.ndarray | None = None  # [K/group,N], of the model's type
 
     @classmethod
     def random(
@@ -38,13 +39,14 @@ class QuantizedMatrix:
             scales = (random.uniform(0.5, 1.5, groups) / k**0.5).astype(np.float32)
             values = random.standard_normal(shape).astype(FLOAT8).view(np.uint8)
             return cls(form, values, scales, np.zeros(groups, np.uint8), inputs)
+        offsets = (random.uniform(-2, 2, groups) / k**0.5).astype(dtype) if form.offsets else None
         zeros = np.full(groups, top // 2, np.uint8)
         if form.zero_points:
             zeros = random.integers(0, top, groups, np.uint8)
         size = top / 3 if form.zero_points else top / 12**0.5
         signs = random.choice((-1, 1), groups) if form.bits == 4 else 1  # `--quantize int4` has both
         scales = (signs * random.uniform(0.5, 1.5, groups) / size / k**0.5).astype(dtype)
-        return cls(form, random.integers(0, top, shape, np.uint8), scales, zeros, inputs)
+        return cls(form, random.integers(0, top, shape, np.uint8), scales, zeros, inputs, offsets)
 
     @classmethod
     def read(
@@ -58,6 +60,7 @@ class QuantizedMatrix:
             parts.append(contents[start : start + nbytes])
             start += -(-nbytes // ALIGNMENT) * ALIGNMENT
         inputs = parts.pop().view(np.uint16)[:k].astype(np.int64) if form.ordered else np.arange(k)
+        offsets = parts.pop().view(dtype).reshape(groups, n) if form.offsets else None
         parts = [part.reshape(n, -1) for part in parts]
         zeros = np.full((groups, n), 1 << form.bits - 1, np.uint8)
         if form.zero_points:
@@ -65,13 +68,15 @@ class QuantizedMatrix:
         if form.float8:
             zeros = np.zeros((groups, n), np.uint8)
         scales = parts[1].view(np.dtype(np.float32) if form.float8 else dtype).T
-        return cls(form, unpacked(parts[0], form.bits).T, scales, zeros, inputs)
+        return cls(form, unpacked(parts[0], form.bits).T, scales, zeros, inputs, offsets)
 
     def contents(self) -> np.ndarray:
         """Return the bytes of the matrix."""
         arrays = [packed(self.values.T, self.form.bits), np.ascontiguousarray(self.scales.T)]
         if self.form.zero_points:
             arrays.append(packed(self.zeros.T, self.form.bits))
+        if self.offsets is not None:
+            arrays.append(self.offsets)
         if self.form.ordered:
             arrays.append(np.concatenate([self.inputs, np.argsort(self.inputs)]).astype(np.uint16))
         raw = [array.view(np.uint8).reshape(-1) for array in arrays]
@@ -82,8 +87,11 @@ class QuantizedMatrix:
         group = self.form.group or len(self.values)
         values = self.values.view(FLOAT8) if self.form.float8 else self.values
         differences = values.astype(np.float64) - np.repeat(self.zeros, group, axis=0)
-        weight = np.empty_like(differences)
-        weight[self.inputs] = differences * np.repeat(self.scales.astype(np.float64), group, axis=0)
+        rows = differences * np.repeat(self.scales.astype(np.float64), group, axis=0)
+        if self.offsets is not None:
+            rows += np.repeat(self.offsets.astype(np.float64), group, axis=0)
+        weight = np.empty_like(rows)
+        weight[self.inputs] = rows
         return weight
 
 

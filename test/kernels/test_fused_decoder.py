@@ -121,7 +121,8 @@ def test_a_step_with_an_fp8_cache_is_that_of_numpy(fused, shape, lengths, tokens
     check(fused, shape, lengths, tokens, tree)
 
 
-FP8, SORTED = (False, True), (False, False, True)  # behind bits and group of a form
+# behind bits and group of a form
+FP8, SORTED, OFFSETS = (False, True), (False, False, True), (False, False, False, True)
 
 
 def quantized(qkv, o, gate_up, down) -> tuple[tuple[str, Quantized], ...]:
@@ -161,6 +162,21 @@ def quantized(qkv, o, gate_up, down) -> tuple[tuple[str, Quantized], ...]:
         pytest.param(
             changed(mlp_bias=True, quantized=quantized(*[(4, 32, True, False, True)] * 4)), [77], {},
             id="sorted inputs, 1 row",
+        ),
+        pytest.param(
+            changed(hidden=576, inner=320,
+                    quantized=quantized((4, 32, *OFFSETS), (8, 32, *OFFSETS), (8, 16), (4, 64, *OFFSETS))),
+            [40], {}, id="offsets, groups of 16, 1 row",
+        ),
+        pytest.param(
+            changed(dtype="bf16", max_rows=8,
+                    quantized=quantized((8, 16, *OFFSETS), (4, 128, *OFFSETS), (4, 32, *OFFSETS), (8, 16))),
+            [5, 150, 64, 20, 21, 99, 1], {"quantized_repeated_bytes": 0}, id="bf16, offsets, 7 rows",
+        ),
+        pytest.param(
+            changed(quantized=quantized((8, 16, *OFFSETS), (4, 32, *OFFSETS), (4, 32, *OFFSETS), (8, 16)),
+                    other_kinds=(quantized(*[(4, 32, *OFFSETS)] * 4), ()), layer_kinds=(1, 0, 2), layers=3),
+            [40], {}, id="layers of three kinds, 1 row",
         ),
     ],
 )  # fmt: skip
@@ -437,7 +453,8 @@ def test_the_blocks_of_a_product_share_its_steps_evenly(k, n, tile, blocks):
     "arch, head_dim, rows, forms, lora_rank, fp8_cache",
     [
         ("sm_80", 128, 16, (), 0, False),
-        ("sm_87", 128, 8, quantized((8, 0, *FP8), (8, 32, True), (4, 64, True), None), 0, False),
+        ("sm_87", 128, 8, quantized((8, 0, *FP8), (8, 32, True), (4, 64, True), (8, 16, *OFFSETS)), 0, False),
+        ("sm_90", 64, 1, quantized(*[(4, 32, *OFFSETS)] * 4), 0, False),
         ("sm_90", 256, 16, (), 0, False),
         ("sm_89", 256, 8, (), 0, True),
         ("sm_110", 64, 1, quantized((4, 128), (8, 64), (8, 128, *FP8), (4, 64, True)), 0, True),

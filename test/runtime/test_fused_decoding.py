@@ -28,6 +28,7 @@ from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeD
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures import on_device
 from fixtures.fused_decoding import SIZES, export_decoder, fused_on_host
+from fixtures.gguf_files import write_gguf
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 from fixtures.quantized_checkpoint import write_quantized_checkpoint
 from fixtures.requests_for_tests import IMAGE, request
@@ -90,6 +91,16 @@ def fp8_weights(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def k_quants(tmp_path_factory):
+    """A decoder whose layers have blocks of two types, as llama.cpp's Q4_K_M mixes them."""
+    root = tmp_path_factory.mktemp("k_quants")
+    others = dict.fromkeys(("blk.1.attn_v.weight", "blk.1.ffn_down.weight"), "Q6_K")
+    write_gguf(root / "model.gguf", "llama", "Q4_K", kinds=others)
+    export(root / "model.gguf", root / "engine", precision="fp16")
+    return root / "engine"
+
+
+@pytest.fixture(scope="module")
 def act_order(tmp_path_factory):
     """A decoder whose layers are published in 4 bits, their inputs sorted by groups."""
     root = tmp_path_factory.mktemp("act_order")
@@ -146,7 +157,8 @@ def steps(decoders) -> int:
 
 @on_host
 @pytest.mark.parametrize(
-    "name", ["llama", "qwen3", "rounded", "fp8_weights", "act_order", "fp8_cache", "delta_net", "mamba2"]
+    "name",
+    ["llama", "qwen3", "rounded", "fp8_weights", "k_quants", "act_order", "fp8_cache", "delta_net", "mamba2"],
 )
 def test_the_tokens_are_those_of_the_engine(request, decoders, name):
     engine = request.getfixturevalue(name)
@@ -155,7 +167,9 @@ def test_the_tokens_are_those_of_the_engine(request, decoders, name):
     assert steps(decoders) == max(map(len, found)) - 1 >= 19  # the first token is from the prefill
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "rounded", "fp8_weights", "act_order", "fp8_cache"])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3", "rounded", "fp8_weights", "k_quants", "act_order", "fp8_cache"]
+)
 @pytest.mark.parametrize(("rows", "context"), [(1, 0), (3, 40), (2, 200)])
 def test_a_step_has_the_engines_logits_and_kv_rows(request, decoders, device, name, rows, context):
     found = {}

@@ -249,19 +249,15 @@ def _quantized(decoder: Decoder, modules: list[str], stored: StoredWeights) -> t
 
     stored: weights of the graph for CUDA. Undescribed if the kernels do not take a matrix.
     """
-    found, forms = [], dict[str, set[tuple[object, ...] | None]]()
+    found = []
     for module, layer in zip(modules, decoder.layers, strict=True):
         matrices: dict[str, QuantizedMatrix | None] = dict.fromkeys(PARTS)
         for residual in layer:
             for name, fan_in in _sizes(decoder, residual.block).items():
                 full = f"{module}.{residual.module}.{_part(name, residual.block)}"
-                matrix = matrices[name] = _matrix(full, fan_in, stored)
-                forms.setdefault(name, set()).add(None if matrix is None else matrix.form)
+                matrices[name] = _matrix(full, fan_in, stored)
         found.append(QuantizedMatrices(**matrices))
-    for name, different in forms.items():
-        if len(different) > 1:  # kernels are compiled for one
-            raise Undescribed(f"{name} is quantised in {len(different)} different ways in different layers")
-    return tuple(found) if any(form for each in forms.values() for form in each) else ()
+    return tuple(found) if any(any(each.given()) for each in found) else ()
 
 
 def _matrix(name: str, fan_in: int, stored: StoredWeights) -> QuantizedMatrix | None:
@@ -276,12 +272,8 @@ def _matrix(name: str, fan_in: int, stored: StoredWeights) -> QuantizedMatrix | 
         if plain.dtype != stored.graph.dtype:
             raise Undescribed(f"{name} is stored as {plain.dtype} in a form without kernels")
         return None
-    if stored.has(f"{name}.packed.offset"):
-        raise Undescribed(f"the groups of {name} have offsets")
-    if stored.has(f"{name}.packed.offset"):
-        raise Undescribed(f"the groups of {name} have offsets")
     values = stored.place(f"{name}.packed")
-    points, order = f"{name}.packed_zero_point", f"{name}.packed_order"
+    points, order, offsets = f"{name}.packed_zero_point", f"{name}.packed_order", f"{name}.packed.offset"
     _, groups, nbytes = values.shape
     if stored.has(order) and fan_in > MOST_ORDERED:
         raise Undescribed(f"{fan_in} inputs of {name} are sorted by their groups (act-order)")
@@ -294,4 +286,5 @@ def _matrix(name: str, fan_in: int, stored: StoredWeights) -> QuantizedMatrix | 
         zero_points=stored.place(points) if stored.has(points) else None,
         float8=stored.dtype(f"{name}.packed") == FLOAT8,
         order=stored.place(order) if stored.has(order) else None,
+        offsets=stored.place(offsets) if stored.has(offsets) else None,
     )

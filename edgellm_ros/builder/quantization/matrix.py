@@ -75,6 +75,11 @@ class QuantizedMatrix:
             order=self.order,
         )
 
+    def values_in(self, dtype: ir.DataType) -> np.ndarray:
+        """Return the values [K,N], integers of 4 bits as int8 if `dtype` has 8 bits."""
+        values = self.values()
+        return values if dtype == self.dtype else values.astype(np.int8)
+
     def added_offsets(self) -> np.ndarray:
         """Compute what is added to the values times their scales: [K/group,N] fp32."""
         added = np.zeros((self.groups, self.fan_out), np.float32)
@@ -84,24 +89,29 @@ class QuantizedMatrix:
 
 
 def join(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix | None:
-    """Join matrices of the same inputs side by side; None if their layouts differ."""
-    first = parts[0]
-    for part in parts[1:]:
-        if (part.fan_in, part.dtype, part.group) != (first.fan_in, first.dtype, first.group):
+    """Join matrices of the same inputs side by side; None if they have no layout in common.
+
+    Integers of 4 and of 8 bits become 8 bits, and all parts get the smallest of their groups.
+    """
+    first, group = parts[0], min(part.group for part in parts)
+    types = {part.dtype for part in parts}
+    for part in parts:
+        if part.fan_in != first.fan_in or part.group % group or not _equal(part.order, first.order):
             return None
-        if not _equal(part.order, first.order):
-            return None
+    if len(types) > 1 and not types <= {INT4, INT8}:
+        return None
+    parts, joined = [part.in_groups_of(group) for part in parts], first.dtype if len(types) == 1 else INT8
     zeros = None
     if any(part.zeros is not None for part in parts):
-        none = np.zeros((first.groups, 1), np.int8)
+        none = np.zeros((parts[0].groups, 1), np.int8)
         given = [none.repeat(part.fan_out, 1) if part.zeros is None else part.zeros for part in parts]
         zeros = np.concatenate(given, axis=1)
     return QuantizedMatrix(
         fan_in=first.fan_in,
         fan_out=sum(part.fan_out for part in parts),
-        dtype=first.dtype,
-        group=first.group,
-        values=lambda: np.concatenate([part.values() for part in parts], axis=1),
+        dtype=joined,
+        group=group,
+        values=lambda: np.concatenate([part.values_in(joined) for part in parts], axis=1),
         scales=lambda: np.concatenate([part.scales() for part in parts], axis=1),
         zeros=zeros,
         offsets=_joined_offsets(parts),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 FUSED_FILE = "llm/fused.json"
+MATRICES = ("qkv", "o", "gate_up", "down", "in_proj", "out_proj")  # of a layer, by kernel
 
 
 class JsonFile:
@@ -55,7 +56,7 @@ class StoredWeight:
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A matrix [K,N] in 4 or 8 bits: an element is (value - zero point) * scale.
+    """A matrix [K,N] in 4 or 8 bits: an element is (value - zero point) * scale + offset.
 
     Integers and zero points are unsigned. Of two 4-bit values in a byte, the first is in the low nibble.
     """
@@ -68,12 +69,14 @@ class QuantizedMatrix:
     zero_points: StoredWeight | None  # uint8 [N,bytes]; null = half of the range, of FP8 0
     float8: bool  # values are E4M3 instead of integers
     order: StoredWeight | None  # int64 [K]: the input that each row multiplies; null = 0, 1, 2, ...
+    offsets: StoredWeight | None  # [K/group,N], of the engine's precision; null = 0
 
     @property
-    def form(self) -> tuple[int, int, bool, bool, bool]:
+    def form(self) -> tuple[int, int, bool, bool, bool, bool]:
         """Return what kernels depend on, the fields of `Quantized`."""
         group = 0 if self.float8 and self.scales.shape[1] == 1 else self.group
-        return self.bits, group, self.zero_points is not None, self.float8, self.order is not None
+        points, ordered = self.zero_points is not None, self.order is not None
+        return self.bits, group, points, self.float8, ordered, self.offsets is not None
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,12 @@ class FusedLayer:
     gate_up_bias: StoredWeight | None
     down: StoredWeight | None
     down_bias: StoredWeight | None
+
+    def plain_matrices(self) -> list[str]:
+        """Return the kernels whose matrices are not quantised."""
+        parts = [self] if self.mixer is None else [self, self.mixer]
+        given = {name for part in parts for name, value in vars(part).items() if value is not None}
+        return [name for name in MATRICES if name in given]
 
     @property
     def has_attention(self) -> bool:

@@ -8,18 +8,18 @@
 #include "lora.cuh"
 #include "tied_head.cuh"
 
-template <int K, int N, int TILE, int BLOCKS, bool ALL_OF_X, int BITS, int GROUP, bool ZERO_POINTS, bool FLOAT8,
-          bool ACT_ORDER, bool X_IN_GMEM>
+template <int K, int N, int TILE, int BLOCKS, bool ALL_OF_X, int BITS, int GROUP, bool ZERO_POINTS, bool OFFSETS,
+          bool FLOAT8, bool ACT_ORDER, bool X_IN_GMEM>
 struct Choice {
-  using Type = QuantizedGemvPlan<K, N, TILE, BLOCKS, ALL_OF_X, BITS, GROUP, ZERO_POINTS, FLOAT8, ACT_ORDER>;
+  using Type = QuantizedGemvPlan<K, N, TILE, BLOCKS, ALL_OF_X, BITS, GROUP, ZERO_POINTS, OFFSETS, FLOAT8, ACT_ORDER>;
 };
 template <int K, int N, int TILE, int BLOCKS, bool ALL_OF_X, bool X_IN_GMEM>
-struct Choice<K, N, TILE, BLOCKS, ALL_OF_X, 16, 0, false, false, false, X_IN_GMEM> {
+struct Choice<K, N, TILE, BLOCKS, ALL_OF_X, 16, 0, false, false, false, false, X_IN_GMEM> {
   using Type = GemvPlan<K, N, TILE, BLOCKS, ALL_OF_X, false, X_IN_GMEM>;
 };
 #define PLAN(NAME, K, N, ALL_OF_X)                                                                               \
   using NAME = Choice<K, N, NAME##_TILE, NAME##_BLOCKS, ALL_OF_X, NAME##_BITS, NAME##_GROUP, NAME##_ZERO_POINTS, \
-                      NAME##_FLOAT8, NAME##_ACT_ORDER, NAME##_X_IN_GMEM>::Type
+                      NAME##_OFFSETS, NAME##_FLOAT8, NAME##_ACT_ORDER, NAME##_X_IN_GMEM>::Type
 PLAN(QKV, (1 + JOINED) * HIDDEN, ((1 + ATTENTION_GATE) * HEADS + 2 * KV_HEADS) * HEAD_DIM, !QKV_PREPARED);
 PLAN(O, HEADS* HEAD_DIM, HIDDEN, false);
 PLAN(GATE_UP, HIDDEN, (SQUARED_RELU ? 1 : 2) * INNER, !GATE_UP_PREPARED);

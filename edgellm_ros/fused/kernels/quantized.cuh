@@ -4,9 +4,10 @@
 //   values [N,K] of BITS, unsigned, k contiguous; of two INT4 values the first is in the low nibble
 //   scales [N,K/GROUP] of the model's type
 //   zero points [N,K/GROUP] of BITS, each row starts at a byte; if absent, all are half of the range
+//   offsets [K/GROUP,N] of the model's type, if there are any; then there are no zero points
 //
-// The arrays follow one another, each aligned to 256 bytes. weight = (value - zero point) * scale. FLOAT8: values are
-// E4M3, scales fp32, without zero points.
+// The arrays follow one another, each aligned to 256 bytes. weight = (value - zero point) * scale + offset. FLOAT8:
+// values are E4M3, scales fp32, without zero points and offsets.
 //
 // ACT_ORDER (desc_act): rows are sorted by group, and row k multiplies input perm[k]; inv_perm is the inverse. perm
 // [K] and inv_perm [K], 16 bits each, follow the other arrays. The kernels that prepare x scatter it by inv_perm.
@@ -18,20 +19,21 @@
 // One row of x is converted to integers, and mma.m16n8k32.u8.s8 multiplies the packed weights without unpacking them
 // (`DigitAccumulators`). For several rows, and for INT4 with groups of 32, lop3/shift unpacks two weights per
 // instruction (`Unpacked`): the bits become a number of the model's type that is linear in the value, in fp16 a
-// subnormal. Accumulators of a group are scaled in fp32. For zero points, each CTA sums x over each group once.
+// subnormal. Accumulators of a group are scaled in fp32. For zero points and offsets, each CTA sums x over each
+// group once.
 
 #pragma once
 
 #include "gemv.cuh"
 
-template <int K_, int N_, int TILE_, int BLOCKS_, bool ALL_OF_X, int BITS_, int GROUP_, bool ZERO_POINTS_, bool FLOAT8_,
-          bool ACT_ORDER_>
-struct QuantizedGemvPlan
-    : StreamK<QuantizedGemvPlan<K_, N_, TILE_, BLOCKS_, ALL_OF_X, BITS_, GROUP_, ZERO_POINTS_, FLOAT8_, ACT_ORDER_>> {
+template <int K_, int N_, int TILE_, int BLOCKS_, bool ALL_OF_X, int BITS_, int GROUP_, bool ZERO_POINTS_,
+          bool OFFSETS_, bool FLOAT8_, bool ACT_ORDER_>
+struct QuantizedGemvPlan : StreamK<QuantizedGemvPlan<K_, N_, TILE_, BLOCKS_, ALL_OF_X, BITS_, GROUP_, ZERO_POINTS_,
+                                                     OFFSETS_, FLOAT8_, ACT_ORDER_>> {
   static constexpr int K = K_, N = N_, TILE = TILE_, BLOCKS = BLOCKS_, BITS = BITS_;
   static constexpr int GROUP = GROUP_ == 0 ? K : GROUP_;  // 0: one scale per column
   static constexpr bool QUANTIZED = true, X_IN_GMEM = false, ZERO_POINTS = ZERO_POINTS_, WHOLE_TILES = false;
-  static constexpr bool FLOAT8 = FLOAT8_, ACT_ORDER = ACT_ORDER_;
+  static constexpr bool OFFSETS = OFFSETS_, FLOAT8 = FLOAT8_, ACT_ORDER = ACT_ORDER_;
   static constexpr int WARPS = THREADS / 32, COLUMN_WARPS = TILE / 16, K_WARPS = WARPS / COLUMN_WARPS;
   static constexpr int PIECE = 128 / BITS, HALF = 4 * PIECE,
                        WARP_K = 2 * HALF;                  // k per chunk, per half, per warp and step
@@ -46,14 +48,18 @@ struct QuantizedGemvPlan
   static constexpr int EARLY =
       QUANTIZED_EARLY < DEPTH - 1 ? QUANTIZED_EARLY : DEPTH - 1;  // steps issued before pdl_wait
   static_assert(COLUMN_WARPS * K_WARPS == WARPS && TILE % 16 == 0);
-  static_assert((BITS == 4 || BITS == 8) && GROUP % 32 == 0 && K % GROUP == 0 && N % 16 == 0);
-  static_assert(!FLOAT8 || BITS == 8 && !ZERO_POINTS);
+  static_assert((BITS == 4 || BITS == 8) && GROUP % PIECE == 0 && K % GROUP == 0 && N % 16 == 0);
+  static_assert(!FLOAT8 || BITS == 8 && !ZERO_POINTS && !OFFSETS);
+  static_assert(!ZERO_POINTS || !OFFSETS);
 
   // Groups per column, and byte offsets of the arrays.
   static constexpr int GROUPS = K / GROUP, ZERO_BYTES = (GROUPS * BITS + 7) / 8;
   __device__ static constexpr i64 next(i64 bytes) { return (bytes + 255) / 256 * 256; }
   static constexpr i64 SCALES = next((i64)N * K * BITS / 8), ZEROS = SCALES + next((i64)N * GROUPS * (FLOAT8 ? 4 : 2));
-  static constexpr i64 PERM = ZEROS + (ZERO_POINTS ? next((i64)N * ZERO_BYTES) : 0);
+  static constexpr i64 OFFSET_ROWS = ZEROS;
+  static constexpr i64 PERM = ZEROS + (ZERO_POINTS ? next((i64)N * ZERO_BYTES)
+                                       : OFFSETS   ? next((i64)N * GROUPS * 2)
+                                                   : 0);
 
   // A lane loads four scales at once: those of BATCH halves.
   static constexpr int INTERVAL = GROUP < HALF ? GROUP : HALF, INTERVALS = HALF / INTERVAL, BATCH = 4 / INTERVALS;
@@ -132,9 +138,10 @@ struct WeightPipeline<QuantizedGemvPlan<SIZES...>> {
   int left, step, slot, k, column;
   const Scale* scale_row;         // scales of column g
   const unsigned char* zero_row;  // its zero points
+  const u16* offset_column;       // its offsets, every N
   int scale_tile, half;           // position of the next prefetch of scales
   int scales_left;                // steps whose scales are not prefetched yet
-  // Prefetched scales of columns g and g + 8 for the next BATCH halves, and the bytes of their zero points.
+  // Prefetched scales of columns g and g + 8 for the next BATCH halves, and the bytes of their zero points or offsets.
   u32 scales[2], zeros[2];
   int shift;
 
@@ -210,14 +217,17 @@ struct WeightPipeline<QuantizedGemvPlan<SIZES...>> {
     const i64 row = column < P::N ? column : 0;
     scale_row = reinterpret_cast<const Scale*>(weights + P::SCALES) + row * P::GROUPS;
     zero_row = weights + P::ZEROS + row * P::ZERO_BYTES;
+    offset_column = reinterpret_cast<const u16*>(weights + P::OFFSET_ROWS) + row;
     half = 2 * step;
   }
 
-  // Return scales, with zero points in the upper halves, and prefetch the following ones.
+  // Return scales, with zero points or offsets in the upper halves, and prefetch the following ones.
   __device__ void take_scales(u32 (&taken)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      taken[i] = P::ZERO_POINTS ? scales[i] | (zeros[i] >> shift & (1 << P::BITS) - 1) << 16 : scales[i];
+      taken[i] = P::ZERO_POINTS ? scales[i] | (zeros[i] >> shift & (1 << P::BITS) - 1) << 16
+                 : P::OFFSETS   ? scales[i] | zeros[i] << 16
+                                : scales[i];
     read_scales();
   }
 
@@ -236,6 +246,7 @@ struct WeightPipeline<QuantizedGemvPlan<SIZES...>> {
     for (int i = 0; i < 2; ++i) {
       scales[i] = load_nc_scalar(scale_row + at + i * 8 * P::GROUPS);
       if constexpr (P::ZERO_POINTS) zeros[i] = load_nc_scalar(zero_row + at * P::BITS / 8 + i * 8 * P::ZERO_BYTES);
+      if constexpr (P::OFFSETS) zeros[i] = load_nc_scalar(offset_column + (i64)at * P::N + i * 8);
     }
     shift = P::BITS == 4 ? at % 2 * 4 : 0, half += P::BATCH;
   }
@@ -416,11 +427,11 @@ struct QuantizedAccumulators {
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; ++tile) partials[tile].add(one, other, half.x[tile][piece]);
       }
-      float factors[2], zeros[2];
+      float factors[2], zeros[2], offsets[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const u32 both = __shfl_sync(~0u, scales[i], source + interval);
-        factors[i] = to_scale<P>(both);
+        factors[i] = to_scale<P>(both), offsets[i] = P::OFFSETS ? to_float((u16)(both >> 16)) : 0.0f;
         zeros[i] = Unpacked<P::BITS, P::FLOAT8>::OFFSET + (P::ZERO_POINTS ? (float)(both >> 16) : 1 << (P::BITS - 1));
       }
 #pragma unroll
@@ -432,6 +443,7 @@ struct QuantizedAccumulators {
           } else {
             const float x = of_x[(interval * ROW_TILES + tile) * 8 + threadIdx.x % 4 * 2 + i % 2];
             sums[tile][i] += factors[i / 2] * partials[tile].total(i, zeros[i / 2], x);
+            if constexpr (P::OFFSETS) sums[tile][i] += offsets[i / 2] * x;
           }
         }
     }
@@ -575,6 +587,7 @@ struct DigitAccumulators {
             part += (float)(P::BITS == 4 ? 16 * sum + high[i][interval][2 * column + k] : sum) * lane.counts[k];
           }
           sums[column] += to_float((u16)both) * x.x * part;
+          if constexpr (P::OFFSETS) sums[column] += lane.zero * to_float((u16)(both >> 16)) * (x.x * x.y);
         }
       }
   }

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgellm_ros.fused.fusion import StateFusion
     from edgellm_ros.fused.plan.fusion import FusionShape
     from edgellm_ros.fused.plan.quantized import Quantized
-    from edgellm_ros.fused.plan.shape import FusedShape, RecurrentShape
+    from edgellm_ros.fused.plan.shape import Forms, FusedShape, RecurrentShape
     from edgellm_ros.fused.weights import FusedWeights
 
 ALIGNMENT = 256  # bytes, of each weight's address
@@ -39,8 +39,8 @@ def load_weights(
 ) -> dict[str, Tensor]:
     """Copy the weights from their files to the device; return them by name.
 
-    Values, scales, zero points and order of a quantised matrix follow each other in memory, each from a
-    multiple of ALIGNMENT on: a kernel gets one address. ValueError if a file does not fit the model's
+    Values, scales, zero points or offsets, and order of a quantised matrix follow each other in memory, each
+    from a multiple of ALIGNMENT on: a kernel gets one address. ValueError if a file does not fit the model's
     description.
     """
     kept: set[str] = set()  # in fp32 on the device too
@@ -115,6 +115,7 @@ def fused_shape(
 
     llm = config.llm
     first = next(layer for layer in model.layers if layer.has_attention)
+    kinds, layer_kinds = _kinds(model)
     recurrent = None if llm.recurrent is None else _recurrent_shape(llm.recurrent, model)
     adapts = adapts and recurrent is None
     return FusedShape(
@@ -139,7 +140,9 @@ def fused_shape(
         max_rows=most_rows,
         hidden_state_layers=config.hidden_state_layers if state_layers is None else state_layers,
         last_states=last_states,
-        quantized=tuple(_forms(model)),
+        quantized=kinds[0],
+        other_kinds=tuple(kinds[1:]),
+        layer_kinds=layer_kinds,
         lora_rank=min(config.max_supported_lora_rank, MOST_LORA_RANK) if adapts else 0,
         fp8_cache=config.kv_cache_type == FP8,
         recurrent=recurrent,
@@ -265,17 +268,39 @@ def _quantized_pieces(model: FusedModel, dtype: np.dtype) -> Iterator[_Piece]:
             yield _Piece(matrix.scales, matrix.file, np.dtype(np.float32) if matrix.float8 else dtype)
             if matrix.zero_points is not None:
                 yield _Piece(matrix.zero_points, matrix.file, integers)
+            if matrix.offsets is not None:
+                yield _Piece(matrix.offsets, matrix.file, dtype)
             if matrix.order is not None:
                 yield _Piece(matrix.order, matrix.file, np.dtype(np.int64), is_order=True)
 
 
-def _forms(model: FusedModel) -> Iterator[tuple[str, Quantized]]:
-    """Yield the forms of the quantised matrices, by kernel: the same in all layers."""
+def _kinds(model: FusedModel) -> tuple[list[Forms], tuple[int, ...]]:
+    """Return the kinds of layers by the forms of their weights, and the kind of each layer.
+
+    Layers are of one kind if each kernel that both have takes the same form. A kind with quantised weights is
+    the first, if there is one.
+    """
     from edgellm_ros.fused.plan.quantized import Quantized
 
-    forms = {name: matrix.form for matrices in model.quantized for name, matrix in matrices.given()}
-    for name, form in forms.items():
-        yield name, Quantized(*form)
+    if not model.quantized:
+        return [()], ()
+    kinds, of_layers = list[dict[str, Quantized | None]](), list[int]()
+    for layer, matrices in zip(model.layers, model.quantized, strict=True):
+        forms: dict[str, Quantized | None] = dict.fromkeys(layer.plain_matrices())
+        forms |= {name: Quantized(*matrix.form) for name, matrix in matrices.given()}
+        kind = next((each for each in kinds if _agree(each, forms)), None)
+        if kind is None:
+            kinds.append(kind := {})
+        kind |= forms
+        of_layers.append(kinds.index(kind))
+    order = sorted(range(len(kinds)), key=lambda i: not any(kinds[i].values()))
+    chosen = [tuple((name, form) for name, form in kinds[i].items() if form is not None) for i in order]
+    return chosen, tuple(order.index(kind) for kind in of_layers)
+
+
+def _agree(one: Mapping[str, Quantized | None], other: Mapping[str, Quantized | None]) -> bool:
+    """Return whether each kernel that both have takes the same form."""
+    return all(one[name] == form for name, form in other.items() if name in one)
 
 
 def _check_file(path: Path, piece: _Piece) -> None:

@@ -175,6 +175,7 @@ def product_macros(prefix: str, plan: ProductPlan) -> dict[str, object]:
         "BITS": 16 if form is None else form.bits,
         "GROUP": 0 if form is None else form.group,
         "ZERO_POINTS": str(form is not None and form.zero_points).lower(),
+        "OFFSETS": str(form is not None and form.offsets).lower(),
         "FLOAT8": str(form is not None and form.float8).lower(),
         "ACT_ORDER": str(form is not None and form.ordered).lower(),
     }

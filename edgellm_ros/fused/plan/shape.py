@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
 from edgellm_ros.fused.description.values import ModelValues
 from edgellm_ros.fused.plan.quantized import Quantized
 
 DTYPES = ("fp16", "bf16")
+Forms = tuple[tuple[str, Quantized], ...]  # of a layer's weights, by kernel
+MOST_KINDS = 4  # of layers, by the forms of their weights: kernels are compiled for each
 HEAD_DIMS = (64, 96, 128, 256)
 MOST_ROWS = 16
 MOST_HEADS_PER_KV_HEAD = 16
@@ -127,8 +129,9 @@ class FusedShape(ModelValues):
     - hidden_state_layers: layers, counted from 1, whose hidden states are outputs
     - last_states: whether `fused_hidden_states` are those after the last norm, for an MTP head
     - lora_rank: largest rank of adapters, 0 = none
-    - quantized: forms of quantised weights, by kernel: "qkv", "o", "gate_up", "down", "in_proj", "out_proj";
-      the same in all layers
+    - quantized: forms of quantised weights, by kernel: "qkv", "o", "gate_up", "down", "in_proj", "out_proj"
+    - other_kinds: the same of layers with other forms
+    - layer_kinds: of each layer: 0 = `quantized`, then those of `other_kinds`; empty = all 0
     - activation: "silu": silu(gate) * up; "relu2": relu(up)^2, without a gate
     - recurrent: of the layers that have a recurrent mixer; None = no layer has
     - attention_layers: how many have attention, each with a KV cache; None = all
@@ -154,7 +157,9 @@ class FusedShape(ModelValues):
     max_rows: int = 1
     hidden_state_layers: tuple[int, ...] = ()
     last_states: bool = False
-    quantized: tuple[tuple[str, Quantized], ...] = ()
+    quantized: Forms = ()
+    other_kinds: tuple[Forms, ...] = ()
+    layer_kinds: tuple[int, ...] = ()
     lora_rank: int = 0
     fp8_cache: bool = False
     recurrent: RecurrentShape | None = None
@@ -209,6 +214,15 @@ class FusedShape(ModelValues):
         window = self.windows[layer] if self.windows else None
         return window if window is not None and window < self.capacity else None
 
+    def of_each_kind(self) -> tuple[FusedShape, ...]:
+        """Return the shapes that programs are compiled for, by kind of layers."""
+        kinds = (self.quantized, *self.other_kinds)
+        return tuple(replace(self, quantized=forms, other_kinds=(), layer_kinds=()) for forms in kinds)
+
+    def kind(self, layer: int) -> int:
+        """Return the kind of a layer: an index of `of_each_kind()`."""
+        return self.layer_kinds[layer] if self.layer_kinds else 0
+
     def form(self, kernel: str) -> Quantized | None:
         """Return the form of a kernel's weights; None if they are of the model's type."""
         return dict(self.quantized).get(kernel)
@@ -244,16 +258,21 @@ class FusedShape(ModelValues):
                 "the states after the last norm are an output twice",
             ),
             (
+                len(self.other_kinds) >= MOST_KINDS,
+                f"layers are quantised in {1 + len(self.other_kinds)} different ways, more than {MOST_KINDS}",
+            ),
+            (
                 self.lora_rank > 0 and (self.recurrent is not None or self.attention_gate),
                 "layers are recurrent or gated, and sequences have adapters",
             ),
         ):
             if problem:
                 return text
+        forms = [each for kind in (self.quantized, *self.other_kinds) for each in kind]
         mixer = None
         if self.recurrent is not None:
-            mixer = self.recurrent.unsupported(self.form("in_proj") is not None)
-        return mixer or next(filter(None, (form.unsupported() for _, form in self.quantized)), None)
+            mixer = self.recurrent.unsupported("in_proj" in dict(forms))
+        return mixer or next(filter(None, (form.unsupported() for _, form in forms)), None)
 
 
 @dataclass(frozen=True)
