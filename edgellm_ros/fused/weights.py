@@ -49,8 +49,8 @@ class FusedLayerWeights:
 class FusedWeights:
     """Addresses of all weights.
 
-    - lm_head: [V,H] if the shape is tied, else [H,V]; 0 = each run's tensors have it, as `embedding` or
-      `lm_head.weight`
+    - lm_head: [V,H] if the shape is tied, else [H,V], which may be quantised; 0 = each run's tensors have it,
+      as `embedding` or `lm_head.weight`
     - owners: objects that keep the memory alive
     """
 

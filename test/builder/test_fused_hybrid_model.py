@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from edgellm_ros.builder import export
 from edgellm_ros.fused.description.decoder import FUSED_FILE, FusedModel
+from edgellm_ros.fused.plan.quantized import Quantized
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 
 SIZES = {
@@ -170,9 +171,8 @@ def test_every_matrix_of_a_quantised_hybrid_has_a_place(tmp_path):
     model = described(engine)
     names = [{name for name, _ in matrices.given()} for matrices in model.quantized]
     assert names == [MATRICES, {"gate_up", "down"}, MATRICES, {"qkv", "o"}]
-    assert {matrix.form for each in model.quantized for _, matrix in each.given()} == {
-        (4, 32, False, False, False)
-    }
+    forms = {Quantized(*matrix.form) for each in model.quantized for _, matrix in each.given()}
+    assert forms == {Quantized(4, 32)}
     assert (model.layers[0].mixer.in_proj, model.layers[0].mixer.out_proj) == (None, None)
 
 

@@ -128,6 +128,35 @@ def test_the_blocks_of_a_gguf_file_keep_their_offsets(tmp_path, kind, form):
     np.testing.assert_allclose(dequantised(tmp_path / "engine", matrix), expected, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_rounded_model_in_16_bits_has_its_lm_head_in_8(tmp_path, tied):
+    checkpoint = write_decoder_checkpoint(tmp_path / "c", "llama", tie_word_embeddings=tied, vocab_size=320)
+    export(checkpoint, tmp_path / "engine", precision="fp16", quantize="int4", group_size=32)
+    model = FusedModel.load(tmp_path / "engine" / FUSED_FILE)
+    assert Quantized(*model.quantized_head.form) == Quantized(8, 32)
+    assert (model.tied, model.lm_head) == (False, None)
+    expected = Weights(checkpoint).read("model.embed_tokens.weight" if tied else "lm_head.weight").T
+    found = dequantised(tmp_path / "engine", model.quantized_head)
+    assert np.abs(found - expected).max() < np.abs(expected).max() / 200
+
+
+def test_a_gguf_file_s_lm_head_keeps_its_blocks(tmp_path):
+    path = write_gguf(tmp_path / "model.gguf", "llama", "Q4_0")
+    export(path, tmp_path / "engine", precision="fp16", max_input_len=16, max_kv_cache_capacity=32)
+    model = FusedModel.load(tmp_path / "engine" / FUSED_FILE)
+    (tensor,) = (each for each in gguf.GGUFReader(path).tensors if each.name == "token_embd.weight")
+    expected = gguf.dequantize(tensor.data, tensor.tensor_type).T
+    np.testing.assert_array_equal(dequantised(tmp_path / "engine", model.quantized_head), expected)
+
+
+@pytest.mark.parametrize("options", [{"precision": "fp32"}, {"precision": "fp16", "lm_head_input": True}])
+def test_an_lm_head_stays_as_it_is(tmp_path, options):
+    checkpoint = write_decoder_checkpoint(tmp_path / "c", "llama", vocab_size=320)
+    export(checkpoint, tmp_path / "engine", quantize="int4", group_size=32, **options)
+    graph = onnx.load(tmp_path / "engine/llm/model.onnx", load_external_data=False).graph
+    assert not any(each.name.startswith("lm_head.") for each in graph.initializer)
+
+
 def test_a_form_without_kernels_is_a_problem_of_the_description(tmp_path):
     several = {f"{LAYER}.self_attn.q_proj.g_idx": ACT_ORDER[f"{LAYER}.self_attn.q_proj.g_idx"]}
     export(write_quantized_checkpoint(tmp_path / "c", "gptq", replaced=several), tmp_path, precision="fp16")

@@ -119,7 +119,7 @@ def test_the_factors_of_llama_3_become_its_scaling(tmp_path):
         ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type 'yarn': supported: none, linear"),
         ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model: 'bert', supported: gpt2"),
         ({"tokenizer.ggml.pre": "klingon"}, "tokenizer.ggml.pre: 'klingon', supported: command-r"),
-        ({"tokenizer.ggml.token_type": [1]}, "tokenizer.ggml.token_type: 1 entries for 264 tokens"),
+        ({"tokenizer.ggml.token_type": [1]}, "tokenizer.ggml.token_type: 1 entries for 272 tokens"),
         ({"tokenizer.ggml.merges": ["ab"]}, "tokenizer.ggml.merges: 'ab': expected two tokens"),
         ({"tokenizer.ggml.merges": ["a \u00e4\u00f6"]}, "tokenizer.ggml.merges: "),
         ({"tokenizer.ggml.eos_token_id": 999}, "tokenizer.ggml.eos_token_id: 999: expected a token below"),

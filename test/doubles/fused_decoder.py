@@ -287,7 +287,7 @@ class HostFusedDecoder:
         self.max_adapted_rows = shape.max_rows if shape.lora_rank else 0
         self._norm = array_at(weights.norm, (shape.hidden,), dtype)
         size = (shape.vocab, shape.hidden) if shape.tied else (shape.hidden, shape.all_head_columns)
-        self._lm_head = array_at(weights.lm_head, size, dtype) if weights.lm_head else None
+        self._lm_head = _matrix(weights.lm_head, size, shape.head, dtype) if weights.lm_head else None
         self._fusion = fusion
         if fusion is not None:
             self._fusion_arrays = _fusion_arrays(fusion)
@@ -387,15 +387,18 @@ def _layer(layer: FusedLayerWeights, shape: FusedShape, forms: Mapping[str, Quan
     assert given == set(shapes), f"weights {sorted(given)}, expected {sorted(shapes)}"
     arrays = {}
     for name, size in shapes.items():
-        form, pointer = forms.get(name), getattr(layer, name)
-        if form is None:
-            float32 = name in FLOAT_WEIGHTS
-            arrays[name] = array_at(pointer, size, np.dtype(np.float32) if float32 else dtype)
-        else:
-            nbytes = sum(-(-part // ALIGNMENT) * ALIGNMENT for part in form.parts(*size))
-            contents = array_at(pointer, (nbytes,), np.dtype(np.uint8))
-            arrays[name] = QuantizedMatrix.read(contents, form, size, dtype).dequantized()
+        of_type = np.dtype(np.float32) if name in FLOAT_WEIGHTS else dtype
+        arrays[name] = _matrix(getattr(layer, name), size, forms.get(name), of_type)
     return LayerArrays(**arrays)
+
+
+def _matrix(pointer: int, size: tuple[int, ...], form: Quantized | None, dtype: np.dtype) -> np.ndarray:
+    """Read a weight, in float64 if it is quantised."""
+    if form is None:
+        return array_at(pointer, size, dtype)
+    nbytes = sum(-(-part // ALIGNMENT) * ALIGNMENT for part in form.parts(*size))
+    contents = array_at(pointer, (nbytes,), np.dtype(np.uint8))
+    return QuantizedMatrix.read(contents, form, size, dtype).dequantized()
 
 
 def _fusion_arrays(fusion: StateFusion) -> tuple[np.ndarray, np.ndarray | None, list[np.ndarray]]:

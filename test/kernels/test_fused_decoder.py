@@ -174,6 +174,13 @@ def quantized(qkv, o, gate_up, down) -> tuple[tuple[str, Quantized], ...]:
             [5, 150, 64, 20, 21, 99, 1], {"quantized_repeated_bytes": 0}, id="bf16, offsets, 7 rows",
         ),
         pytest.param(
+            changed(vocab=208, head=Quantized(8, 64)), [40], {"quantized_tile": 16}, id="an LM head, 1 row",
+        ),
+        pytest.param(
+            changed(vocab=208, max_rows=4, head=Quantized(8, 16), quantized=quantized(*[(4, 32)] * 4)),
+            [40, 3, 77], {"quantized_repeated_bytes": 0}, id="an LM head in groups of 16, 3 rows",
+        ),
+        pytest.param(
             changed(quantized=quantized((8, 16, *OFFSETS), (4, 32, *OFFSETS), (4, 32, *OFFSETS), (8, 16)),
                     other_kinds=(quantized(*[(4, 32, *OFFSETS)] * 4), ()), layer_kinds=(1, 0, 2), layers=3),
             [40], {}, id="layers of three kinds, 1 row",

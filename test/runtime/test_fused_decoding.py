@@ -76,8 +76,9 @@ def qwen3(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rounded(tmp_path_factory):
-    """A decoder with layers in 4 bits."""
-    changes, options = {"tie_word_embeddings": False}, {"quantize": "int4", "group_size": 32}
+    """A decoder with layers in 4 bits and an LM head in 8."""
+    changes = {"tie_word_embeddings": False, "vocab_size": 320}
+    options = {"quantize": "int4", "group_size": 32}
     return export_decoder(tmp_path_factory.mktemp("rounded"), "qwen3", changes, **options)
 
 
@@ -92,7 +93,7 @@ def fp8_weights(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def k_quants(tmp_path_factory):
-    """A decoder whose layers have blocks of two types, as llama.cpp's Q4_K_M mixes them."""
+    """A decoder whose layers have blocks of two types, as llama.cpp's Q4_K_M."""
     root = tmp_path_factory.mktemp("k_quants")
     others = dict.fromkeys(("blk.1.attn_v.weight", "blk.1.ffn_down.weight"), "Q6_K")
     write_gguf(root / "model.gguf", "llama", "Q4_K", kinds=others)

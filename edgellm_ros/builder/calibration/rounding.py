@@ -26,7 +26,7 @@ KEPT = ("in_proj_a", "in_proj_b")
 
 
 class RoundedLayout:
-    """Rounds a language model's layers, but no embeddings, LM heads or encoders."""
+    """Rounds the layers of a module, such as those of a language model's decoder."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class RoundedLayout:
     ) -> None:
         """Make a layout.
 
-        kind: one of TYPES; group: one of GROUP_SIZES; layers: module of the decoder's layers, such as
-        "model.layers"; dtype: of the scales in the graph; kept: share of its largest magnitude that each
-        group keeps [N,K/group], by layer, where that is less than 1.
+        kind: one of TYPES; group: one of GROUP_SIZES; layers: the module, such as "model.layers"; dtype: of
+        the scales in the graph; kept: share of its largest magnitude that each group keeps [N,K/group], by
+        layer, where that is less than 1.
         """
         if kind not in TYPES:
             raise ValueError(f"quantize must be one of {', '.join(TYPES)}, got {kind!r}")
@@ -71,7 +71,7 @@ class RoundedLayout:
         weight = tensors.get(f"{module}.weight")
         if weight is None or weight.dtype not in FLOATS or len(weight.shape) != 2 or 0 in weight.shape:
             return None
-        if not module.startswith(self._layers) or module.endswith(KEPT):
+        if not f"{module}.".startswith(self._layers) or module.endswith(KEPT):
             return None
         fan_in = weight.shape[1]
         group = min(self._group, fan_in & -fan_in) if fan_in % self._group else self._group

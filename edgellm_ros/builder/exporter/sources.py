@@ -28,9 +28,11 @@ from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.builder.families import Family, find_family
 from edgellm_ros.builder.families.model import Model
 from edgellm_ros.builder.graph.graph import DTYPES
-from edgellm_ros.builder.graph.lm_head import LMHead
+from edgellm_ros.builder.graph.lm_head import BLOCK_COLUMNS, LMHead
 from edgellm_ros.builder.lowering.options import LLMOptions
+from edgellm_ros.builder.quantization.gguf import stored_blocks
 from edgellm_ros.builder.quantization.layouts import find_layout
+from edgellm_ros.builder.quantization.matrix import INT8, QuantizedMatrix
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory.adapters.adapter_folder import find_adapters
 from edgellm_ros.engine_directory.builder_config import BuilderConfig
@@ -41,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 EXPERT_FOLDER = "action_expert"
 DRAFT_FOLDER = "draft"  # of a checkpoint: its draft head
+SMALLEST_INT4_GROUP = 32  # that the fused kernels multiply
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -86,7 +89,24 @@ class Sources:
             is_embedding=model.lm_head == model.embedding,
             vocab_map=self.vocab_map,
             as_input=self.options.lm_head_input,
+            blocks=self._head_blocks(),
         )
+
+    def _head_blocks(self) -> QuantizedMatrix | None:
+        """Return the LM head of a quantised model in blocks.
+
+        None if the graphs have it as it is. Graphs in fp32 are for CPUs, where 8 bits are slower without
+        `cpu_int8`, which has its own blocks.
+        """
+        model, options = self.model, self.options
+        plain = options.precision == "fp32" or options.lm_head_input or self.vocab_map is not None
+        if plain or model.llm.vocab_size % BLOCK_COLUMNS or not self.weights.is_quantized:
+            return None
+        if options.quantize is not None:
+            return rounded_head(options, model, self.weights)
+        matrix = stored_blocks(self.weights.tensors.get(model.lm_head))
+        has_kernels = matrix is not None and (matrix.dtype == INT8 or matrix.group >= SMALLEST_INT4_GROUP)
+        return matrix if has_kernels else None
 
     def llm_options(self, head: LMHead) -> LLMOptions:
         """Return the options of the language model's graph without drafting."""
@@ -189,6 +209,12 @@ def rounded_layout(options: ExportOptions, model: Model) -> RoundedLayout:
     layers, dtype = decoder_layers(model.embedding), np.dtype(DTYPES[options.precision].numpy())
     kept = {layer: shares for each in options.scales for layer, shares in each.kept.items()}
     return RoundedLayout(str(options.quantize), options.group_size, layers, dtype, kept)
+
+
+def rounded_head(options: ExportOptions, model: Model, weights: Weights) -> QuantizedMatrix | None:
+    """Round the LM head to 8 bits; None if its inputs fill no group."""
+    module, dtype = model.lm_head.removesuffix(".weight"), np.dtype(DTYPES[options.precision].numpy())
+    return RoundedLayout("int8", options.group_size, module, dtype).matrix(weights.tensors, module)
 
 
 def _size(checkpoint: Path) -> str:

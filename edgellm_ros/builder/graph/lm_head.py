@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The LM head: from hidden states to logits.
 
-The head covers the whole vocabulary or a part. Its matrix is a weight or an input.
+The head covers the whole vocabulary or a part. Its matrix is a weight, which may be quantised, or an input.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.graph.graph import FLOAT
 from edgellm_ros.builder.graph.layers import ModelBuilder
+from edgellm_ros.builder.graph.product import quantized_product
+from edgellm_ros.builder.quantization.matrix import QuantizedMatrix
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory import binding_names as names
 
+LM_HEAD = "lm_head"  # scope of the nodes, and of a quantised matrix's weights
 LM_HEAD_TENSOR = "lm_head.weight"
+BLOCK_COLUMNS = 16  # of a matrix in 4 or 8 bits: kernels compute as many at once
 ALIGNED_COLUMNS = 8  # of a matrix in 16 bits: then its rows begin at multiples of 16 bytes, as kernels need
 
 
@@ -40,6 +44,7 @@ class LMHead:
     is_embedding: bool = False  # whether the matrix is the embedding table
     vocab_map: np.ndarray | None = None  # tokens [V] whose rows are kept; None = all
     as_input: bool = False  # the graph takes the matrix as an input, so that it can be exchanged
+    blocks: QuantizedMatrix | None = None  # the matrix [H,V] in 4 or 8 bits; None = as it is
 
     @property
     def output_vocab_size(self) -> int:
@@ -67,7 +72,9 @@ class LMHead:
         runtime holds as its input `embedding`.
         """
         self.weights.require(self.tensor, (self.vocab_size, self.hidden_size))
-        with graph.scope("lm_head"):
+        with graph.scope(LM_HEAD):
+            if self.blocks is not None:
+                return quantized_product(graph, LM_HEAD, x, self.blocks, graph.onnxruntime)
             if self.as_input:
                 matrix = graph.input(names.LM_HEAD, graph.dtype, self.shape)
                 return _product_with_input(graph, x, matrix, self.shape[0])

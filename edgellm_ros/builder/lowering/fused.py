@@ -9,6 +9,7 @@ from dataclasses import fields
 import onnx_ir as ir
 
 from edgellm_ros.builder.graph.graph import FLOAT, GraphBuilder
+from edgellm_ros.builder.graph.lm_head import LM_HEAD
 from edgellm_ros.builder.lowering.options import LLMOptions
 from edgellm_ros.builder.model.decoder import (
     Attention,
@@ -100,15 +101,15 @@ def describe_decoder(
     `build_cuda_llm`, which has the quantised weights.
     """
     head = options.head
-    tied = head.is_embedding and head.vocab_map is None and not head.as_input
+    tied = head.is_embedding and head.vocab_map is None and not head.as_input and head.blocks is None
     stored = StoredWeights(*graph)
     weight = stored.place
     modules = [f"{decoder.prefix}.layers.{i}" for i in range(len(decoder.layers))]
     quantized: tuple[QuantizedMatrices, ...] = ()
     layers: tuple[FusedLayer, ...] = ()
-    problem = None
+    problem, packed = None, StoredWeights(*cuda, suffix=".packed")
     try:
-        quantized = _quantized(decoder, modules, StoredWeights(*cuda, suffix=".packed"))
+        quantized = _quantized(decoder, modules, packed)
         layers = tuple(
             describe_layer(layer, options.capacity, modules[i], weight, quantized[i : i + 1])
             for i, layer in enumerate(decoder.layers)
@@ -131,7 +132,8 @@ def describe_decoder(
         layers=layers,
         quantized=quantized,
         norm=weight(f"{decoder.prefix}.{decoder.last_norm}.weight"),
-        lm_head=None if tied or head.as_input else weight(head.tensor),
+        lm_head=None if tied or head.as_input or head.blocks is not None else weight(head.tensor),
+        quantized_head=None if head.blocks is None else _matrix(LM_HEAD, head.hidden_size, packed),
     )
 
 

@@ -6,43 +6,45 @@ from __future__ import annotations
 import numpy as np
 
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
+from edgellm_ros.builder.checkpoint.safetensors_file import StoredTensor
 from edgellm_ros.builder.gguf.checkpoint import GgufTensor
 from edgellm_ros.builder.quantization.matrix import INT4, INT8, QuantizedMatrix
 from edgellm_ros.builder.quantization.tensors import Stored
 
 
 class GgufLayout:
-    """Reads the layers of a GGUF file.
-
-    Embedding table and LM head are floats in the graphs.
-    """
+    """Reads the layers of a GGUF file."""
 
     def __init__(self, config: ConfigSection) -> None:
         del config
 
     def matrix(self, tensors: Stored, module: str) -> QuantizedMatrix | None:
         """Return the weight of a layer; None if it is not quantised."""
-        tensor = tensors.get(f"{module}.weight")
-        if not isinstance(tensor, GgufTensor) or tensor.type.unpack is None or ".layers." not in module:
-            return None
-        kind = tensor.type
-        fan_out, fan_in = tensor.shape
+        return stored_blocks(tensors.get(f"{module}.weight")) if ".layers." in module else None
 
-        def values() -> np.ndarray:
-            codes = tensor.codes().values
-            return (codes.view(np.int8) - np.int8(kind.centre)).T
 
-        def offsets() -> np.ndarray:
-            codes = tensor.codes()
-            assert codes.minima is not None
-            return (codes.minima + np.float32(kind.centre) * codes.scales).T
+def stored_blocks(tensor: StoredTensor | None) -> QuantizedMatrix | None:
+    """Return a quantised matrix [K,N] of a GGUF file; None for another tensor."""
+    if not isinstance(tensor, GgufTensor) or tensor.type.unpack is None:
+        return None
+    kind = tensor.type
+    fan_out, fan_in = tensor.shape
 
-        return QuantizedMatrix(
-            fan_in=fan_in,
-            fan_out=fan_out,
-            dtype=INT4 if kind.bits == 4 else INT8,
-            group=kind.group,
-            values=values,
-            scales=lambda: tensor.codes().scales.T,
-            offsets=offsets if kind.has_minima else None,
-        )
+    def values() -> np.ndarray:
+        codes = tensor.codes().values
+        return (codes.view(np.int8) - np.int8(kind.centre)).T
+
+    def offsets() -> np.ndarray:
+        codes = tensor.codes()
+        assert codes.minima is not None
+        return (codes.minima + np.float32(kind.centre) * codes.scales).T
+
+    return QuantizedMatrix(
+        fan_in=fan_in,
+        fan_out=fan_out,
+        dtype=INT4 if kind.bits == 4 else INT8,
+        group=kind.group,
+        values=values,
+        scales=lambda: tensor.codes().scales.T,
+        offsets=offsets if kind.has_minima else None,
+    )

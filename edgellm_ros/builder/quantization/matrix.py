@@ -89,9 +89,10 @@ class QuantizedMatrix:
 
 
 def join(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix | None:
-    """Join matrices of the same inputs side by side; None if they have no layout in common.
+    """Join matrices of the same inputs side by side.
 
-    Integers of 4 and of 8 bits become 8 bits, and all parts get the smallest of their groups.
+    None if they have no layout in common. Integers of 4 and of 8 bits become 8 bits, and all parts get the
+    smallest of their groups.
     """
     first, group = parts[0], min(part.group for part in parts)
     types = {part.dtype for part in parts}

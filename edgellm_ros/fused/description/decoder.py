@@ -56,9 +56,10 @@ class StoredWeight:
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A matrix [K,N] in 4 or 8 bits: an element is (value - zero point) * scale + offset.
+    """A matrix [K,N] in 4 or 8 bits.
 
-    Integers and zero points are unsigned. Of two 4-bit values in a byte, the first is in the low nibble.
+    An element is (value - zero point) * scale + offset. Integers and zero points are unsigned. Of two 4-bit
+    values in a byte, the first is in the low nibble.
     """
 
     file: str  # of all its weights, in the same folder
@@ -168,7 +169,10 @@ class FusedModel(ModelValues, JsonFile):
     layers: tuple[FusedLayer, ...]
     quantized: tuple[QuantizedMatrices, ...]  # of each layer; empty = none is quantised
     norm: StoredWeight  # of the last norm
-    lm_head: StoredWeight | None  # [H,V], or with more columns, a multiple of 8; null = an input of the graph
+    lm_head: (
+        StoredWeight | None
+    )  # [H,V], or with more columns, a multiple of 8; null = an input, or quantised
+    quantized_head: QuantizedMatrix | None  # the LM head; null = it is not quantised
 
     def unshared(self) -> Iterator[StoredWeight]:
         """Yield weights that ONNX Runtime does not share.
@@ -176,12 +180,18 @@ class FusedModel(ModelValues, JsonFile):
         These are the weights in fp32, quantised ones in FP8, and orders.
         """
         yield from (weight for weight in self.weights() if weight.fp32)
+        for matrix in self.quantized_matrices():
+            if matrix.float8:
+                yield from (matrix.values, matrix.scales)
+            if matrix.order is not None:
+                yield matrix.order
+
+    def quantized_matrices(self) -> Iterator[QuantizedMatrix]:
+        """Yield all quantised matrices."""
         for matrices in self.quantized:
-            for _, matrix in matrices.given():
-                if matrix.float8:
-                    yield from (matrix.values, matrix.scales)
-                if matrix.order is not None:
-                    yield matrix.order
+            yield from (matrix for _, matrix in matrices.given())
+        if self.quantized_head is not None:
+            yield self.quantized_head
 
     def weights(self) -> Iterator[StoredWeight]:
         """Yield all weights that are not quantised."""

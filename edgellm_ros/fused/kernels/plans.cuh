@@ -9,24 +9,25 @@
 #include "tied_head.cuh"
 
 template <int K, int N, int TILE, int BLOCKS, bool ALL_OF_X, int BITS, int GROUP, bool ZERO_POINTS, bool OFFSETS,
-          bool FLOAT8, bool ACT_ORDER, bool X_IN_GMEM>
+          bool FLOAT8, bool ACT_ORDER, bool X_IN_GMEM, bool WHOLE_TILES>
 struct Choice {
-  using Type = QuantizedGemvPlan<K, N, TILE, BLOCKS, ALL_OF_X, BITS, GROUP, ZERO_POINTS, OFFSETS, FLOAT8, ACT_ORDER>;
+  using Type = QuantizedGemvPlan<K, N, TILE, BLOCKS, ALL_OF_X, BITS, GROUP, ZERO_POINTS, OFFSETS, FLOAT8, ACT_ORDER,
+                                 WHOLE_TILES>;
 };
-template <int K, int N, int TILE, int BLOCKS, bool ALL_OF_X, bool X_IN_GMEM>
-struct Choice<K, N, TILE, BLOCKS, ALL_OF_X, 16, 0, false, false, false, false, X_IN_GMEM> {
-  using Type = GemvPlan<K, N, TILE, BLOCKS, ALL_OF_X, false, X_IN_GMEM>;
+template <int K, int N, int TILE, int BLOCKS, bool ALL_OF_X, bool X_IN_GMEM, bool WHOLE_TILES>
+struct Choice<K, N, TILE, BLOCKS, ALL_OF_X, 16, 0, false, false, false, false, X_IN_GMEM, WHOLE_TILES> {
+  using Type = GemvPlan<K, N, TILE, BLOCKS, ALL_OF_X, WHOLE_TILES, X_IN_GMEM>;
 };
-#define PLAN(NAME, K, N, ALL_OF_X)                                                                               \
+#define PLAN(NAME, K, N, ALL_OF_X, WHOLE_TILES)                                                                  \
   using NAME = Choice<K, N, NAME##_TILE, NAME##_BLOCKS, ALL_OF_X, NAME##_BITS, NAME##_GROUP, NAME##_ZERO_POINTS, \
-                      NAME##_OFFSETS, NAME##_FLOAT8, NAME##_ACT_ORDER, NAME##_X_IN_GMEM>::Type
-PLAN(QKV, (1 + JOINED) * HIDDEN, ((1 + ATTENTION_GATE) * HEADS + 2 * KV_HEADS) * HEAD_DIM, !QKV_PREPARED);
-PLAN(O, HEADS* HEAD_DIM, HIDDEN, false);
-PLAN(GATE_UP, HIDDEN, (SQUARED_RELU ? 1 : 2) * INNER, !GATE_UP_PREPARED);
-PLAN(DOWN, INNER, HIDDEN, false);
+                      NAME##_OFFSETS, NAME##_FLOAT8, NAME##_ACT_ORDER, NAME##_X_IN_GMEM, WHOLE_TILES>::Type
+PLAN(QKV, (1 + JOINED) * HIDDEN, ((1 + ATTENTION_GATE) * HEADS + 2 * KV_HEADS) * HEAD_DIM, !QKV_PREPARED, false);
+PLAN(O, HEADS* HEAD_DIM, HIDDEN, false, false);
+PLAN(GATE_UP, HIDDEN, (SQUARED_RELU ? 1 : 2) * INNER, !GATE_UP_PREPARED, false);
+PLAN(DOWN, INNER, HIDDEN, false, false);
 #if MIXER
-PLAN(IN_PROJ, HIDDEN, IN_PROJ_SIZE, !IN_PROJ_PREPARED);
-PLAN(OUT_PROJ, MIXER_HEADS* VALUE_DIM, HIDDEN, false);
+PLAN(IN_PROJ, HIDDEN, IN_PROJ_SIZE, !IN_PROJ_PREPARED, false);
+PLAN(OUT_PROJ, MIXER_HEADS* VALUE_DIM, HIDDEN, false, false);
 #endif
 
 #define CHECK_PLAN(NAME)                                                                                 \
@@ -46,7 +47,6 @@ CHECK_PLAN(OUT_PROJ);
 #if TIED
 static_assert(TiedHead::SMEM_BYTES == LM_HEAD_SMEM, "LM_HEAD: smem here == of plan/decoder.py");
 #else
-using LM_HEAD =
-    GemvPlan<HIDDEN, HEAD_COLUMNS, LM_HEAD_TILE, LM_HEAD_BLOCKS, !LM_HEAD_PREPARED, true, LM_HEAD_X_IN_GMEM>;
+PLAN(LM_HEAD, HIDDEN, HEAD_COLUMNS, !LM_HEAD_PREPARED, true);
 static_assert(LM_HEAD::SMEM_BYTES == LM_HEAD_SMEM, "LM_HEAD: smem here == of plan/product.py");
 #endif

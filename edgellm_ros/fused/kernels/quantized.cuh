@@ -27,12 +27,12 @@
 #include "gemv.cuh"
 
 template <int K_, int N_, int TILE_, int BLOCKS_, bool ALL_OF_X, int BITS_, int GROUP_, bool ZERO_POINTS_,
-          bool OFFSETS_, bool FLOAT8_, bool ACT_ORDER_>
+          bool OFFSETS_, bool FLOAT8_, bool ACT_ORDER_, bool WHOLE_TILES_ = false>
 struct QuantizedGemvPlan : StreamK<QuantizedGemvPlan<K_, N_, TILE_, BLOCKS_, ALL_OF_X, BITS_, GROUP_, ZERO_POINTS_,
-                                                     OFFSETS_, FLOAT8_, ACT_ORDER_>> {
+                                                     OFFSETS_, FLOAT8_, ACT_ORDER_, WHOLE_TILES_>> {
   static constexpr int K = K_, N = N_, TILE = TILE_, BLOCKS = BLOCKS_, BITS = BITS_;
   static constexpr int GROUP = GROUP_ == 0 ? K : GROUP_;  // 0: one scale per column
-  static constexpr bool QUANTIZED = true, X_IN_GMEM = false, ZERO_POINTS = ZERO_POINTS_, WHOLE_TILES = false;
+  static constexpr bool QUANTIZED = true, X_IN_GMEM = false, ZERO_POINTS = ZERO_POINTS_, WHOLE_TILES = WHOLE_TILES_;
   static constexpr bool OFFSETS = OFFSETS_, FLOAT8 = FLOAT8_, ACT_ORDER = ACT_ORDER_;
   static constexpr int WARPS = THREADS / 32, COLUMN_WARPS = TILE / 16, K_WARPS = WARPS / COLUMN_WARPS;
   static constexpr int PIECE = 128 / BITS, HALF = 4 * PIECE,
@@ -41,7 +41,7 @@ struct QuantizedGemvPlan : StreamK<QuantizedGemvPlan<K_, N_, TILE_, BLOCKS_, ALL
   static constexpr int TILE_K = K_WARPS * WARP_K;          // k per step
   static constexpr int STEPS = (K + TILE_K - 1) / TILE_K;  // per tile
   static constexpr int TILES = (N + TILE - 1) / TILE, UNITS = TILES * STEPS;
-  static constexpr int MOST_UNITS = (UNITS + BLOCKS - 1) / BLOCKS;
+  static constexpr int MOST_UNITS = WHOLE_TILES ? (TILES + BLOCKS - 1) / BLOCKS * STEPS : (UNITS + BLOCKS - 1) / BLOCKS;
   static constexpr int X_STEPS = ALL_OF_X || MOST_UNITS > STEPS ? STEPS : MOST_UNITS;
   static constexpr int RING_STEPS = STAGES * COPIES < 3 * COPIES_EACH ? 3 : STAGES * COPIES / COPIES_EACH;
   static constexpr int DEPTH = MOST_UNITS + 1 < RING_STEPS ? MOST_UNITS + 1 : RING_STEPS;

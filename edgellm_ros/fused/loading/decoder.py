@@ -193,4 +193,5 @@ def _head(model: FusedModel, config: EngineConfig) -> Head | None:
     hidden, vocab = config.hidden_size, config.output_vocab_size
     if model.tied:
         return Head(names.EMBEDDING, (vocab, hidden))
-    return Head(names.LM_HEAD, (hidden, vocab)) if model.lm_head is None else None
+    own = model.lm_head or model.quantized_head
+    return Head(names.LM_HEAD, (hidden, vocab)) if own is None else None

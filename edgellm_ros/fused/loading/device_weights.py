@@ -111,6 +111,7 @@ def fused_shape(
     last_states: see `FusedShape`; state_layers: of the outputs `hidden_states_i`, None = those of the
     configuration.
     """
+    from edgellm_ros.fused.plan.quantized import Quantized
     from edgellm_ros.fused.plan.shape import MOST_LORA_RANK, FusedShape
 
     llm = config.llm
@@ -143,6 +144,7 @@ def fused_shape(
         quantized=kinds[0],
         other_kinds=tuple(kinds[1:]),
         layer_kinds=layer_kinds,
+        head=None if model.quantized_head is None else Quantized(*model.quantized_head.form),
         lora_rank=min(config.max_supported_lora_rank, MOST_LORA_RANK) if adapts else 0,
         fp8_cache=config.kv_cache_type == FP8,
         recurrent=recurrent,
@@ -180,7 +182,8 @@ def fused_weights(model: FusedModel, tensors: dict[str, Tensor]) -> FusedWeights
         for matrices in model.quantized[i : i + 1]:
             weights |= {name: address(matrix.values) for name, matrix in matrices.given()}
         layers.append(FusedLayerWeights(**weights))
-    return FusedWeights(tuple(layers), address(model.norm), address(model.lm_head), owners_of(tensors))
+    head = model.lm_head if model.quantized_head is None else model.quantized_head.values
+    return FusedWeights(tuple(layers), address(model.norm), address(head), owners_of(tensors))
 
 
 def layer_addresses(layer: FusedLayer, tensors: Mapping[str, Tensor]) -> dict[str, int]:
@@ -262,20 +265,19 @@ class _Piece(NamedTuple):
 def _quantized_pieces(model: FusedModel, dtype: np.dtype) -> Iterator[_Piece]:
     """Yield the weights of quantised matrices."""
     integers = np.dtype(np.uint8)
-    for matrices in model.quantized:
-        for _, matrix in matrices.given():
-            yield _Piece(matrix.values, matrix.file, integers)
-            yield _Piece(matrix.scales, matrix.file, np.dtype(np.float32) if matrix.float8 else dtype)
-            if matrix.zero_points is not None:
-                yield _Piece(matrix.zero_points, matrix.file, integers)
-            if matrix.offsets is not None:
-                yield _Piece(matrix.offsets, matrix.file, dtype)
-            if matrix.order is not None:
-                yield _Piece(matrix.order, matrix.file, np.dtype(np.int64), is_order=True)
+    for matrix in model.quantized_matrices():
+        yield _Piece(matrix.values, matrix.file, integers)
+        yield _Piece(matrix.scales, matrix.file, np.dtype(np.float32) if matrix.float8 else dtype)
+        if matrix.zero_points is not None:
+            yield _Piece(matrix.zero_points, matrix.file, integers)
+        if matrix.offsets is not None:
+            yield _Piece(matrix.offsets, matrix.file, dtype)
+        if matrix.order is not None:
+            yield _Piece(matrix.order, matrix.file, np.dtype(np.int64), is_order=True)
 
 
 def _kinds(model: FusedModel) -> tuple[list[Forms], tuple[int, ...]]:
-    """Return the kinds of layers by the forms of their weights, and the kind of each layer.
+    """Return the kinds of layers by forms of their weights, and each layer's kind.
 
     Layers are of one kind if each kernel that both have takes the same form. A kind with quantised weights is
     the first, if there is one.

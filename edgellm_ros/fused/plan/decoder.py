@@ -8,11 +8,10 @@ from dataclasses import replace
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.fused.plan.config import StepConfig
+from edgellm_ros.fused.plan.cut import ProductCut
 from edgellm_ros.fused.plan.launch import WARP, Launch
 from edgellm_ros.fused.plan.product import (
     RESERVED,
-    ProductPlan,
-    QuantizedProductPlan,
     product_macros,
     ring_bytes,
     x_bytes,
@@ -102,15 +101,6 @@ class FusedPlan:
         blocks = multiprocessors * blocks_each
         self.x_in_gmem = config.x_in_gmem and self.mma and not self.lora_rank
 
-        def product(
-            k: int, n: int, tile: int, all_of_x: bool, whole: bool = False, ready: bool = False
-        ) -> ProductPlan:
-            sizes = config.threads, stages, rows, blocks, all_of_x
-            rank, in_gmem = 0 if whole else self.lora_rank, ready and self.x_in_gmem
-            return ProductPlan(
-                k, n, tile, *sizes, whole_tiles=whole, mma=self.mma, lora_rank=rank, x_in_gmem=in_gmem
-            )
-
         def prepared(nbytes: int, name: str) -> bool:
             """Return whether a prep kernel computes x.
 
@@ -120,18 +110,16 @@ class FusedPlan:
             most = config.repeated_bytes if form is None else config.quantized_repeated_bytes
             return (self.mma or form is not None) and nbytes > most
 
-        def layer_product(name: str, k: int, n: int, all_of_x: bool, narrow: bool = False) -> ProductPlan:
-            form = shape.form(name)
-            if form is None:
-                ready = self.prepared.get(name, False)
-                narrow_tile = config.x_in_gmem_tile if ready and self.x_in_gmem else config.narrow_tile
-                return product(k, n, narrow_tile if narrow else config.tile, all_of_x, ready=ready)
-            tile = config.quantized_tile if name in ("qkv", "in_proj") else config.quantized_wide_tile
-            tile = min(config.quantized_narrow_tile if narrow else tile, config.threads // 2)
-            sizes = config.threads, stages, rows, blocks, all_of_x
-            rank = self.lora_rank
-            return QuantizedProductPlan(k, n, tile, *sizes, mma=self.mma, lora_rank=rank, form=form)
-
+        cut = ProductCut(
+            shape=shape,
+            config=config,
+            stages=stages,
+            rows=rows,
+            blocks=blocks,
+            mma=self.mma,
+            lora_rank=self.lora_rank,
+            x_in_gmem=self.x_in_gmem,
+        )
         self.stages = stages
         inputs = (1 + shape.joined) * shape.hidden
         norms = 8 * rows * shape.hidden * blocks
@@ -141,21 +129,22 @@ class FusedPlan:
         if shape.drafts:
             self.prepared["lm_head"] = False
         self.prepared["o"] = self._prepares_o()
+        ready = self.prepared
         self.products = {
-            "qkv": layer_product("qkv", inputs, shape.qkv_size, not self.prepared["qkv"]),
-            "o": layer_product("o", shape.q_size, shape.hidden, False, narrow=True),
-            "gate_up": layer_product(
-                "gate_up", shape.hidden, shape.gate_up_size, not self.prepared["gate_up"]
+            "qkv": cut.layer("qkv", inputs, shape.qkv_size, not ready["qkv"], ready["qkv"]),
+            "o": cut.layer("o", shape.q_size, shape.hidden, False, ready["o"]),
+            "gate_up": cut.layer(
+                "gate_up", shape.hidden, shape.gate_up_size, not ready["gate_up"], ready["gate_up"]
             ),
-            "down": layer_product("down", shape.inner, shape.hidden, False, narrow=True),
+            "down": cut.layer("down", shape.inner, shape.hidden, False, False),
         }
         if shape.recurrent is not None:
-            self._cut_mixer(shape.recurrent, layer_product, prepared)
+            self._cut_mixer(shape.recurrent, cut, prepared)
         each = 4 * shape.gate_up_size // shape.inner
         sums = each * rows * self.products["down"].width * self.products["gate_up"].partials
         self.prepared["down"] = prepared(sums * self.products["down"].blocks, "down")
         if self.prepared["down"]:  # the plan above was made without the prep kernel
-            self.products["down"] = layer_product("down", shape.inner, shape.hidden, False, narrow=True)
+            self.products["down"] = cut.layer("down", shape.inner, shape.hidden, False, True)
         self.blocks = {name: plan.blocks for name, plan in self.products.items()}
         self.shared = {name: plan.shared_bytes for name, plan in self.products.items()}
         if shape.tied:
@@ -165,9 +154,7 @@ class FusedPlan:
             sums = 4 * config.threads // WARP * rows
             self._head_bytes = ring_bytes(stages, config.threads, self.mma) + x + sums
         else:
-            ready = self.prepared["lm_head"]
-            plan = product(shape.hidden, shape.all_head_columns, config.head_tile, not ready, True, ready)
-            self.products["lm_head"] = plan
+            self.products["lm_head"] = plan = cut.head(self.prepared["lm_head"])
             self.blocks["lm_head"], self._head_bytes = plan.blocks, plan.shared_bytes
         self.shared["lm_head"] = self._head_bytes
         per_kv_head = shape.heads // shape.kv_heads
@@ -178,18 +165,18 @@ class FusedPlan:
     def _cut_mixer(
         self,
         mixer: RecurrentShape,
-        layer_product: Callable[..., ProductPlan],
+        cut: ProductCut,
         prepared: Callable[[int, str], bool],
     ) -> None:
-        """Cut the GEMVs of a recurrent mixer; the functions are those of `_cut`."""
+        """Cut the GEMVs of a recurrent mixer; prepared: as in `_cut`."""
         hidden, ready = self.shape.hidden, not self.prepared["in_proj"]
         self.prepared["out_proj"] = False
-        self.products["in_proj"] = layer_product("in_proj", hidden, mixer.in_size, ready)
-        out = layer_product("out_proj", mixer.values, hidden, False, narrow=True)
+        self.products["in_proj"] = cut.layer("in_proj", hidden, mixer.in_size, ready, not ready)
+        out = cut.layer("out_proj", mixer.values, hidden, False, False)
         values = 4 * self.rows * (out.width + mixer.values // MIXER_COLUMNS)
         self.prepared["out_proj"] = prepared(values * out.blocks, "out_proj")
         if self.prepared["out_proj"]:  # the plan above was made without the prep kernel
-            out = layer_product("out_proj", mixer.values, hidden, False, narrow=True)
+            out = cut.layer("out_proj", mixer.values, hidden, False, True)
         self.products["out_proj"] = out
 
     def _prepares_o(self) -> bool:
@@ -297,9 +284,10 @@ class FusedPlan:
         shape, config = self.shape, self.config
         registers = 0 if config.slots < 2 or self.lora_rank else config.registers  # 0: no limit
         early_registers = config.quantized_registers
-        if any(not form.plain for _, form in shape.quantized):
+        forms = [form for _, form in shape.quantized] + ([] if shape.head is None else [shape.head])
+        if any(not form.plain for form in forms):
             early_registers = max(early_registers, MORE_REGISTERS)
-        if not shape.quantized or self.lora_rank:
+        if not forms or self.lora_rank:
             early_registers = 0
         batch_registers = config.batch_registers if shape.head_dim <= 128 else REGISTERS
         values: dict[str, object] = {

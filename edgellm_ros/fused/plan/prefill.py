@@ -132,7 +132,7 @@ def check_supported(shape: FusedShape) -> None:
     """Raise EngineError if the kernels do not take the prompts of a shape."""
     for problem, text in (
         (shape.attention_gate and shape.qkv_bias, "queries have gates and biases"),
-        (bool(shape.quantized), "weights are quantised"),
+        (bool(shape.quantized or shape.head), "weights are quantised"),
     ):
         if problem:
             raise EngineError(f"no kernels for prompts: {text}")

@@ -71,12 +71,17 @@ class ProductPlan:
         )
 
     @property
+    def most_units(self) -> int:
+        """Largest number of work units of a CTA."""
+        if self.whole_tiles:
+            return -(-self.tiles // self.blocks) * self.steps
+        return -(-self.units // self.blocks)
+
+    @property
     def width(self) -> int:
         """Values of a row of x that a CTA has in smem."""
-        most = -(-self.units // self.blocks)
-        if self.whole_tiles:
-            most = -(-self.tiles // self.blocks) * self.steps
-        return self.tile_k * (self.steps if self.all_of_x or most > self.steps else most)
+        all_of_x = self.all_of_x or self.most_units > self.steps
+        return self.tile_k * (self.steps if all_of_x else self.most_units)
 
     @property
     def shared_bytes(self) -> int:
@@ -89,7 +94,7 @@ class ProductPlan:
         """Bytes of x A and (x A) B of the LoRA adapters."""
         if not self.lora_rank:
             return 0
-        tiles = (-(-self.units // self.blocks) + self.steps - 2) // self.steps + 1
+        tiles = (self.most_units + self.steps - 2) // self.steps + 1
         return 4 * self.rows * (max(self.threads // 4, 3 * self.lora_rank) + tiles * self.tile)
 
     @property
@@ -135,7 +140,7 @@ class QuantizedProductPlan(ProductPlan):
     def shared_bytes(self) -> int:
         step = COPY * PIECES * COLUMNS * self.threads // WARP
         steps = max(FEWEST_STEPS, self.ring // step)
-        steps = min(steps, -(-self.units // self.blocks) + 1)
+        steps = min(steps, self.most_units + 1)
         sums = 4 * self.threads // WARP * COLUMNS * self.rows
         x = 2 * self.width * self.rows
         if self._digits:

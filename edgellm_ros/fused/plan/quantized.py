@@ -47,7 +47,7 @@ class Quantized:
         return not self.zero_points and not self.offsets and (few or self.float8)
 
     def parts(self, k: int, n: int) -> tuple[int, ...]:
-        """Return the bytes of values, scales, zero points or offsets, and perm with inv_perm."""
+        """Return the bytes of values, scales, zero points or offsets, perm and inv_perm."""
         groups = k // (self.group or k)
         sizes = [n * k * self.bits // 8, (4 if self.float8 else 2) * n * groups]
         if self.zero_points:

@@ -124,6 +124,7 @@ class FusedShape(ModelValues):
     - windows: sliding window of each layer, None = all tokens; empty = all tokens in all layers
     - tied: the LM head is the embedding table [V,H]; otherwise it is [H,head_columns]
     - head_columns: of which the first `vocab` are used; 0 = there are as many
+    - head: form of an LM head that is quantised, which is neither tied nor has more columns
     - capacity: C, the rows of the KV cache
     - max_rows: most tokens of a step, of all sequences
     - hidden_state_layers: layers, counted from 1, whose hidden states are outputs
@@ -165,6 +166,7 @@ class FusedShape(ModelValues):
     recurrent: RecurrentShape | None = None
     attention_layers: int | None = None
     head_columns: int = 0
+    head: Quantized | None = None
 
     @property
     def all_head_columns(self) -> int:
@@ -225,7 +227,7 @@ class FusedShape(ModelValues):
 
     def form(self, kernel: str) -> Quantized | None:
         """Return the form of a kernel's weights; None if they are of the model's type."""
-        return dict(self.quantized).get(kernel)
+        return self.head if kernel == "lm_head" else dict(self.quantized).get(kernel)
 
     def unsupported(self) -> str | None:
         """Return why the kernels do not take this shape; None if they do."""
@@ -272,7 +274,8 @@ class FusedShape(ModelValues):
         mixer = None
         if self.recurrent is not None:
             mixer = self.recurrent.unsupported("in_proj" in dict(forms))
-        return mixer or next(filter(None, (form.unsupported() for _, form in forms)), None)
+        given = [form for _, form in forms] + ([] if self.head is None else [self.head])
+        return mixer or next(filter(None, (form.unsupported() for form in given)), None)
 
 
 @dataclass(frozen=True)
