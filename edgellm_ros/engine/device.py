@@ -11,6 +11,7 @@ that another thread queues while `capture` records would be recorded too.
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Shape, Tensor, check_same
 
 ALIGNMENT = 64  # bytes; one AVX-512 register, one cache line
+LARGE = 1 << 20  # bytes
 
 
 class HostCopy(Protocol):
@@ -126,6 +128,11 @@ def on_device(device: Device, array: np.ndarray) -> Tensor:
     return tensor
 
 
+def in_place(device: Device, array: np.ndarray) -> Tensor:
+    """Return a tensor with the contents of a contiguous array: on the host the array itself, else a copy."""
+    return Tensor.from_array(array) if device.memory == "cpu" else on_device(device, array)
+
+
 class CpuHostCopy:
     """A copy that is already complete."""
 
@@ -163,16 +170,11 @@ class CpuDevice:
         pass
 
     def empty(self, shape: Shape, dtype: Any) -> Tensor:
-        dtype = np.dtype(dtype)
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-        offset = -raw.__array_interface__["data"][0] % ALIGNMENT
-        return Tensor.from_array(raw[offset : offset + nbytes].view(dtype).reshape(shape))
+        return _aligned(np.empty, shape, np.dtype(dtype))
 
     def zeros(self, shape: Shape, dtype: Any) -> Tensor:
-        tensor = self.empty(shape, dtype)
-        self.fill_zero(tensor)
-        return tensor
+        """Allocate a buffer of zeros; a page of it takes memory when it is first written."""
+        return _aligned(_zero_bytes, shape, np.dtype(dtype))
 
     def upload(self, target: Tensor, source: np.ndarray) -> None:
         check_same(target, source)
@@ -201,6 +203,27 @@ class CpuDevice:
 
     def synchronize(self) -> None:
         pass
+
+
+def _zero_bytes(nbytes: int, dtype: Any) -> np.ndarray:
+    """Allocate zeros; for large ones without NumPy, which asks the kernel for pages of 2 MB.
+
+    A KV cache has its heads side by side, so that the first rows of each would fill all such pages.
+    """
+    if nbytes < LARGE or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return np.zeros(nbytes, dtype)
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(pages, dtype)
+
+
+def _aligned(allocate: Callable[[int, Any], np.ndarray], shape: Shape, dtype: np.dtype) -> Tensor:
+    """Allocate a host buffer that begins at a multiple of ALIGNMENT."""
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = allocate(nbytes + ALIGNMENT, np.uint8)
+    offset = -raw.__array_interface__["data"][0] % ALIGNMENT
+    return Tensor.from_array(raw[offset : offset + nbytes].view(dtype).reshape(shape))
 
 
 def open_device(name: str, allow_plan_code: bool = False, stream: object = None) -> Device:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+import mmap
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,6 +47,18 @@ def test_parts_of_a_tensor_are_filled_with_zeros(device):
     tensor = put(device, np.ones((3, 2), np.float16))
     device.fill_zero(tensor.rows(1, 2))
     np.testing.assert_array_equal(device.download(tensor), [[1, 1], [0, 0], [1, 1]])
+
+
+@pytest.mark.only_on("cpu", reason="memory of the host")
+def test_only_the_written_part_of_a_large_buffer_takes_memory(device):
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    before, tensor = resident(), device.zeros((1 << 10, 1 << 16), np.uint8)  # 64 MiB
+    for row in range(0, 1 << 10, 32):  # one page in each 2 MiB
+        device.upload(tensor.rows(row, row + 1), np.ones((1, 1 << 16), np.uint8))
+    assert resident() - before < 8 << 20
+    assert device.download(tensor).sum() == 32 << 16
 
 
 @pytest.mark.parametrize(("size", "count"), [(1, 300), (10_000, 100), (3_000_000, 3)])
