@@ -79,6 +79,13 @@ class Device(Protocol):
         """Allocate a buffer of zeros."""
         ...
 
+    def adopt(self, array: np.ndarray) -> Tensor:
+        """Return a tensor with the contents of a contiguous array.
+
+        On a CPU it is the array itself, which must not be used for anything else; elsewhere a copy.
+        """
+        ...
+
     def upload(self, target: Tensor, source: np.ndarray) -> None:
         """Copy a host array of the same shape and type to the tensor.
 
@@ -128,11 +135,6 @@ def on_device(device: Device, array: np.ndarray) -> Tensor:
     return tensor
 
 
-def in_place(device: Device, array: np.ndarray) -> Tensor:
-    """Return a tensor with the contents of a contiguous array: on the host the array itself, else a copy."""
-    return Tensor.from_array(array) if device.memory == "cpu" else on_device(device, array)
-
-
 class CpuHostCopy:
     """A copy that is already complete."""
 
@@ -176,6 +178,9 @@ class CpuDevice:
         """Allocate a buffer of zeros; a page of it takes memory when it is first written."""
         return _aligned(_zero_bytes, shape, np.dtype(dtype))
 
+    def adopt(self, array: np.ndarray) -> Tensor:
+        return Tensor.from_array(array)
+
     def upload(self, target: Tensor, source: np.ndarray) -> None:
         check_same(target, source)
         np.copyto(target.array, source, casting="no")
@@ -206,9 +211,10 @@ class CpuDevice:
 
 
 def _zero_bytes(nbytes: int, dtype: Any) -> np.ndarray:
-    """Allocate zeros; for large ones without NumPy, which asks the kernel for pages of 2 MB.
+    """Allocate zeros, large ones in pages of 4 KB.
 
-    A KV cache has its heads side by side, so that the first rows of each would fill all such pages.
+    NumPy asks the system for pages of 2 MB. A KV cache has its heads side by side, and the first rows of each
+    would fill all such pages.
     """
     if nbytes < LARGE or not hasattr(mmap, "MAP_ANONYMOUS"):
         return np.zeros(nbytes, dtype)

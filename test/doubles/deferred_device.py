@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from edgellm_ros.engine.device import on_device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Shape, Tensor, check_same
 
@@ -86,6 +87,9 @@ class DeferredDevice:
         tensor = self.empty(shape, dtype)
         self.fill_zero(tensor)
         return tensor
+
+    def adopt(self, array: np.ndarray) -> Tensor:
+        return on_device(self, array)
 
     def upload(self, target: Tensor, source: np.ndarray) -> None:
         check_same(target, source)

@@ -29,6 +29,13 @@ def test_uploaded_data_is_downloaded_unchanged(device):
     np.testing.assert_array_equal(device.download(tensor), values)
 
 
+def test_an_adopted_array_is_a_tensor_with_its_contents(device):
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    tensor = device.adopt(values)
+    np.testing.assert_array_equal(device.download(tensor), values)
+    assert (tensor.array is values) == (device.name == "cpu")
+
+
 def test_copying_between_shapes_or_types_is_an_error_that_names_both(device):
     tensor = device.empty((2, 3), np.float32)
     with pytest.raises(ValueError, match=r"float64 \[2, 3\] to float32 \[2, 3\]"):

@@ -15,7 +15,7 @@ from typing import Any
 from edgellm_ros.builder.config.vocabulary import VOCAB_MAP
 from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.builder.exporter.plan import ExportPlan, plan_export
-from edgellm_ros.builder.exporter.tensor_files import LM_HEAD_FILE
+from edgellm_ros.builder.exporter.tensor_files import EMBEDDING_FILE, LM_HEAD_FILE
 from edgellm_ros.builder.weights.adapters import copy_adapters
 from edgellm_ros.builder.weights.unread_weights import listed
 from edgellm_ros.engine_directory.adapters.lora_scales import LORA_SCALES_FILE
@@ -80,7 +80,8 @@ def _clear(engine: Path) -> None:
     """
     engine.mkdir(parents=True, exist_ok=True)
     (engine / CONFIG_FILE).unlink(missing_ok=True)
-    tensors = f"{VOCAB_MAP}.safetensors", LM_HEAD_FILE, D2T_FILE, DRAFT_EMBEDDING_FILE
+    # Runtimes map tables of embeddings: a new export leaves them their file.
+    tensors = EMBEDDING_FILE, f"{VOCAB_MAP}.safetensors", LM_HEAD_FILE, D2T_FILE, DRAFT_EMBEDDING_FILE
     optional = *tensors, LORA_SCALES_FILE, FUSED_FILE, FUSED_EXPERT_FILE, FUSED_DRAFT_FILE, FUSED_VISION_FILE
     endings = (".onnx", ".*.onnx", ".onnx.data", ".*.onnx.data")
     graphs = [f"*/{name}{ending}" for name in ("model", "verify") for ending in endings]

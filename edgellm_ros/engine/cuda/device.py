@@ -89,6 +89,11 @@ class CudaDevice:
         self.fill_zero(tensor)
         return tensor
 
+    def adopt(self, array: np.ndarray) -> Tensor:
+        tensor = self.empty(array.shape, array.dtype)
+        self.upload(tensor, array)
+        return tensor
+
     def upload(self, target: Tensor, source: np.ndarray) -> None:
         check_same(target, source)
         if not source.nbytes:

@@ -11,7 +11,7 @@ import numpy as np
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.tensor_file import read_tensor
+from edgellm_ros.engine_directory.tensor_file import map_tensor
 from edgellm_ros.kernels import Kernels
 
 
@@ -39,9 +39,8 @@ class InputEmbedder:
         video_token_id = config.video.token_id if config.video is not None else None
         self._placeholders = (config.image_token_id, video_token_id, config.audio_token_id)
         self._vocab_size, self._hidden_size = llm.vocab_size, llm.hidden_size
-        table = read_tensor(path, "embedding", (llm.vocab_size, llm.hidden_size))
-        self.table = device.empty(table.shape, dtype)
-        device.upload(self.table, table.astype(dtype, copy=False))
+        table = map_tensor(path, "embedding", (llm.vocab_size, llm.hidden_size))
+        self.table = device.adopt(table.astype(dtype, copy=False))
         row_shape = (batch * tokens if encodes else 1, llm.hidden_size)
         self._rows = device.zeros(row_shape, dtype)
         self._deepstack_rows = [device.zeros(row_shape, dtype) for _ in range(llm.num_deepstack_features)]

@@ -14,7 +14,7 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.draft_config import DFLASH
 from edgellm_ros.engine_directory.files import CONTEXT, D2T_FILE, DRAFT, DRAFT_EMBEDDING_FILE
-from edgellm_ros.engine_directory.tensor_file import read_tensor
+from edgellm_ros.engine_directory.tensor_file import map_tensor, read_tensor
 from edgellm_ros.fused.loading.fused_decoding import FusedDecoding
 from edgellm_ros.kernels import Kernels, TreeKernels
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
@@ -109,8 +109,8 @@ def load_drafter(
 def _embedding(root: Path, config: EngineConfig, head: DraftEngineRunner, device: Device) -> Tensor:
     """Read a head's own table of embeddings."""
     shape = config.vocab_size, head.hidden_size
-    table = read_tensor(root / DRAFT_EMBEDDING_FILE, "embedding", shape)
-    return on_device(device, table.astype(head.dtype, copy=False))
+    table = map_tensor(root / DRAFT_EMBEDDING_FILE, "embedding", shape)
+    return device.adopt(table.astype(head.dtype, copy=False))
 
 
 def _token_of_logit(root: Path, vocabulary: int, logits: int, device: Device) -> Tensor | None:
