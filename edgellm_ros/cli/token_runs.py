@@ -61,11 +61,15 @@ def record_runs(engine: Path, requests: Mapping[str, LLMGenerationRequest]) -> l
         seen: list[TokenInputs] = []
 
         def keep(tensors: Mapping[str, Tensor]) -> None:
+            count = tensors["inputs_embeds"].shape[1]
+            found = {
+                name: tensor.array for name, tensor in tensors.items() if name.startswith(FOR_EACH_TOKEN)
+            }
             seen.append(
+                # A table of an engine with lengths begins with the rows of the run's tokens.
                 {
-                    name: tensor.array.copy()
-                    for name, tensor in tensors.items()
-                    if name.startswith(FOR_EACH_TOKEN)
+                    name: (rows if rows.ndim == 3 else rows[None, :count]).copy()
+                    for name, rows in found.items()
                 }
             )
 
@@ -110,6 +114,11 @@ def run_graph(session: Any, engine: Path, inputs: TokenInputs, outputs: Sequence
         "last_token_ids": np.arange(count)[None],
         "valid_tokens": np.array([count]),
     }
+    taken = {node.name for node in session.get_inputs()}
+    if "kv_length" in taken:
+        given |= {"kv_length": np.array([count]), "position_ids": np.arange(count)[None]}
+        for name in taken & {"rope_cos", "rope_sin"}:
+            given[name] = np.pad(inputs[name][0], ((0, capacity - count), (0, 0)))
     if config.builder.lm_head_input:
         given["lm_head.weight"] = read_header(engine / "lm_head.safetensors")["lm_head.weight"].read()
     for node in session.get_inputs():
@@ -117,7 +126,7 @@ def run_graph(session: Any, engine: Path, inputs: TokenInputs, outputs: Sequence
             sizes = {"B": 1, "S": count}
             shape = [size if isinstance(size, int) else sizes.get(size, 0) for size in node.shape]
             given[node.name] = _zeros(shape, node.type)
-    return session.run(list(outputs), {node.name: given[node.name] for node in session.get_inputs()})
+    return session.run(list(outputs), {name: given[name] for name in taken})
 
 
 def _zeros(shape: Sequence[int], kind: str) -> Any:

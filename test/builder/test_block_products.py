@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from edgellm_ros.builder import export
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine_directory.config import EngineConfig
-from fixtures.cuda_graphs import compute
+from fixtures.cuda_graphs import compute, variant_inputs
 from fixtures.gguf_files import LAYERS, write_gguf
 
 KINDS = ("Q4_0", "Q4_1", "Q8_0", "Q6_K")
@@ -48,7 +48,7 @@ def causal_inputs(engine, tokens: int) -> dict[str, np.ndarray]:
 
 
 def logits(engine, inputs) -> np.ndarray:
-    return compute(engine / "llm/model.onnx", CpuDevice(), inputs)["logits"]
+    return compute(engine / "llm/model.cpu.onnx", CpuDevice(), variant_inputs(inputs, engine))["logits"]
 
 
 def test_all_products_round_their_input_to_8_bits(engines):

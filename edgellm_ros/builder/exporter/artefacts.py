@@ -25,11 +25,13 @@ from edgellm_ros.builder.draft.graph_cuda import build_cuda_draft
 from edgellm_ros.builder.exporter.sources import Sources
 from edgellm_ros.builder.graph.graph import GraphBuilder
 from edgellm_ros.builder.graph.lm_head import LMHead
+from edgellm_ros.builder.lowering.onnxruntime_cuda.attention import has_cpu_kernel
 from edgellm_ros.builder.lowering.onnxruntime_cuda.decoder import build_cuda_llm
 from edgellm_ros.builder.lowering.onnxruntime_cuda.recurrent import has_kernels
 from edgellm_ros.builder.lowering.standard.decoder import build_llm
 from edgellm_ros.builder.passes.int8_products import multiply_in_int8
 from edgellm_ros.builder.passes.visible_rows import attend_to_visible_rows
+from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.draft_config import DFLASH, DraftConfig
 from edgellm_ros.engine_directory.files import CHAIN, CONTEXT, DRAFT, VERIFY, graph_path
 from edgellm_ros.engine_directory.parts import ACTION, VISUAL
@@ -57,7 +59,8 @@ def artefacts(sources: Sources, head: LMHead, draft: DraftConfig | None) -> Iter
     build_cuda = partial(build_cuda_llm, model.decoder, sources.weights)
     has_cuda = has_kernels(model.llm)
     yield Artefact(LLM, STANDARD, partial(build, plain))
-    yield Artefact(LLM, CPU, partial(build, plain))
+    on_cpu = partial(build_cuda, dataclasses.replace(plain, cpu=True))
+    yield Artefact(LLM, CPU, on_cpu if _has_cpu_kernel(sources) else partial(build, plain))
     if has_cuda:
         yield Artefact(LLM, CUDA, partial(build_cuda, plain))
     for part, encoder in model.encoders.items():
@@ -105,6 +108,15 @@ def artefacts(sources: Sources, head: LMHead, draft: DraftConfig | None) -> Iter
         yield Artefact(DRAFT, CHAIN_CUDA, partial(build_cuda_draft, *read_head, only_chains=True))
 
 
+def _has_cpu_kernel(sources: Sources) -> bool:
+    """Tell whether the language model's graph for a CPU has GroupQueryAttention.
+
+    Its numbers depend on the other sequences of a run. Those of quantised weights do so anyway.
+    """
+    fp32 = sources.options.precision == "fp32" and sources.options.kv_cache is None
+    return fp32 and sources.weights.is_quantized and has_cpu_kernel(sources.model.decoder)
+
+
 def build_graphs(table: Iterable[Artefact], sources: Sources) -> Graphs:
     """Build graphs; a graph for a CPU only if it differs from the standard graph.
 
@@ -133,11 +145,12 @@ def file_name(part: str, form: str = STANDARD) -> str:
 
 def _adapt_to_cpu(part: str, graph: GraphBuilder, int8: bool) -> bool:
     """Adapt a graph to a CPU; return whether it differs from the standard graph."""
-    cut = attend_to_visible_rows(graph.graph)
+    differs = attend_to_visible_rows(graph.graph)
+    differs |= any(value.name == names.KV_LENGTH for value in graph.graph.inputs)
     if not int8:
-        return cut
+        return differs
     # The LM head finds values that are not finite, which pixels never are.
-    return multiply_in_int8(graph, lm_head=part == DRAFT, by_rows=part not in (VISUAL, DRAFT)) or cut
+    return multiply_in_int8(graph, lm_head=part == DRAFT, by_rows=part not in (VISUAL, DRAFT)) or differs
 
 
 def _share_weights(artefact: Artefact, built: Graphs, sources: Sources) -> None:

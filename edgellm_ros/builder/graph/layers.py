@@ -25,7 +25,8 @@ class ModelBuilder(GraphBuilder):
 
     `module` enters a module: tensors and nodes get its name as prefix. Layer methods take a child's name.
     With `lora`, the linear layers in `lora.TARGETS` get LoRA inputs. onnxruntime: the graph is for ONNX
-    Runtime alone. kv_cache: type of the KV cache, as in `LLMOptions`.
+    Runtime alone. flat: linear layers read matrices [T,K]. kv_cache: type of the KV cache, as in
+    `LLMOptions`.
     """
 
     def __init__(
@@ -36,12 +37,15 @@ class ModelBuilder(GraphBuilder):
         lora: bool = False,
         onnxruntime: bool = False,
         kv_cache: str | None = None,
+        *,
+        flat: bool = False,
     ) -> None:
         super().__init__(name, precision)
         self.cache_dtype = KV_CACHE_DTYPES[kv_cache or precision]
         self.weights = weights
         self.lora = lora
         self.onnxruntime = onnxruntime
+        self.flat = flat
         self.linear_inputs: dict[str, ir.Value] = {}  # what each linear layer multiplies, by its full name
         self._prefix: list[str] = []
 
@@ -124,7 +128,7 @@ class ModelBuilder(GraphBuilder):
             if matrix is None:
                 results.append(self.op("MatMul", x, self._joined_matrix(full, run, fan_in)))
             else:
-                results.append(quantized_product(self, full, x, matrix, self.onnxruntime))
+                results.append(quantized_product(self, full, x, matrix, self.onnxruntime, self.flat))
         return results[0] if len(results) == 1 else self.op("Concat", *results, axis=-1)
 
     def _joined_matrix(self, name: str, parts: Mapping[str, int], fan_in: int) -> ir.Value:

@@ -22,6 +22,9 @@ own,
 
     x (W - Z + O) = x W + s O'       s [..., K/group]: sums of x over groups;  O' = offsets - zeros * scales
 
+If x is known to be a matrix, one Gemm computes this product and the sum. On a CPU that takes 0.88 of the time
+of a decode step of SmolLM2-135M in Q4_1 (120 such products, one thread of an AMD EPYC, in turns).
+
 A graph for ONNX Runtime alone has MatMulNBits itself, so that other kernels can read its weights in the same
 memory (`fused/kernels/quantized.cuh`): ONNX Runtime's CUDA provider uses them in place, as long as its
 option `ep.cuda.fpa_intb_gemm` is off. FP8 weights, which MatMulNBits does not take, become floats when such a
@@ -46,11 +49,16 @@ PackedWeight = tuple[tuple[int, ...], Callable[[], np.ndarray], ir.DataType | No
 
 
 def quantized_product(
-    graph: GraphBuilder, name: str, x: ir.Value, matrix: QuantizedMatrix, zero_points: bool = False
+    graph: GraphBuilder,
+    name: str,
+    x: ir.Value,
+    matrix: QuantizedMatrix,
+    zero_points: bool = False,
+    flat: bool = False,
 ) -> ir.Value:
     """Add x times a quantised weight, x [..., K] -> [..., N].
 
-    name: prefix of the weight's tensors; zero_points: the graph is for ONNX Runtime alone.
+    name: prefix of the weight's tensors; zero_points: the graph is for ONNX Runtime alone; flat: x is [T,K].
     """
     matrix = in_blocks(matrix)
     if matrix.order is not None:
@@ -65,6 +73,9 @@ def quantized_product(
     y = graph.op("MatMul", x, _dequantized(graph, name, matrix))
     if matrix.zeros is None and matrix.offsets is None:
         return y
+    if flat:
+        with graph.scope("offsets"):
+            return graph.op("Gemm", *_sums_and_offsets(graph, name, x, matrix, matrix.added_offsets), y)
     return graph.op("Add", y, _offset(graph, name, x, y, matrix, matrix.added_offsets))
 
 
@@ -94,11 +105,17 @@ def _offset(
     read: the offsets [K/group,N].
     """
     with graph.scope("offsets"):
-        blocks = graph.reshape(x, [-1, matrix.groups, matrix.group])
-        sums = graph.op("ReduceSum", blocks, graph.constant([-1]), keepdims=0)
-        shape = matrix.groups, matrix.fan_out
-        offsets = graph.weight(f"{name}.offset", shape, read)
-        return graph.op("Reshape", graph.op("MatMul", sums, offsets), graph.op("Shape", y))
+        product = graph.op("MatMul", *_sums_and_offsets(graph, name, x, matrix, read))
+        return graph.op("Reshape", product, graph.op("Shape", y))
+
+
+def _sums_and_offsets(
+    graph: GraphBuilder, name: str, x: ir.Value, matrix: QuantizedMatrix, read: Read
+) -> tuple[ir.Value, ir.Value]:
+    """Add the sums of x over groups [T,K/group], and the offsets [K/group,N]."""
+    blocks = graph.reshape(x, [-1, matrix.groups, matrix.group])
+    sums = graph.op("ReduceSum", blocks, graph.constant([-1]), keepdims=0)
+    return sums, graph.weight(f"{name}.offset", (matrix.groups, matrix.fan_out), read)
 
 
 def _onnxruntime_product(graph: GraphBuilder, name: str, x: ir.Value, matrix: QuantizedMatrix) -> ir.Value:

@@ -22,3 +22,4 @@ class LLMOptions:
     verifies: bool = False  # whether a hybrid's graph outputs `ChainValues`, to verify drafted chains
     only_chains: bool = False  # without the mask of a graph for CUDA with `fusion`
     kv_cache: str | None = None  # "fp8": the type of the KV cache
+    cpu: bool = False  # whether a graph for ONNX Runtime alone is for a CPU

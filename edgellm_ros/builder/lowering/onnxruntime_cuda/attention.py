@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grouped-query attention over a KV cache for ONNX Runtime's CUDA provider.
+"""Grouped-query attention over a KV cache for ONNX Runtime alone.
 
-In half precision GroupQueryAttention normalises and rotates queries and keys, writes the new rows into the
-cache and attends to it. The kernel does not support fp32, which uses `Attention` with lengths.
+GroupQueryAttention normalises and rotates queries and keys, writes the new rows into the cache and attends to
+it. The kernel for CUDA does not support fp32, which uses `Attention` with lengths there. The kernel for a CPU
+lacks the norms, which are nodes of their own.
+
+On a CPU the numbers of GroupQueryAttention depend on the other sequences of a run, and on the number of
+tokens of a prompt (129 and 130 tokens, ONNX Runtime 1.31): engines whose bits do not depend on the batch do
+not have it.
 """
 
 from __future__ import annotations
@@ -20,8 +25,8 @@ from edgellm_ros.builder.lowering.onnxruntime_cuda.step import CudaStep
 from edgellm_ros.builder.model.decoder import Attention, Decoder
 
 
-# fp32:           x -- qkv_proj -- heads -- cache, Attention --------------------------+-- gate -- o_proj -->
-# half precision: x -- qkv_proj -- GroupQueryAttention (norms, RoPE, cache, attention) --+
+# CUDA in fp32:   x -- qkv_proj -- heads -- cache, Attention --------------------------+-- gate -- o_proj -->
+# otherwise:      x -- qkv_proj -- GroupQueryAttention (norms, RoPE, cache, attention) --+
 def attention(
     step: CudaStep, decoder: Decoder, module: str, block: Attention, *, cache: Cache, x: ir.Value
 ) -> tuple[ir.Value, Cache]:
@@ -33,7 +38,7 @@ def attention(
     widths, fan_in = block.widths(config), block.inputs or config.hidden_size
     with attention_module(graph, module):
         joined = graph.joined_linears("qkv_proj", widths, x, fan_in, block.qkv_bias)
-        if graph.dtype == FLOAT:
+        if not step.has_kernel:
             projected = graph.split(joined, list(widths.values()), axis=-1)
             heads = make_heads(graph, decoder, block, tokens=step.tokens, projected=projected, rope=step.rope)
             attended, present = _plain_attention(step, heads.q, heads.k, heads.v, cache, window)
@@ -71,21 +76,22 @@ def _fused_attention(
     epsilon: float,
     window: int | None,
 ) -> tuple[ir.Value, Cache]:
-    """Add attention over the cache in half precision, with RoPE if the step has it.
+    """Add attention over the cache in one kernel, with RoPE if the step has it.
 
     qkv: queries, keys and values [B,S,heads*D] each, or one tensor with all three; norms: scales [D] of the
     norms of queries and keys, if there are any. Returns [B*S,heads*D], or [B,S,heads*D] if the step's layout
     is batched, and the updated cache.
 
-    With an FP8 cache, one tensor is the scale 1 of both keys and values, and norms are nodes of their own.
-    Otherwise ONNX Runtime (1.31) has no kernel that reads FP8 rows, and each decode step converts the whole
-    cache to half precision.
+    With an FP8 cache and on a CPU, norms are nodes of their own. With an FP8 cache, one tensor is the scale 1
+    of both keys and values. Otherwise ONNX Runtime (1.31) has no kernel that reads FP8 rows, and each decode
+    step converts the whole cache to half precision.
     """
     graph, config = step.graph, step.config
     options: dict[str, Any] = {"do_rotary": int(bool(step.rope))}
     scales: list[ir.Value | None] = [None, None]
-    if graph.cache_dtype != graph.dtype:
+    if step.cpu or graph.cache_dtype != graph.dtype:
         qkv, norms = _normed_heads(step, qkv, norms, epsilon), ()
+    if graph.cache_dtype != graph.dtype:
         scales = [graph.constant([1.0], FLOAT)] * 2
         options |= {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8}
     inputs: list[ir.Value | None] = [*qkv, *[None] * (3 - len(qkv)), *cache, step.last_row, step.longest]
@@ -151,3 +157,16 @@ def _plain_attention(
         attended = graph.op("Attention", q, keys, values, step.windowed_mask(window), scale=scale)
     width = config.num_attention_heads * config.head_dim
     return step.tokens.merge_heads(attended, width), (present_keys, present_values)
+
+
+def has_cpu_kernel(decoder: Decoder) -> bool:
+    """Tell whether ONNX Runtime's kernel for a CPU takes the attention of a decoder.
+
+    Of prompts that run together it rotates each as the first one, which is right without mRoPE.
+    """
+    config = decoder.config
+    if config.recurrent is not None or config.rope.mrope_section:
+        return False
+    if not decoder.has_rope:
+        return config.head_dim % 8 == 0
+    return config.head_dim % 16 == 0 and config.rope.rotary_dim % 16 == 0

@@ -38,10 +38,11 @@ class CudaBlocks:
         tree: bool,
         flat: bool = True,
         verifies: bool = False,
+        cpu: bool = False,
     ) -> None:
         self.graph, self.decoder = graph, decoder
         config = decoder.config
-        self.step = CudaStep(graph, config, capacity, rope=decoder.has_rope, tree=tree, flat=flat)
+        self.step = CudaStep(graph, config, capacity, rope=decoder.has_rope, tree=tree, flat=flat, cpu=cpu)
         self.last_token_ids = graph.input(names.LAST_TOKEN_IDS, INT64, ["B", "N"])
         shape = config.num_key_value_heads, capacity, config.head_dim
         self._caches = graph.caches(range(config.num_attention_layers), *shape)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph of a decoder for ONNX Runtime's CUDA provider: `llm/model.cuda.onnx`.
+"""Graph of a decoder for ONNX Runtime alone: `llm/model.cuda.onnx`.
+
+With `LLMOptions.cpu` the graph is for its CPU provider: `llm/model.cpu.onnx` of an engine with quantised
+weights. Products and LM head are then those of `llm/model.onnx`.
 
 The graph has the same weights as `llm/model.onnx` and needs fewer kernels. Beside ONNX's operators it uses
 some of ONNX Runtime's own (domain com.microsoft), which TensorRT lacks: GroupQueryAttention in half
@@ -22,7 +25,7 @@ from edgellm_ros.builder.weights.weights import Weights
 
 
 def build_cuda_llm(decoder: Decoder, weights: Weights, options: LLMOptions) -> ModelBuilder:
-    """Build `llm/model.cuda.onnx`.
+    """Build `llm/model.cuda.onnx`, or with `options.cpu` `llm/model.cpu.onnx`.
 
     The graph has the inputs and outputs of `build_llm`, except for these.
 
@@ -30,9 +33,10 @@ def build_cuda_llm(decoder: Decoder, weights: Weights, options: LLMOptions) -> M
       i64; the tokens of a sequence take rows that follow each other
     - kv_length [B] i64 in place of attention_mask and kv_write_index: number of filled cache rows, of which
       the last are those of the new tokens; each token attends up to its own
-    - B = 1 if S > 1: several tokens of one sequence, or one token of several. In half precision and without
-      a mask, also several tokens of several sequences, if all have kv_length S: nothing is cached
-    - embedding [V,H] if the LM head is the embedding table, which the runtime holds on the device
+    - B = 1 if S > 1: several tokens of one sequence, or one token of several. With GroupQueryAttention and
+      without a mask, also several tokens of several sequences, if all have kv_length S: nothing is cached
+    - embedding [V,H] if the LM head is the embedding table, which the runtime holds on the device; not with
+      `options.cpu`
 
     With `options.head_states` the graph is `llm/verify.cuda.onnx`, whose tokens may be a tree: there is also
     attention_mask, and position_ids may be any. A token attends to no row after its own, whatever the mask
@@ -40,12 +44,20 @@ def build_cuda_llm(decoder: Decoder, weights: Weights, options: LLMOptions) -> M
     the faster kernels of the graph without `head_states`. Hybrids verify chains only.
     """
     graph = ModelBuilder(
-        "llm", weights, options.precision, options.lora, onnxruntime=True, kv_cache=options.kv_cache
+        "llm",
+        weights,
+        options.precision,
+        options.lora,
+        onnxruntime=not options.cpu,
+        kv_cache=options.kv_cache,
+        flat=options.cpu,
     )
     config, head_states = decoder.config, options.head_states
     hidden, layers = config.hidden_size, config.num_hidden_layers
     tree = head_states is not None and config.recurrent is None and not options.only_chains
-    blocks = CudaBlocks(graph, decoder, options.capacity, tree=tree, verifies=options.verifies)
+    blocks = CudaBlocks(
+        graph, decoder, options.capacity, tree=tree, verifies=options.verifies, cpu=options.cpu
+    )
     tokens = blocks.step.tokens
 
     hidden_states: dict[int, ir.Value] = {}
@@ -76,7 +88,7 @@ def build_cuda_llm(decoder: Decoder, weights: Weights, options: LLMOptions) -> M
         config,
         capacity=options.capacity,
         head=options.head,
-        logits=options.head.logits(graph, rows, share_embedding=True),
+        logits=options.head.logits(graph, rows, share_embedding=not options.cpu),
         presents=blocks.presents,
         hidden_states={i: hidden_states[i] for i in options.hidden_state_layers},
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a language model's layers for CUDA share: positions, lengths, masks."""
+"""What layers for ONNX Runtime alone share: positions, lengths, masks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class CudaStep:
 
     `rope`: cos, sin and position ids; empty without RoPE. `last_row` and `longest` are lengths as
     GroupQueryAttention takes them, `write_index` as TensorScatter does. `tree`: the mask of a tree of tokens,
-    an input. `flat`: whether the layout of the layers is flat (`TokenLayout`).
+    an input. `flat`: whether the layout of the layers is flat (`TokenLayout`). `cpu`: whether the graph is
+    for the CPU provider. `has_kernel`: whether attention is GroupQueryAttention, which CUDA lacks in fp32.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class CudaStep:
         rope: bool = True,
         tree: bool = False,
         flat: bool = True,
+        cpu: bool = False,
     ) -> None:
         self.graph, self.config = graph, config
         self.embeds = graph.input(names.INPUTS_EMBEDS, graph.dtype, ["B", "S", config.hidden_size])
@@ -48,7 +50,9 @@ class CudaStep:
             with graph.scope("rope"):
                 self.rope = *map(graph.from_fp32, tables), position_ids
         self.kv_length = graph.input(names.KV_LENGTH, INT64, ["B"])
-        if graph.dtype == FLOAT:
+        self.cpu = cpu
+        self.has_kernel = cpu or graph.dtype != FLOAT
+        if not self.has_kernel:
             self.write_index = graph.input(names.KV_WRITE_INDEX, INT64, ["B"])
         else:
             with graph.scope("lengths"):
