@@ -36,7 +36,7 @@ from benchmarks import common
 from edgellm_arena.episodes.scoring import check
 from edgellm_arena.episodes.situation import Situation, sample_situations, split_rng
 from edgellm_arena.world.renderer import render
-from edgellm_ros.cli.quantization_cost import compare_engines
+from edgellm_ros.cli.quantization.cost import compare_engines
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 

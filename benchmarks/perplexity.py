@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import common
-from edgellm_ros.cli.quantization_cost import log_probabilities
-from edgellm_ros.cli.token_runs import open_graph, run_graph, text_inputs
+from edgellm_ros.cli.quantization.cost import log_probabilities
+from edgellm_ros.cli.quantization.token_runs import open_graph, run_graph, text_inputs
 from edgellm_ros.engine_directory.chat_template import read_special_tokens
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import SPECIAL_TOKENS_FILE

@@ -19,7 +19,7 @@ from edgellm_ros.cli.option_fields import add_options, read_options
 
 if TYPE_CHECKING:
     from edgellm_ros.builder.calibration.search import GroupScales
-    from edgellm_ros.cli.quantization_cost import QuantizationCost
+    from edgellm_ros.cli.quantization.cost import QuantizationCost
     from edgellm_ros.runtime.request import LLMGenerationRequest
 
 
@@ -95,7 +95,7 @@ def _reports(args: argparse.Namespace) -> bool:
 def _export(args: argparse.Namespace, options: ExportOptions) -> int:
     from edgellm_ros.builder.exporter.export import export
     from edgellm_ros.builder.exporter.plan import plan_export
-    from edgellm_ros.cli.quantization_cost import PROMPTS
+    from edgellm_ros.cli.quantization.cost import PROMPTS
     from edgellm_ros.cli.requests.calibration_requests import read_requests
 
     reports = _reports(args)
@@ -125,7 +125,7 @@ def _export(args: argparse.Namespace, options: ExportOptions) -> int:
 
 def _calibrate(args: argparse.Namespace, options: ExportOptions) -> list[GroupScales]:
     """Find scales for the rounded weights."""
-    from edgellm_ros.cli.calibration import calibrate
+    from edgellm_ros.cli.quantization.calibration import calibrate
 
     start = time.perf_counter()
     calibration = calibrate(args.checkpoint, args.engine_dir, args.calibrate, options)
@@ -141,7 +141,7 @@ def _costs(
     With scales, also one without. Returns the results by their names in the JSON report.
     """
     from edgellm_ros.builder.exporter.export import export
-    from edgellm_ros.cli.quantization_cost import measure_costs
+    from edgellm_ros.cli.quantization.cost import measure_costs
 
     reference = dataclasses.replace(options, quantize=None, cpu_int8=False, kv_cache=None)
     engines = {"quantization": Path(args.engine_dir)}

@@ -20,9 +20,9 @@ from edgellm_ros.builder.calibration.search import GroupScales
 from edgellm_ros.builder.exporter.calibration import find_scales, plan_calibration
 from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.cli import calibration
-from edgellm_ros.cli.calibration import layer_inputs
-from edgellm_ros.cli.quantization_cost import logits
-from edgellm_ros.cli.token_runs import TokenRun, text_inputs
+from edgellm_ros.cli.quantization.calibration import layer_inputs
+from edgellm_ros.cli.quantization.cost import logits
+from edgellm_ros.cli.quantization.token_runs import TokenRun, text_inputs
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from fixtures.decoder_checkpoint import write_decoder_checkpoint

@@ -16,7 +16,7 @@ from edgellm_ros.builder import export
 from edgellm_ros.builder.graph.graph import FLOAT, GraphBuilder
 from edgellm_ros.builder.passes.int8_products import multiply_in_int8
 from edgellm_ros.cli import main
-from edgellm_ros.cli.quantization_cost import logits
+from edgellm_ros.cli.quantization.cost import logits
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 

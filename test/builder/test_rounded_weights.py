@@ -20,7 +20,7 @@ from edgellm_ros.builder import export
 from edgellm_ros.builder.calibration.rounding import RoundedLayout, decoder_layers
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.cli import main
-from edgellm_ros.cli.quantization_cost import logits
+from edgellm_ros.cli.quantization.cost import logits
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 from fixtures.decoder_checkpoint import write_decoder_checkpoint

@@ -16,8 +16,8 @@ transformers = pytest.importorskip("transformers")
 from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.builder.exporter.calibration import find_scales, plan_calibration  # noqa: E402
 from edgellm_ros.builder.exporter.options import ExportOptions  # noqa: E402
-from edgellm_ros.cli.calibration import layer_inputs  # noqa: E402
-from edgellm_ros.cli.token_runs import TokenRun, text_inputs  # noqa: E402
+from edgellm_ros.cli.quantization.calibration import layer_inputs  # noqa: E402
+from edgellm_ros.cli.quantization.token_runs import TokenRun, text_inputs  # noqa: E402
 from fixtures.outlier_checkpoint import write_outlier_checkpoint  # noqa: E402
 
 CUT = {"v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}

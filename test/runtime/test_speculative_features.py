@@ -11,7 +11,7 @@ import pytest
 
 from doubles.deferred_runtime import WatchedDevice, queueing
 from edgellm_ros.builder import export
-from edgellm_ros.cli.token_runs import record_runs
+from edgellm_ros.cli.quantization.token_runs import record_runs
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.config import EngineConfig

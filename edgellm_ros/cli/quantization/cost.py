@@ -15,8 +15,8 @@ import numpy as np
 
 from edgellm_ros.builder.exporter.export import export
 from edgellm_ros.builder.exporter.options import ExportOptions
+from edgellm_ros.cli.quantization.token_runs import TokenRun, open_graph, record_runs, run_graph, text_inputs
 from edgellm_ros.cli.requests.calibration_requests import ANSWER_TOKENS, GREEDY
-from edgellm_ros.cli.token_runs import TokenRun, open_graph, record_runs, run_graph, text_inputs
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
 TEXTS = (

@@ -26,8 +26,8 @@ from edgellm_ros.builder.exporter.calibration import (
 )
 from edgellm_ros.builder.exporter.export import export
 from edgellm_ros.builder.exporter.options import ExportOptions
+from edgellm_ros.cli.quantization.token_runs import TokenRun, record_runs, run_graph
 from edgellm_ros.cli.requests.calibration_requests import read_requests
-from edgellm_ros.cli.token_runs import TokenRun, record_runs, run_graph
 from edgellm_ros.engine.onnxruntime.session import open_session
 from edgellm_ros.engine_directory.files import graph_path
 
