@@ -105,7 +105,7 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
         options.checkpoint,
         options.engine_dir,
         lambda: display.status(f"exporting {options.checkpoint} to {options.engine_dir} ..."),
-        options.precision,
+        precision=options.precision,
     )
     options = resolved(options, config)
     find_adapter(options.engine_dir, options.lora)

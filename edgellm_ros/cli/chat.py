@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgellm_ros.cli import arguments
+from edgellm_ros.cli.engine_argument import add_engine, engine_directory
 from edgellm_ros.cli.requests.answer_output import Streamer
 from edgellm_ros.cli.requests.request_options import add_sampling, lora_dirs, sampling_params, sound_reader
 from edgellm_ros.echo import escaped, printable, quoted
@@ -44,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "Ctrl-C ends an answer, and not the chat. A line that begins with // is a message with one /.\n\n"
         + "\n".join(f"  {name} {text}" for name, text in COMMANDS.items()),
     )
-    arguments.add_engine_dir(parser)
+    add_engine(parser)
     parser.add_argument("--system", default="", metavar="TEXT", help="system prompt (default: none)")
     parser.add_argument(
         "--thinking",
@@ -67,9 +68,10 @@ def run(args: argparse.Namespace) -> int:
     from edgellm_ros.engine_directory.config import EngineConfig
     from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
+    sampling_params(args)  # wrong options are refused before the engines load
+    args.engine_dir = engine_directory(args.engine_dir, args.device)
     config = EngineConfig.load(args.engine_dir)
     config.check_answers_with_text("a chat")
-    sampling_params(args)  # wrong options are refused before the engines load
     adapters = lora_dirs(args.lora, args.engine_dir)
     options = arguments.runtime_options(args, config)
     with LLMInferenceRuntime(args.engine_dir, lora_dirs=adapters, **options) as runtime:

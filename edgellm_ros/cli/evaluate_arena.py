@@ -130,7 +130,7 @@ def _engine(args: argparse.Namespace, status: Callable[[str], None]) -> tuple[Pa
         checkpoint,
         directory,
         lambda: status(f"exporting {checkpoint} to {directory} ..."),
-        args.precision or "fp32",
+        precision=args.precision or "fp32",
     )
     return directory, config
 

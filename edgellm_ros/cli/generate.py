@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edgellm_ros.cli import arguments
+from edgellm_ros.cli.engine_argument import add_engine, engine_directory
 from edgellm_ros.cli.requests.answer_output import (
     Streamer,
     action_table,
@@ -42,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Run one request, or a file of requests. Prints the text to standard output, and times "
         "to standard error.",
     )
-    arguments.add_engine_dir(parser)
+    add_engine(parser)
     _add_inputs(parser)
     add_sampling(parser)
     parser.add_argument(
@@ -156,6 +157,7 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read the inputs, run the request, print the answer."""
     _check_inputs(args)
+    args.engine_dir = engine_directory(args.engine_dir, args.device)
     if args.requests is not None:
         return answer_file(args)
     from edgellm_ros.engine_directory.config import EngineConfig

@@ -127,19 +127,3 @@ def test_a_failed_write_leaves_no_file(compiled, tmp_path, monkeypatch):
     monkeypatch.setattr(compiler.os, "replace", full)
     assert compiler.cached_kernels("sm_90", tmp_path) == b"sm_90, number 1"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_cache_is_in_the_user_s_cache_folder(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert compiler.cache_directory() == tmp_path / "edgellm_ros" / "cuda"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert compiler.cache_directory() == tmp_path / ".cache" / "edgellm_ros" / "cuda"
-
-
-def test_without_a_home_the_cache_is_in_the_temporary_folder(monkeypatch, tmp_path):
-    """As in a container with a user id that has no account."""
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(compiler.os.path, "expanduser", lambda path: path)
-    monkeypatch.setattr(compiler.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert compiler.cache_directory() == tmp_path / "edgellm_ros" / "cuda"

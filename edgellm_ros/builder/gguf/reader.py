@@ -57,7 +57,7 @@ def read_gguf(path: Path) -> GgufFile:
 
     FileNotFoundError, or ValueError that names the file, for one that is damaged, cut short or not supported.
     """
-    paths = _parts(path)
+    paths = parts(path)
     files = [_read(each) for each in paths]
     keys = files[0].keys
     tensors: dict[str, TensorPlace] = {}
@@ -72,8 +72,11 @@ def read_gguf(path: Path) -> GgufFile:
     return GgufFile(path, keys, tensors)
 
 
-def _parts(path: Path) -> list[Path]:
-    """Return the files of a model, of which `path` is the first."""
+def parts(path: Path) -> list[Path]:
+    """Return the files of a model, of which `path` is the first.
+
+    ValueError for another part than the first. The files need not exist.
+    """
     found = PART.fullmatch(path.name)
     if found is None:
         return [path]

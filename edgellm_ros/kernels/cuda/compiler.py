@@ -16,6 +16,7 @@ from pathlib import Path
 from cuda.bindings import nvrtc
 from cuda.core import Program, ProgramOptions
 
+from edgellm_ros.cache_folder import cache_folder
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.cuda import layout
 
@@ -82,7 +83,7 @@ def compile_source(arch: str, program: str, chosen: ProgramOptions) -> bytes:
 def cached_kernels(arch: str, directory: Path | None = None, files: Files = KERNELS) -> bytes:
     """Return a program's cubin for an architecture, compiled or from a cache folder.
 
-    directory: None = `cache_directory()`.
+    directory: None = `cache_folder("cuda")`.
     """
     return cached(arch, source(files), options(arch), lambda: compile_kernels(arch, files), directory)
 
@@ -99,7 +100,7 @@ def cached(
     A damaged file is replaced. If the folder is not writable, the
     kernels are compiled each time.
     """
-    file = (directory or cache_directory()) / f"{arch}-{_key(arch, program, chosen)}.cubin"
+    file = (directory or cache_folder("cuda")) / f"{arch}-{_key(arch, program, chosen)}.cubin"
     try:
         content = file.read_bytes()
     except OSError:
@@ -109,19 +110,6 @@ def cached(
         cubin = compile()
         _write(file, hashlib.sha256(cubin).digest() + cubin)
     return cubin
-
-
-def cache_directory() -> Path:
-    """Return the cache folder of compiled kernels.
-
-    The folder is ~/.cache/edgellm_ros/cuda, or below XDG_CACHE_HOME. Without a home directory, the folder is
-    below the one for temporary files. Source: XDG base directory specification.
-    """
-    home = Path(os.path.expanduser("~"))  # stays "~" without a home directory
-    cache = os.environ.get("XDG_CACHE_HOME") or (
-        home / ".cache" if home.is_absolute() else tempfile.gettempdir()
-    )
-    return Path(cache) / "edgellm_ros" / "cuda"
 
 
 def _key(arch: str, program: str, chosen: ProgramOptions) -> str:
