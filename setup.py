@@ -25,6 +25,7 @@ setup(
     # the generated ROS interfaces.
     package_dir={"": "."},
     package_data={
+        "edgellm_ros.cli.quantization": ["text.txt"],
         "edgellm_ros.kernels.cuda": ["*.cu", "*.cuh"],
         "edgellm_ros.fused": ["kernels/*.cu", "kernels/*.cuh", "plan/tuned/*.json", "README.md"],
     },

@@ -23,18 +23,15 @@ Last JSON line: `perplexity` and `kl_divergence` by engine, and the number of pr
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import common
-from edgellm_ros.cli.quantization.cost import log_probabilities
-from edgellm_ros.cli.quantization.token_runs import open_graph, run_graph, text_inputs
-from edgellm_ros.engine_directory.chat_template import read_special_tokens
+from edgellm_ros.cli.quantization.perplexity import Chunks, cut, log_likelihood, predict, predictions
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.files import SPECIAL_TOKENS_FILE
 from edgellm_ros.runtime.text.tokenizer import Tokenizer
 
 
@@ -54,13 +51,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         parser.error(str(error))
     losses, divergences = np.zeros(len(folders)), np.zeros(len(folders))
-    for predictions in zip(*(predict(folder, chunks) for folder in folders), chunks, strict=True):
-        *engines, chunk = predictions
-        following = np.array(chunk[args.chunk // 2 :])
+    for *engines, chunk in zip(*(predict(folder, chunks) for folder in folders), chunks, strict=True):
         for index, found in enumerate(engines):
-            losses[index] -= found[np.arange(len(following)), following].sum()
+            losses[index] -= log_likelihood(found, chunk)
             divergences[index] += (np.exp(engines[0]) * (engines[0] - found)).sum()
-    count = args.chunks * (args.chunk - args.chunk // 2)
+    count = predictions(chunks)
     names = [str(folder) for folder in folders]
     perplexity = dict(zip(names, np.exp(losses / count).tolist(), strict=True))
     divergence = dict(zip(names, (divergences / count).tolist(), strict=True))
@@ -85,7 +80,7 @@ def check(engines: Sequence[Path], size: int) -> None:
             raise ValueError(f"{engine} has another tokenizer than {engines[0]}")
 
 
-def read_chunks(engine: Path, texts: Sequence[Path], size: int, count: int) -> list[list[int]]:
+def read_chunks(engine: Path, texts: Sequence[Path], size: int, count: int) -> Chunks:
     """Return the first `count` chunks of a text; ValueError if it has fewer."""
     text = "".join(path.read_text(encoding="utf-8") for path in texts)
     tokens = Tokenizer(engine / "tokenizer.json").encode(text)
@@ -94,23 +89,7 @@ def read_chunks(engine: Path, texts: Sequence[Path], size: int, count: int) -> l
         raise ValueError(
             f"--chunks must be from 1 to {most}, as the text has {len(tokens)} tokens, got {count}"
         )
-    return [tokens[start : start + size] for start in range(0, size * count, size)]
-
-
-def predict(engine: Path, chunks: Sequence[Sequence[int]]) -> Iterator[np.ndarray]:
-    """Yield the log probabilities [size - size // 2, V] of each chunk's second half."""
-    session, begin = open_graph(engine), begin_of_sequence(engine)
-    for chunk in chunks:
-        tokens = list(chunk) if begin is None else [begin, *chunk[1:]]
-        (logits,) = run_graph(session, engine, text_inputs(engine, tokens), ["logits"])
-        rows = logits.reshape(len(chunk), -1)[len(chunk) // 2 - 1 : -1].astype(np.float64)
-        yield log_probabilities(rows)
-
-
-def begin_of_sequence(engine: Path) -> int | None:
-    """Return the token that begins a sequence; None if there is none."""
-    text = read_special_tokens(engine / SPECIAL_TOKENS_FILE).get("bos_token")
-    return Tokenizer(engine / "tokenizer.json").encode_prompt(text)[0] if text else None
+    return cut(tokens, size)[:count]
 
 
 if __name__ == "__main__":

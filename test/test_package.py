@@ -237,7 +237,7 @@ def test_a_wheel_has_the_code_and_the_command_and_needs_no_ros(tmp_path):
     (wheel,) = tmp_path.glob("edgellm-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        for path in (*SOURCES, *PACKAGE.rglob("*.cu"), *PACKAGE.rglob("*.cuh")):
+        for path in (*SOURCES, *PACKAGE.rglob("*.cu"), *PACKAGE.rglob("*.cuh"), *PACKAGE.rglob("*.txt")):
             assert path.relative_to(ROOT).as_posix() in names
         (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
         assert "edgellm = edgellm_ros.__main__:main" in archive.read(entry_points).decode()

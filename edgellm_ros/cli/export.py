@@ -59,8 +59,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--prompts",
         metavar="PROMPTS",
-        help="prompts for the report of --quantize, --cpu-int8 and --kv-cache, as for --calibrate (default: "
-        "a few of its own)",
+        help="prompts for the report of --quantize, --cpu-int8 and --kv-cache, as for --calibrate; their "
+        "text is that of its perplexity (default: a few prompts of its own, and the text of --calibrate, "
+        "else one of its own)",
     )
     parser.add_argument(
         "--no-report",
@@ -96,7 +97,8 @@ def _export(args: argparse.Namespace, options: ExportOptions) -> int:
     from edgellm_ros.builder.exporter.export import export
     from edgellm_ros.builder.exporter.plan import plan_export
     from edgellm_ros.cli.quantization.cost import PROMPTS
-    from edgellm_ros.cli.requests.calibration_requests import read_requests
+    from edgellm_ros.cli.quantization.perplexity import TEXT
+    from edgellm_ros.cli.requests.calibration_requests import read_requests, text_of
 
     reports = _reports(args)
     if reports and args.precision == "bf16" and not args.cpu_int8:  # which `export` refuses
@@ -107,7 +109,9 @@ def _export(args: argparse.Namespace, options: ExportOptions) -> int:
     if args.prompts:  # read first: an export takes minutes
         plan = plan_export(Path(args.checkpoint), options)
         prompts = read_requests(args.prompts, plan.config)
-    scales = _calibrate(args, options) if args.calibrate else []
+    scales, text = _calibrate(args, options) if args.calibrate else ([], TEXT)
+    if args.prompts:
+        text = text_of(prompts.values())
     config = export(args.checkpoint, args.engine_dir, options, scales=tuple(scales))
     seconds = time.perf_counter() - start
     size = sum(entry.size for entry in config.files)
@@ -115,7 +119,7 @@ def _export(args: argparse.Namespace, options: ExportOptions) -> int:
         f"{args.engine_dir}: {len(config.files)} files, {size / 1e6:.1f} MB, in {seconds:.1f} s",
         file=sys.stderr,
     )
-    costs = _costs(args, options, prompts) if reports else {}
+    costs = _costs(args, options, prompts, text) if reports else {}
     if args.json:
         files = {entry.path: entry.size for entry in config.files}
         report = {"engine_dir": str(Path(args.engine_dir)), "seconds": seconds, "files": files}
@@ -123,22 +127,26 @@ def _export(args: argparse.Namespace, options: ExportOptions) -> int:
     return 0
 
 
-def _calibrate(args: argparse.Namespace, options: ExportOptions) -> list[GroupScales]:
-    """Find scales for the rounded weights."""
+def _calibrate(args: argparse.Namespace, options: ExportOptions) -> tuple[list[GroupScales], str]:
+    """Find scales for the rounded weights; return them, and the text of the prompts."""
     from edgellm_ros.cli.quantization.calibration import calibrate
 
     start = time.perf_counter()
     calibration = calibrate(args.checkpoint, args.engine_dir, args.calibrate, options)
     print(f"{args.calibrate}: {calibration}, in {time.perf_counter() - start:.1f} s", file=sys.stderr)
-    return calibration.scales
+    return calibration.scales, calibration.text
 
 
 def _costs(
-    args: argparse.Namespace, options: ExportOptions, prompts: Mapping[str, LLMGenerationRequest]
+    args: argparse.Namespace,
+    options: ExportOptions,
+    prompts: Mapping[str, LLMGenerationRequest],
+    text: str,
 ) -> dict[str, QuantizationCost]:
     """Compare the engine with one of the same checkpoint that is not quantised.
 
-    With scales, also one without. Returns the results by their names in the JSON report.
+    With scales, also one without. text: for the perplexity. Returns the results by their names in
+    the JSON report.
     """
     from edgellm_ros.builder.exporter.export import export
     from edgellm_ros.cli.quantization.cost import measure_costs
@@ -151,7 +159,7 @@ def _costs(
             folder = tempfile.TemporaryDirectory(dir=parent, prefix=".rounded-")
             engines = {"plain_rounding": Path(stack.enter_context(folder)), **engines}
             export(args.checkpoint, engines["plain_rounding"], options, with_draft=False)
-        found = measure_costs(args.checkpoint, list(engines.values()), reference, prompts)
+        found = measure_costs(args.checkpoint, list(engines.values()), reference, prompts, text)
     costs = dict(zip(engines, found, strict=True))
     titles = {"plain_rounding": "plain rounding: ", "quantization": "calibrated: " if args.calibrate else ""}
     for name, cost in costs.items():

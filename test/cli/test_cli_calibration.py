@@ -6,9 +6,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from edgellm_ros.builder import export as export_engine
 from edgellm_ros.cli import main
+from edgellm_ros.cli.quantization.cost import logits
+from edgellm_ros.cli.quantization.perplexity import CHUNK, MOST_CHUNKS, report_chunks
+from edgellm_ros.runtime.text.tokenizer import Tokenizer
 from fixtures.outlier_checkpoint import write_outlier_checkpoint
 
 TEXT = "What do you see?\n\ngo to the red box\n"
@@ -46,6 +52,48 @@ def test_lines_of_json_are_prompts_or_requests(checkpoint, tmp_path, capsys):
     prompts.write_text("\n".join(map(json.dumps, requests)))
     assert export(checkpoint, tmp_path, prompts, "--no-report") == 0
     assert f"{prompts}: 3 requests, " in capsys.readouterr().err
+
+
+WORDS = "turn to the door and wait behind the table"
+OF_ITS_OWN = MOST_CHUNKS * CHUNK // 2  # tokens that are predicted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", ["calibrate", "prompts", "neither"])
+def test_the_report_has_the_perplexity_of_the_prompts_text(checkpoint, tmp_path, capsys, given):
+    """Those of --prompts, else those of --calibrate, else a text of its own."""
+    files = {name: tmp_path / f"{name}.txt" for name in ("calibrate", "prompts")}
+    files["calibrate"].write_text(WORDS if given == "calibrate" else TEXT)
+    files["prompts"].write_text(WORDS)
+    options = {"calibrate": ["calibrate"], "prompts": ["calibrate", "prompts"], "neither": []}[given]
+    arguments = [word for name in options for word in (f"--{name}", str(files[name]))]
+    engines = [str(tmp_path / name) for name in ("before", "after")]
+    assert main(["export", str(checkpoint), engines[0]]) == 0
+    capsys.readouterr()
+    quantised = ["export", str(checkpoint), engines[1], "--quantize", "int4", "--json", *arguments]
+    assert main(quantised) == 0
+    found = json.loads(capsys.readouterr().out)["quantization"]
+    if given == "neither":
+        assert found["predictions"] == OF_ITS_OWN
+        return
+    for engine, name in zip(engines, ("before", "after"), strict=True):
+        tokens = Tokenizer(Path(engine) / "tokenizer.json").encode(WORDS)
+        half = len(tokens) // 2
+        (rows,) = logits(Path(engine), [tokens])
+        chances = np.exp(rows) / np.exp(rows).sum(-1, keepdims=True)
+        expected = [chances[place - 1, tokens[place]] for place in range(half, len(tokens))]
+        assert found["predictions"] == len(expected)
+        assert found[f"perplexity_{name}"] == pytest.approx(np.exp(-np.log(expected).mean()), rel=1e-6)
+
+
+def test_an_engine_of_a_part_of_the_vocabulary_has_no_perplexity(tiny_checkpoint, tmp_path):
+    save_file({"vocab_map": np.arange(270)}, tmp_path / "vocab_map.safetensors")
+    export_engine(tiny_checkpoint, tmp_path / "engine", vocab_map=tmp_path / "vocab_map.safetensors")
+    assert report_chunks(tmp_path / "engine", WORDS) == []
+
+
+def test_a_text_without_words_has_no_perplexity(tiny_engine):
+    assert report_chunks(tiny_engine, "") == []
 
 
 BAD = [

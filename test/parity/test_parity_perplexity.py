@@ -14,6 +14,7 @@ transformers = pytest.importorskip("transformers")
 
 from benchmarks import perplexity  # noqa: E402
 from edgellm_ros.builder import export  # noqa: E402
+from edgellm_ros.cli.quantization.perplexity import begin_of_sequence  # noqa: E402
 from edgellm_ros.runtime.text.tokenizer import Tokenizer  # noqa: E402
 from fixtures.decoder_checkpoint import write_decoder_checkpoint  # noqa: E402
 
@@ -49,7 +50,7 @@ def test_the_beginning_of_sequence_is_one_special_token(tmp_path):
     export(checkpoint, tmp_path / "engine")
     tokens = json.loads((tmp_path / "engine" / "tokenizer.json").read_text())["added_tokens"]
     ids = {each["content"]: each["id"] for each in tokens}
-    assert perplexity.begin_of_sequence(tmp_path / "engine") == ids["<|im_start|>"]
+    assert begin_of_sequence(tmp_path / "engine") == ids["<|im_start|>"]
 
 
 def test_a_text_that_is_too_short_is_refused(tmp_path, capsys):

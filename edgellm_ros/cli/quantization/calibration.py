@@ -27,7 +27,7 @@ from edgellm_ros.builder.exporter.calibration import (
 from edgellm_ros.builder.exporter.export import export
 from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.cli.quantization.token_runs import TokenRun, record_runs, run_graph
-from edgellm_ros.cli.requests.calibration_requests import read_requests
+from edgellm_ros.cli.requests.calibration_requests import read_requests, text_of
 from edgellm_ros.engine.onnxruntime.session import open_session
 from edgellm_ros.engine_directory.files import graph_path
 
@@ -39,6 +39,7 @@ class Calibration:
     """Scales for an export, and what they were found with."""
 
     requests: int
+    text: str  # of the requests
     tokens: int
     scales: list[GroupScales]
 
@@ -65,7 +66,8 @@ def calibrate(
         export(checkpoint, folder, plan.options)
         runs = record_runs(Path(folder), requests)
         inputs = layer_inputs(Path(folder), runs, plan)
-    return Calibration(len(runs), sum(run.tokens for run in runs), find_scales(plan, inputs))
+    tokens = sum(run.tokens for run in runs)
+    return Calibration(len(runs), text_of(requests.values()), tokens, find_scales(plan, inputs))
 
 
 def layer_inputs(engine: Path, runs: Sequence[TokenRun], plan: CalibrationPlan) -> dict[str, LayerInputs]:

@@ -1,20 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures what quantisation cost.
 
-The logits of an engine are compared with those of the checkpoint's own weights.
+The logits of an engine are compared with those of the checkpoint's own weights, and so is its perplexity on a
+text.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from edgellm_ros.builder.exporter.export import export
 from edgellm_ros.builder.exporter.options import ExportOptions
+from edgellm_ros.cli.quantization.perplexity import (
+    TEXT,
+    log_probabilities,
+    perplexity,
+    predictions,
+    report_chunks,
+)
 from edgellm_ros.cli.quantization.token_runs import TokenRun, open_graph, record_runs, run_graph, text_inputs
 from edgellm_ros.cli.requests.calibration_requests import ANSWER_TOKENS, GREEDY
 from edgellm_ros.runtime.request import LLMGenerationRequest
@@ -42,13 +50,22 @@ class QuantizationCost:
     kl_divergence: float  # mean over tokens, in nats
     same_choice: float  # share of tokens after which both find the same token most likely
     same_answers: float  # share of prompts with the same answer, greedily
+    predictions: int = 0  # tokens of a text that are predicted for the perplexity
+    perplexity_before: float | None = None  # on the text; None = there is none to predict
+    perplexity_after: float | None = None
 
     def __str__(self) -> str:
-        return (
+        of_logits = (
             f"logits of {self.tokens} tokens of {self.prompts} prompts and their answers: relative error "
             f"{self.relative_error:.2%}, largest difference {self.largest_difference:.3g}, KL divergence "
             f"{self.kl_divergence:.2g} nats; the same most likely token after {self.same_choice:.1%}, the "
             f"same answer of {ANSWER_TOKENS} tokens to {self.same_answers:.0%} of the prompts"
+        )
+        if not self.predictions:
+            return of_logits
+        return (
+            f"{of_logits}; perplexity of {self.predictions} tokens of a text {self.perplexity_before:.2f} "
+            f"before, {self.perplexity_after:.2f} after"
         )
 
 
@@ -57,20 +74,24 @@ def measure_costs(
     engines: Sequence[str | Path],
     options: ExportOptions,
     requests: Mapping[str, LLMGenerationRequest] = PROMPTS,
+    text: str = TEXT,
 ) -> list[QuantizationCost]:
     """Compare quantised engines with one of the same checkpoint that is not.
 
     options: of the other engine, which is written to a temporary directory beside the first; requests: by
-    their names in errors. All run on the CPU.
+    their names in errors; text: for the perplexity. All run on the CPU.
     """
     engines = [Path(engine) for engine in engines]
     with tempfile.TemporaryDirectory(dir=engines[0].absolute().parent, prefix=".unquantized-") as folder:
         export(checkpoint, folder, options, with_draft=False)
-        return compare_engines(Path(folder), engines, requests)
+        return compare_engines(Path(folder), engines, requests, text)
 
 
 def compare_engines(
-    reference: Path, engines: Sequence[Path], requests: Mapping[str, LLMGenerationRequest]
+    reference: Path,
+    engines: Sequence[Path],
+    requests: Mapping[str, LLMGenerationRequest],
+    text: str = TEXT,
 ) -> list[QuantizationCost]:
     """Compare engines with a reference engine on the CPU.
 
@@ -78,10 +99,16 @@ def compare_engines(
     """
     runs = record_runs(reference, requests)
     references = _run(reference, runs)
+    chunks = report_chunks(reference, text)
+    before = perplexity(reference, chunks) if chunks else None
     costs = []
     for engine in engines:
         same = [a.answer == b.answer for a, b in zip(runs, record_runs(engine, requests), strict=True)]
-        costs.append(_compare(references, _run(engine, runs), same))
+        cost = _compare(references, _run(engine, runs), same)
+        after = perplexity(engine, chunks) if chunks else None
+        costs.append(
+            replace(cost, predictions=predictions(chunks), perplexity_before=before, perplexity_after=after)
+        )
     return costs
 
 
@@ -116,9 +143,3 @@ def _compare(
         same_choice=float((one.argmax(-1) == other.argmax(-1)).mean()),
         same_answers=float(np.mean(same_answers)),
     )
-
-
-def log_probabilities(logits: np.ndarray) -> np.ndarray:
-    """Compute the logarithms of the probabilities [...,V] that logits [...,V] mean."""
-    top = logits.max(-1, keepdims=True)
-    return logits - (top + np.log(np.exp(logits - top).sum(-1, keepdims=True)))

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from edgellm_ros.cli.requests.bag_requests import spread
@@ -15,6 +16,7 @@ from edgellm_ros.cli.requests.request_files import request_fields
 from edgellm_ros.cli.requests.request_options import file_readers
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.io.contents import read_bytes
+from edgellm_ros.runtime.conversation import TextPart
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 from edgellm_ros.strict_json import parse_json
 
@@ -47,6 +49,16 @@ def read_requests(path: str | Path, config: EngineConfig) -> dict[str, LLMGenera
     if Path(path).suffix.lower() not in JSON_LINES:
         return {where: LLMGenerationRequest(line, sampling=GREEDY) for where, line in found}
     return {where: _request(where, line, Path(path), config) for where, line in found}
+
+
+def text_of(requests: Iterable[LLMGenerationRequest]) -> str:
+    """Return the words of prompts and messages, each on lines of its own; "" if there are none."""
+    texts: list[str] = []
+    for request in requests:
+        messages = request.messages or ()
+        parts = [part.text for message in messages for part in message.parts if isinstance(part, TextPart)]
+        texts += [request.prompt, *parts]
+    return "\n".join(text for text in texts if text)
 
 
 def _request(where: str, line: str, path: Path, config: EngineConfig) -> LLMGenerationRequest:
