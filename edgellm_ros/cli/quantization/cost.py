@@ -64,8 +64,8 @@ class QuantizationCost:
         if not self.predictions:
             return of_logits
         return (
-            f"{of_logits}; perplexity of {self.predictions} tokens of a text {self.perplexity_before:.2f} "
-            f"before, {self.perplexity_after:.2f} after"
+            f"{of_logits}; perplexity of {self.predictions} tokens of a text {self.perplexity_before:.4g} "
+            f"before, {self.perplexity_after:.4g} after"
         )
 
 
