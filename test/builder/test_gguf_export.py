@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from edgellm_ros.builder import export
-from edgellm_ros.builder.gguf.checkpoint import as_checkpoint, linked_tensors
+from edgellm_ros.builder.gguf.checkpoint import LINK, as_checkpoint, linked_tensors
 from edgellm_ros.builder.gguf.config import llama3_factors
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.gguf_files import ARCHITECTURES, QUANTISED, vocabulary, write_gguf
@@ -28,7 +28,7 @@ def dequantised(path, folder):
     with as_checkpoint(path) as made:
         shutil.copytree(made, folder)
         tensors = {name: tensor.read() for name, tensor in linked_tensors(made).items()}
-    (folder / "gguf_file").unlink()
+    (folder / LINK).unlink()
     config = json.loads((folder / "config.json").read_text())
     del config["quantization_config"]
     (folder / "config.json").write_text(json.dumps(config))
@@ -106,7 +106,7 @@ def test_the_factors_of_llama_3_become_its_scaling(tmp_path):
     ("keys", "message"),
     [
         ({"general.architecture": "gemma3"}, "general.architecture 'gemma3': supported: llama, qwen2, qwen3"),
-        ({"general.architecture": "clip"}, "general.architecture 'clip': supported"),
+        ({"general.architecture": "clip"}, "general.architecture 'clip': a vision tower: give its language"),
         ({"llama.block_count": None}, "key 'llama.block_count' is missing"),
         ({"llama.block_count": 10**9}, "num_hidden_layers 1000000000: the last layer in model.gguf is"),
         ({"llama.block_count": 0}, "llama.block_count 0: expected an integer from 1"),

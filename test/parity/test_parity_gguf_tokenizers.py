@@ -34,7 +34,7 @@ def assert_same_tokens(tokenizer, expected, texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pre", "name"), [("gpt-2", "GPT2Tokenizer"), ("qwen2", "Qwen2Tokenizer")], ids=["gpt-2", "qwen2"]
+    ("pre", "name"), [("gpt-2", "GPT2Tokenizer"), ("qwen2", "Qwen2Tokenizer"), ("qwen35", "Qwen3_5Tokenizer")]
 )
 def test_byte_level_tokens_are_those_of_transformers(tmp_path, pre, name):
     tokens = [*vocabulary(), *(merge.replace(" ", "") for merge in FURTHER)]

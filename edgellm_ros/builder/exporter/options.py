@@ -43,6 +43,8 @@ class ExportOptions:
       (`builder/exporter/calibration.py` finds those with which rounding changes least)
     - cpu_int8: the graphs for a CPU multiply in 8 bits (`builder/passes/int8_products.py`), those of encoders
       and draft head too; the other graphs do not change. Needs precision fp32
+    - mmproj: of a GGUF file: the file of its vision tower; None = the one `*mmproj*.gguf` in the folder, if
+      the model is alone there
     - vlm: of a policy: folder with configuration and tokenizer of its vision language model; None = the
       checkpoint's folder `vlm`, or the folder that its configuration names
     - dataset: of a policy: the folder `meta` of a LeRobot data set, for names, rate and statistics; None =
@@ -125,6 +127,11 @@ class ExportOptions:
         False,
         "let the graphs for a CPU multiply in 8 bits, encoders and draft head included, and report what that "
         "cost in logits; other devices compute as without it (needs --precision fp32)",
+    )
+    mmproj: str | Path | None = option(
+        None,
+        "vision tower of a model in GGUF (default: the one *mmproj*.gguf beside the one model of a folder)",
+        metavar="FILE",
     )
     vlm: str | Path | None = option(
         None,

@@ -98,13 +98,16 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     limits = builder_config(options)
     gguf = find_gguf(checkpoint)
     if gguf is not None:
-        with as_checkpoint(gguf) as folder:
+        mmproj = None if options.mmproj is None else Path(options.mmproj)
+        with as_checkpoint(gguf, mmproj) as folder:
             try:
-                return plan_export(folder, options)
+                return plan_export(folder, dataclasses.replace(options, mmproj=None))
             except (ValueError, FileNotFoundError) as error:
                 raise type(error)(str(error).replace(str(folder), str(gguf))) from None
     if not checkpoint.is_dir():
         raise FileNotFoundError(f"{checkpoint}: expected a checkpoint directory, found none")
+    if options.mmproj is not None:
+        raise ValueError(f"{checkpoint}: --mmproj is for GGUF files")
     section = read_section(checkpoint / "config.json")
     policy = find_policy(section)
     if policy is not None:

@@ -2,74 +2,32 @@
 """A folder in Hugging Face format for a GGUF file.
 
 The folder has configuration, tokenizer and chat template; the weights are read from the GGUF file, to which
-it has a link.
+it has a link. A vision tower is a second file.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from edgellm_ros.builder.checkpoint.safetensors_file import DTYPES, StoredTensor
-from edgellm_ros.builder.gguf.blocks import BlockType, Codes
-from edgellm_ros.builder.gguf.config import PAIRED, make_config
-from edgellm_ros.builder.gguf.names import ROPE_FACTORS, is_paired, published_name, rows_from_pairs
-from edgellm_ros.builder.gguf.reader import PART, SUFFIX, GgufFile, TensorPlace, read_gguf
+from edgellm_ros.builder.checkpoint.safetensors_file import StoredTensor
+from edgellm_ros.builder.gguf.architectures import find_architecture, make_config, text_tensors
+from edgellm_ros.builder.gguf.keys import Keys, architecture
+from edgellm_ros.builder.gguf.reader import PART, SUFFIX, GgufFile, read_gguf
 from edgellm_ros.builder.gguf.tokenizer import Vocabulary
+from edgellm_ros.builder.gguf.vision import Tower, read_tower
 from edgellm_ros.echo import quoted
 
-LINK = "gguf_file"  # in the folder: the path of the file
+logger = logging.getLogger(__name__)
+
+LINK = "gguf_files"  # in the folder: the paths of the model and of its tower, if it has one
 TEMPLATE_KEY = "tokenizer.chat_template"
-
-
-@dataclass(frozen=True, eq=False)
-class GgufTensor(StoredTensor):
-    """A tensor of a GGUF file, whose values are floats."""
-
-    type: BlockType
-    order: np.ndarray | None  # row of the file for each row; None = the same
-
-    def read(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Read rows `start` to `stop`, all by default; blocks become fp32."""
-        first, last, _ = slice(start, stop).indices(self.shape[0])
-        if self.type.unpack is None:
-            dtype = DTYPES[self.type.dtype]
-            return self._rows(first, last).view(dtype).reshape(last - first, *self.shape[1:])
-        codes = self.type.unpack(self._blocks(first, last))
-        return codes.weights(self.type.centre).reshape(last - first, *self.shape[1:])
-
-    def codes(self) -> Codes:
-        """Read all blocks of a matrix."""
-        assert self.type.unpack is not None
-        codes = self.type.unpack(self._blocks(0, self.shape[0]))
-        if not np.isfinite(codes.scales).all() or not (
-            codes.minima is None or np.isfinite(codes.minima).all()
-        ):
-            raise ValueError(f"{self.file}: tensor {self.name!r} has scales that are not finite")
-        return codes
-
-    def _blocks(self, first: int, last: int) -> np.ndarray:
-        rows = self._rows(first, last)
-        return rows.reshape(len(rows), -1, self.type.bytes)
-
-    def _rows(self, first: int, last: int) -> np.ndarray:
-        """Read rows as bytes [rows,bytes]."""
-        width = self.size // self.shape[0]
-        start, count = (first, last - first) if self.order is None else (0, self.shape[0])
-        with self.file.open("rb") as file:
-            file.seek(self.offset + start * width)
-            data = np.fromfile(file, np.uint8, count * width)
-        if data.size != count * width:
-            raise ValueError(f"{self.file}: cut short while it was read: tensor {self.name!r} is incomplete")
-        rows = data.reshape(count, width)
-        return rows if self.order is None else rows[self.order[first:last]]
+TOWER = "mmproj"  # in the names of vision towers
 
 
 def find_gguf(path: Path) -> Path | None:
@@ -81,22 +39,51 @@ def find_gguf(path: Path) -> Path | None:
         return path
     if not path.is_dir() or (path / "config.json").exists():
         return None
-    found = sorted(path.glob(f"*{SUFFIX}"))
-    first = [each for each in found if (part := PART.fullmatch(each.name)) is None or int(part[2]) == 1]
-    if len(first) > 1:
-        names = ", ".join(each.name for each in first)
+    models, towers = _models_and_towers(path)
+    if len(models) > 1:
+        names = ", ".join(each.name for each in models)
         raise ValueError(f"{path}: several GGUF files: {names}: give the path of one")
-    return first[0] if first else None
+    if towers and not models:
+        raise ValueError(f"{path}: {towers[0].name} is a vision tower: its language model is missing")
+    return models[0] if models else None
+
+
+def find_tower(model: Path) -> Path | None:
+    """Return the vision tower of a folder that has one model and one tower.
+
+    model: the path of the model. A warning tells of towers that are not taken.
+    """
+    models, towers = _models_and_towers(model.parent)
+    if not towers or TOWER in model.name.lower():
+        return None
+    if len(models) == 1 and len(towers) == 1:
+        logger.info("%s: with the vision tower %s", model, towers[0].name)
+        return towers[0]
+    names = ", ".join(each.name for each in towers)
+    logger.warning("%s: without images: name its vision tower with --mmproj; there are %s", model, names)
+    return None
+
+
+def _models_and_towers(folder: Path) -> tuple[list[Path], list[Path]]:
+    """List the GGUF files of a folder, of split ones the first."""
+    found = sorted(folder.glob(f"*{SUFFIX}"))
+    first = [each for each in found if (part := PART.fullmatch(each.name)) is None or int(part[2]) == 1]
+    towers = [each for each in first if TOWER in each.name.lower()]
+    return [each for each in first if each not in towers], towers
 
 
 @contextmanager
-def as_checkpoint(path: Path) -> Iterator[Path]:
+def as_checkpoint(path: Path, mmproj: Path | None = None) -> Iterator[Path]:
     """Write the folder of a GGUF file, until the block ends.
 
-    FileNotFoundError or ValueError, which names file and key, for a file that is damaged or not supported.
+    mmproj: the file of its vision tower; None = that of `find_tower`. FileNotFoundError or ValueError, which
+    names file and key, for a file that is damaged or not supported.
     """
-    file = read_gguf(path)
-    config, vocabulary = make_config(file), Vocabulary(file)
+    file, mmproj = read_gguf(path), mmproj or find_tower(path)
+    find_architecture(file)
+    tower = None if mmproj is None else _read_tower(file, mmproj)
+    vocabulary = Vocabulary(file)
+    config = make_config(file, tower, vocabulary.tokens)
     tokenizer, stops = vocabulary.tokenizer(), vocabulary.stop_tokens()
     template = file.keys.get(TEMPLATE_KEY)
     if not isinstance(template, str):
@@ -107,8 +94,10 @@ def as_checkpoint(path: Path) -> Iterator[Path]:
             "config.json": config,
             "generation_config.json": {"eos_token_id": stops} if stops else {},
             "tokenizer_config.json": {**vocabulary.special_tokens(), "chat_template": template},
-            LINK: str(path.resolve()),
+            LINK: [str(each.resolve()) for each in (path, mmproj) if each is not None],
         }
+        if tower is not None:
+            texts["preprocessor_config.json"] = tower.processor
         for name, contents in texts.items():
             (folder / name).write_text(json.dumps(contents), encoding="utf-8")
         tokenizer.save(str(folder / "tokenizer.json"))
@@ -118,38 +107,14 @@ def as_checkpoint(path: Path) -> Iterator[Path]:
 def linked_tensors(folder: Path) -> Mapping[str, StoredTensor] | None:
     """Return the tensors that a folder of `as_checkpoint` links; None for others."""
     link = folder / LINK
-    return _tensors(read_gguf(Path(json.loads(link.read_text(encoding="utf-8"))))) if link.is_file() else None
-
-
-def _tensors(file: GgufFile) -> dict[str, StoredTensor]:
-    found: dict[str, StoredTensor] = {}
-    for name, place in file.tensors.items():
-        if name != ROPE_FACTORS:
-            published = published_name(name)
-            found[published] = GgufTensor(
-                file=place.file,
-                name=published,
-                dtype=place.type.dtype,
-                shape=place.shape,
-                offset=place.offset,
-                size=place.size,
-                type=place.type,
-                order=_order(file, place),
-            )
-    return found
-
-
-def _order(file: GgufFile, place: TensorPlace) -> np.ndarray | None:
-    """Return the order of the rows of queries and keys."""
-    name = file.keys["general.architecture"]
-    if name not in PAIRED or not is_paired(place.name):
+    if not link.is_file():
         return None
-    heads = file.keys[f"{name}.attention.head_count"]
-    if ".attn_k." in place.name:
-        heads = file.keys.get(f"{name}.attention.head_count_kv", heads)
-    rows = place.shape[0]
-    if rows % (2 * heads):
-        raise ValueError(
-            f"{place.file}: tensor {place.name!r} has {rows} rows, no multiple of 2 x {heads} heads"
-        )
-    return rows_from_pairs(rows, heads)
+    model, *towers = (Path(each) for each in json.loads(link.read_text(encoding="utf-8")))
+    file = read_gguf(model)
+    tensors = text_tensors(file, whole=bool(towers))
+    return tensors | _read_tower(file, towers[0]).tensors() if towers else tensors
+
+
+def _read_tower(file: GgufFile, mmproj: Path) -> Tower:
+    keys = Keys(file, architecture(file))
+    return read_tower(read_gguf(mmproj), keys, find_architecture(file).projectors)

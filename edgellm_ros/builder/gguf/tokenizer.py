@@ -22,6 +22,10 @@ WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
     r"\s+(?!\S)|\s+"
 )
+WORDS_WITH_MARKS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 SPACE = "\u2581"  # SentencePiece's letter for a space
 
 
@@ -46,9 +50,10 @@ PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), lambda: _split(WORDS % "{1,3}")
     ),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan"), lambda: _split(WORDS % "")),
+    "qwen35": lambda: _split(WORDS_WITH_MARKS),
 }
 WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral")  # before merges
-COMPOSED = ("qwen2", "deepseek-r1-qwen")  # text is composed (NFC) first
+COMPOSED = ("qwen2", "deepseek-r1-qwen", "qwen35")  # text is composed (NFC) first
 
 
 class Vocabulary:

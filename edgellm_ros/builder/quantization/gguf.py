@@ -7,7 +7,7 @@ import numpy as np
 
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.checkpoint.safetensors_file import StoredTensor
-from edgellm_ros.builder.gguf.checkpoint import GgufTensor
+from edgellm_ros.builder.gguf.tensors import GgufTensor
 from edgellm_ros.builder.quantization.matrix import INT4, INT8, QuantizedMatrix
 from edgellm_ros.builder.quantization.tensors import Stored
 
@@ -19,13 +19,16 @@ class GgufLayout:
         del config
 
     def matrix(self, tensors: Stored, module: str) -> QuantizedMatrix | None:
-        """Return the weight of a layer; None if it is not quantised."""
+        """Return the weight of a layer; None if it is not quantised.
+
+        A matrix whose columns do not stay together in groups becomes floats.
+        """
         return stored_blocks(tensors.get(f"{module}.weight")) if ".layers." in module else None
 
 
 def stored_blocks(tensor: StoredTensor | None) -> QuantizedMatrix | None:
     """Return a quantised matrix [K,N] of a GGUF file; None for another tensor."""
-    if not isinstance(tensor, GgufTensor) or tensor.type.unpack is None:
+    if not isinstance(tensor, GgufTensor) or tensor.type.unpack is None or not tensor.has_whole_groups:
         return None
     kind = tensor.type
     fan_out, fan_in = tensor.shape
