@@ -14,8 +14,8 @@ import onnx
 import pytest
 
 from edgellm_ros.builder import export
-from edgellm_ros.cli.quantization_cost import logits
-from edgellm_ros.cli.token_runs import text_inputs
+from edgellm_ros.cli.quantization.cost import logits
+from edgellm_ros.cli.quantization.token_runs import text_inputs
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine_directory.config import EngineConfig
 from fixtures.cuda_graphs import compute, variant_inputs
