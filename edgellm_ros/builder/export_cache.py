@@ -15,7 +15,7 @@ from typing import Any
 
 import edgellm_ros
 from edgellm_ros.builder.exporter.options import ExportOptions
-from edgellm_ros.builder.gguf.checkpoint import find_gguf
+from edgellm_ros.builder.gguf.checkpoint import find_gguf, find_tower
 from edgellm_ros.builder.gguf.reader import parts
 from edgellm_ros.cache_folder import cache_folder
 from edgellm_ros.engine_directory.config import EngineConfig
@@ -98,7 +98,8 @@ def source_hash(checkpoint: Path, options: ExportOptions) -> str:
         files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
         read += [(path, path.relative_to(checkpoint)) for path in files]
     else:
-        for part in parts(gguf):
+        tower = options.mmproj or find_tower(gguf)
+        for part in (*parts(gguf), *([] if tower is None else [Path(tower)])):
             stat = part.stat()
             digest.update(f"{part.resolve()}\n{stat.st_size}\n{stat.st_mtime_ns}\n".encode())
     for path, name in read:

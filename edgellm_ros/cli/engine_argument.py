@@ -73,9 +73,11 @@ def default_options(file: GgufFile, device: str) -> dict[str, Any]:
         raise ValueError(
             f"{file.path}: --device tensorrt runs plans: make them with `edgellm export` and `edgellm build`"
         )
-    from edgellm_ros.builder.gguf.config import make_config
+    from edgellm_ros.builder.gguf.architectures import find_architecture
+    from edgellm_ros.builder.gguf.keys import Keys, architecture
 
-    capacity = min(MOST_CAPACITY, make_config(file)["max_position_embeddings"])
+    find_architecture(file)  # refuses others
+    capacity = min(MOST_CAPACITY, Keys(file, architecture(file)).integer("context_length"))
     limits = {
         "max_batch_size": 1,
         "max_input_len": max(capacity // 2, 1),

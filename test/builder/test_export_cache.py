@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edgellm_ros.builder.export_cache import export_if_needed, export_to_cache
+from edgellm_ros.builder.export_cache import export_if_needed, export_to_cache, source_hash
+from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.adapters.lora import find_adapters
 from fixtures.gguf_files import write_gguf
@@ -44,6 +45,13 @@ def test_another_option_is_a_reason_to_export_again(checkpoint, tmp_path):
     export_if_needed(checkpoint, tmp_path / "engine")
     config = export_if_needed(checkpoint, tmp_path / "engine", max_kv_cache_capacity=400)
     assert config.builder.max_kv_cache_capacity == 400
+
+
+def test_a_vision_tower_beside_a_gguf_file_is_a_reason_to_export_again(tmp_path):
+    path = write_gguf(tmp_path / "tiny.gguf")
+    before = source_hash(path, ExportOptions())
+    (tmp_path / "mmproj-tiny.gguf").write_bytes(b"GGUF")
+    assert source_hash(path, ExportOptions()) != before
 
 
 def test_of_two_processes_that_need_an_engine_one_exports(tmp_path, monkeypatch):
