@@ -52,7 +52,7 @@ def read_requests(path: str | Path, config: EngineConfig) -> dict[str, LLMGenera
 
 
 def text_of(requests: Iterable[LLMGenerationRequest]) -> str:
-    """Return the words of prompts and messages, each on lines of its own; "" if there are none."""
+    """Return the words of prompts and messages in lines; "" if there are none."""
     texts: list[str] = []
     for request in requests:
         messages = request.messages or ()
