@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from edgellm_ros.builder.gguf.reader import GgufFile
 
 MOST_CAPACITY = 2048  # tokens
+SMALL = 500 << 20  # bytes of a file's tensors
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
@@ -66,8 +67,9 @@ def default_options(file: GgufFile, device: str) -> dict[str, Any]:
     """Return the options with which a GGUF file is exported for a device.
 
     Keys are fields of ExportOptions. The engine has one sequence of at most MOST_CAPACITY tokens. A GPU has
-    fp16. A CPU has fp32, and multiplies in 8 bits if all matrices of the layers are blocks, which hardly
-    changes the answers (docs/gguf.md); matrices of floats would be rounded.
+    fp16. A CPU has fp32, and multiplies in 8 bits if all matrices of the layers are blocks (matrices of
+    floats would be rounded). Not so a small model in 4 bits: its steps are short in fp32 too, and it loses
+    more by the rounding of inputs than a large one.
     """
     if device == "tensorrt":
         raise ValueError(
@@ -88,7 +90,10 @@ def default_options(file: GgufFile, device: str) -> dict[str, Any]:
     layers = [
         place for name, place in file.tensors.items() if name.startswith("blk.") and len(place.shape) > 1
     ]
-    return {"cpu_int8": all(place.type.unpack is not None for place in layers), **limits}
+    blocks = all(place.type.unpack is not None for place in layers)
+    small = sum(place.size for place in file.tensors.values()) < SMALL
+    in_4_bits = all(place.type.bits == 4 for place in layers)
+    return {"cpu_int8": blocks and not (small and in_4_bits), **limits}
 
 
 def _command(path: Path, engine: Path, options: dict[str, Any]) -> str:

@@ -118,9 +118,9 @@ class LLMInferenceRuntime(OpenedEngine):
         """Answer one request, or a batch of different requests.
 
         An answer depends neither on the other requests of the batch nor on earlier requests: to the last bit
-        on a CPU, up to rounding on a GPU, with drafting and after a reused prefix of a hybrid model. Rounding
-        can change a token only if two tokens are closer than it: nearly equal logits when greedy, else a
-        drawn number at the border of two tokens.
+        on a CPU, up to rounding on a GPU, with quantised weights, with drafting and after a reused prefix of
+        a hybrid model. Rounding can change a token only if two tokens are closer than it: nearly equal logits
+        when greedy, else a drawn number at the border of two tokens.
         `output_thinker_embeddings`: store the prompts' hidden states for `base_model_hidden_states`; the
         prompts have at most `max_input_len` tokens.
         ValueError for an invalid request, and then the whole batch is refused; EngineError if an engine fails

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgellm_ros.builder.gguf.reader import read_gguf
+from edgellm_ros.cli import engine_argument
 from edgellm_ros.cli.engine_argument import default_options
 from edgellm_ros.engine_directory.config import EngineConfig
 from fixtures.gguf_files import write_gguf
@@ -37,7 +38,7 @@ def test_a_chat_is_that_with_the_engine_of_the_command_that_is_told(edgellm, cac
         monkeypatch.setattr(sys, "stdin", io.StringIO("the inner tin\nand now?\n"))
         return edgellm("chat", engine, "--max-tokens", 8)
 
-    path = write_gguf(tmp_path / "a folder" / "tiny.gguf")
+    path = write_gguf(tmp_path / "a folder" / "tiny.gguf", kind="Q6_K")
     told = talk(path)
     assert told.err.startswith(f"{path} is exported first: ")
     assert told.err.count("\n") == 1
@@ -69,7 +70,14 @@ def test_a_file_that_has_changed_is_exported_again(edgellm, cache, tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "rounds"), [("Q4_1", True), ("Q6_K", True), ("F16", False)])
-def test_only_a_file_of_blocks_is_multiplied_in_8_bits_on_a_cpu(tmp_path, kind, rounds):
+def test_only_a_file_of_blocks_is_multiplied_in_8_bits_on_a_cpu(tmp_path, monkeypatch, kind, rounds):
+    monkeypatch.setattr(engine_argument, "SMALL", 0)
+    file = read_gguf(write_gguf(tmp_path / "tiny.gguf", kind=kind))
+    assert default_options(file, "cpu")["cpu_int8"] is rounds
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [("Q4_1", False), ("Q6_K", True)])
+def test_a_small_model_in_4_bits_keeps_its_inputs_on_a_cpu(tmp_path, kind, rounds):
     file = read_gguf(write_gguf(tmp_path / "tiny.gguf", kind=kind))
     assert default_options(file, "cpu")["cpu_int8"] is rounds
 
@@ -78,7 +86,7 @@ def test_a_gpu_has_fp16_and_all_devices_keep_to_the_context_of_the_model(tmp_pat
     file = read_gguf(write_gguf(tmp_path / "tiny.gguf"))  # 512 tokens
     limits = {"max_batch_size": 1, "max_input_len": 256, "max_kv_cache_capacity": 512}
     assert default_options(file, "cuda") == {"precision": "fp16", **limits}
-    assert default_options(file, "cpu") == {"cpu_int8": True, **limits}
+    assert default_options(file, "cpu") == {"cpu_int8": False, **limits}
 
 
 def test_the_engine_has_the_limits_of_the_options(edgellm, cache, tmp_path):
