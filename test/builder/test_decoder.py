@@ -17,7 +17,7 @@ from edgellm_ros.builder import export
 from edgellm_ros.builder.checkpoint.checkpoint_config import read_section
 from edgellm_ros.builder.families import llama
 from edgellm_ros.builder.graph.lm_head import LMHead
-from edgellm_ros.builder.lowering.onnxruntime_cuda.decoder import build_cuda_llm
+from edgellm_ros.builder.lowering.onnxruntime.decoder import build_onnxruntime_llm
 from edgellm_ros.builder.lowering.options import LLMOptions
 from edgellm_ros.builder.lowering.standard.decoder import build_llm
 from edgellm_ros.builder.model.decoder import Decoder
@@ -140,7 +140,7 @@ def test_a_head_may_be_rotated_in_part(checkpoint, tmp_path):
 def test_both_graphs_rotate_the_same_part_of_a_head(checkpoint):
     decoder, weights = decoder_with(checkpoint, [1.0, 0.3, 0.05]), Weights(checkpoint)
     options = options_of(decoder, weights)
-    for build in (build_llm, build_cuda_llm):
+    for build in (build_llm, build_onnxruntime_llm):
         nodes = [node for node in build(decoder, weights, options).graph if node.op_type == "RotaryEmbedding"]
         assert len(nodes) == 6
         assert {node.attributes["rotary_embedding_dim"].as_int() for node in nodes} == {6}

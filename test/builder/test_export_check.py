@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from edgellm_ros.builder import ExportOptions, check, export, inspect, render_check
 from edgellm_ros.builder.checkpoint.safetensors_file import StoredTensor
 from edgellm_ros.builder.exporter import artefacts
-from edgellm_ros.builder.lowering.onnxruntime_cuda.decoder import build_cuda_llm
+from edgellm_ros.builder.lowering.onnxruntime.decoder import build_onnxruntime_llm
 from fixtures.sparse_checkpoint import write_sparse_checkpoint
 from fixtures.tiny_adapter import write_adapter
 from fixtures.tiny_checkpoint import write_json
@@ -115,11 +115,11 @@ def test_a_variant_needs_the_weights_of_its_graph(tiny_checkpoint, monkeypatch):
     """The check of the variant comes before anything is written."""
 
     def with_one_more(*arguments):
-        graph = build_cuda_llm(*arguments)
+        graph = build_onnxruntime_llm(*arguments)
         graph.weight("model.more.weight", (2,), lambda: np.zeros(2))
         return graph
 
-    monkeypatch.setattr(artefacts, "build_cuda_llm", with_one_more)
+    monkeypatch.setattr(artefacts, "build_onnxruntime_llm", with_one_more)
     with pytest.raises(ValueError, match=r"llm has no weight 'model\.more\.weight'"):
         check(tiny_checkpoint)
 

@@ -27,7 +27,7 @@ from edgellm_ros.builder.action.expert_config import ExpertArchitecture
 from edgellm_ros.builder.graph.graph import BOOL, FLOAT, INT64, Dim
 from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.lowering.norms import rms_norm
-from edgellm_ros.builder.lowering.onnxruntime_cuda.norms import add_norm as cuda_add_norm
+from edgellm_ros.builder.lowering.onnxruntime.norms import add_norm as cuda_add_norm
 from edgellm_ros.builder.model.decoder import RMSNorm
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory import binding_names as names

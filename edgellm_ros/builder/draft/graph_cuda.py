@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graph of a draft head for ONNX Runtime's CUDA provider.
 
-The graph is built as in `lowering/onnxruntime_cuda/decoder.py`.
+The graph is built as in `lowering/onnxruntime/decoder.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edgellm_ros.builder.graph.graph import DTYPES, FLOAT
 from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.graph.llm_graph import llm_outputs
 from edgellm_ros.builder.graph.lm_head import LMHead
-from edgellm_ros.builder.lowering.onnxruntime_cuda.blocks import CudaBlocks
+from edgellm_ros.builder.lowering.onnxruntime.blocks import OnnxRuntimeBlocks
 from edgellm_ros.engine_directory import binding_names as names
 
 
@@ -24,8 +24,8 @@ def build_cuda_draft(
 ) -> ModelBuilder:
     """Build `draft/model.cuda.onnx`, or without a mask `draft/model.chain.cuda.onnx`.
 
-    The graph has the inputs and outputs of `build_draft`, except for those that `build_cuda_llm` has in
-    other forms; it takes attention_mask as `llm/verify.cuda.onnx` does.
+    The graph has the inputs and outputs of `build_draft`, except for those that `build_onnxruntime_llm` has
+    in other forms; it takes attention_mask as `llm/verify.cuda.onnx` does.
 
     The logits are of the graph's type in fp32 and fp16. The tokens are [B,S,H] between the layers: a Reshape
     before the output next_hidden_states would be a copy in each level of a draft, as a Cast of the logits is.
@@ -33,7 +33,7 @@ def build_cuda_draft(
     graph = ModelBuilder("draft", head.weights, precision)
     llm = head.decoder.config
     hidden = llm.hidden_size
-    blocks = CudaBlocks(graph, head.decoder, capacity, tree=not only_chains, flat=False)
+    blocks = OnnxRuntimeBlocks(graph, head.decoder, capacity, tree=not only_chains, flat=False)
     states = graph.input(names.HIDDEN_STATES, graph.dtype, ["B", "S", hidden])
 
     residuals = [(f"layers.{i}", each) for i, layer in enumerate(head.decoder.layers) for each in layer]

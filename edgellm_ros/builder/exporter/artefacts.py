@@ -25,9 +25,9 @@ from edgellm_ros.builder.draft.graph_cuda import build_cuda_draft
 from edgellm_ros.builder.exporter.sources import Sources
 from edgellm_ros.builder.graph.graph import GraphBuilder
 from edgellm_ros.builder.graph.lm_head import LMHead
-from edgellm_ros.builder.lowering.onnxruntime_cuda.attention import has_cpu_kernel
-from edgellm_ros.builder.lowering.onnxruntime_cuda.decoder import build_cuda_llm
-from edgellm_ros.builder.lowering.onnxruntime_cuda.recurrent import has_kernels
+from edgellm_ros.builder.lowering.onnxruntime.attention import has_cpu_kernel
+from edgellm_ros.builder.lowering.onnxruntime.decoder import build_onnxruntime_llm
+from edgellm_ros.builder.lowering.onnxruntime.recurrent import has_kernels
 from edgellm_ros.builder.lowering.standard.decoder import build_llm
 from edgellm_ros.builder.passes.int8_products import multiply_in_int8
 from edgellm_ros.builder.passes.visible_rows import attend_to_visible_rows
@@ -56,7 +56,7 @@ def artefacts(sources: Sources, head: LMHead, draft: DraftConfig | None) -> Iter
     precision, capacity = options.precision, options.max_kv_cache_capacity
     plain = sources.llm_options(head)
     build = partial(build_llm, model.decoder, sources.weights)
-    build_cuda = partial(build_cuda_llm, model.decoder, sources.weights)
+    build_cuda = partial(build_onnxruntime_llm, model.decoder, sources.weights)
     has_cuda = has_kernels(model.llm)
     yield Artefact(LLM, STANDARD, partial(build, plain))
     on_cpu = partial(build_cuda, dataclasses.replace(plain, cpu=True))

@@ -98,7 +98,7 @@ def describe_decoder(
     """Describe a language model for which `has_fused_kernels` is true.
 
     graph: `llm/model.onnx`, which `build_llm` built, and the name of its file; cuda: the same of
-    `build_cuda_llm`, which has the quantised weights.
+    `build_onnxruntime_llm`, which has the quantised weights.
     """
     head = options.head
     tied = head.is_embedding and head.vocab_map is None and not head.as_input and head.blocks is None

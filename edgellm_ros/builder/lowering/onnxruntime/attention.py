@@ -20,15 +20,15 @@ import onnx_ir as ir
 from edgellm_ros.builder.graph.graph import FLOAT, ORT_DOMAIN
 from edgellm_ros.builder.graph.layers import Cache
 from edgellm_ros.builder.lowering.heads import attention_module, attention_output, make_heads, split_gate
-from edgellm_ros.builder.lowering.onnxruntime_cuda.norms import norm_scale
-from edgellm_ros.builder.lowering.onnxruntime_cuda.step import CudaStep
+from edgellm_ros.builder.lowering.onnxruntime.norms import norm_scale
+from edgellm_ros.builder.lowering.onnxruntime.step import OnnxRuntimeStep
 from edgellm_ros.builder.model.decoder import Attention, Decoder
 
 
 # CUDA in fp32:   x -- qkv_proj -- heads -- cache, Attention --------------------------+-- gate -- o_proj -->
 # otherwise:      x -- qkv_proj -- GroupQueryAttention (norms, RoPE, cache, attention) --+
 def attention(
-    step: CudaStep, decoder: Decoder, module: str, block: Attention, *, cache: Cache, x: ir.Value
+    step: OnnxRuntimeStep, decoder: Decoder, module: str, block: Attention, *, cache: Cache, x: ir.Value
 ) -> tuple[ir.Value, Cache]:
     """Add an attention block; return its result and the updated cache.
 
@@ -55,7 +55,7 @@ def attention(
 
 
 def _rows(
-    step: CudaStep, decoder: Decoder, block: Attention, joined: ir.Value
+    step: OnnxRuntimeStep, decoder: Decoder, block: Attention, joined: ir.Value
 ) -> tuple[Sequence[ir.Value], ir.Value | None]:
     """Return queries, keys and values as `_fused_attention` takes them, and the gate."""
     widths, tokens = block.widths(decoder.config), step.tokens
@@ -68,7 +68,7 @@ def _rows(
 
 
 def _fused_attention(
-    step: CudaStep,
+    step: OnnxRuntimeStep,
     qkv: Sequence[ir.Value],
     cache: Cache,
     *,
@@ -120,7 +120,7 @@ def _fused_attention(
 
 
 def _normed_heads(
-    step: CudaStep, qkv: Sequence[ir.Value], norms: Sequence[ir.Value], epsilon: float
+    step: OnnxRuntimeStep, qkv: Sequence[ir.Value], norms: Sequence[ir.Value], epsilon: float
 ) -> Sequence[ir.Value]:
     """Add norms of queries and keys; `qkv` and result are as in `_fused_attention`."""
     if not norms:
@@ -138,7 +138,7 @@ def _normed_heads(
 
 
 def _plain_attention(
-    step: CudaStep, q: ir.Value, k: ir.Value, v: ir.Value, cache: Cache, window: int | None
+    step: OnnxRuntimeStep, q: ir.Value, k: ir.Value, v: ir.Value, cache: Cache, window: int | None
 ) -> tuple[ir.Value, Cache]:
     """Add attention over the cache in fp32; q, k, v [B,heads,S,D], rotated.
 

@@ -16,7 +16,7 @@ from edgellm_ros.engine_directory.language_model_config import LanguageModelConf
 HIDDEN = -65504.0  # bias of the score of a row that a token must not attend to; finite in every type
 
 
-class CudaStep:
+class OnnxRuntimeStep:
     """Values that all layers share: positions, lengths and the layout of tokens.
 
     `rope`: cos, sin and position ids; empty without RoPE. `last_row` and `longest` are lengths as

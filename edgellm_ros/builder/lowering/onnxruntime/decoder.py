@@ -17,14 +17,14 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.graph.llm_graph import llm_outputs
-from edgellm_ros.builder.lowering.onnxruntime_cuda.blocks import CudaBlocks
+from edgellm_ros.builder.lowering.onnxruntime.blocks import OnnxRuntimeBlocks
 from edgellm_ros.builder.lowering.options import LLMOptions
 from edgellm_ros.builder.lowering.standard.recurrent import recurrent_outputs
 from edgellm_ros.builder.model.decoder import Decoder
 from edgellm_ros.builder.weights.weights import Weights
 
 
-def build_cuda_llm(decoder: Decoder, weights: Weights, options: LLMOptions) -> ModelBuilder:
+def build_onnxruntime_llm(decoder: Decoder, weights: Weights, options: LLMOptions) -> ModelBuilder:
     """Build `llm/model.cuda.onnx`, or with `options.cpu` `llm/model.cpu.onnx`.
 
     The graph has the inputs and outputs of `build_llm`, except for these.
@@ -55,7 +55,7 @@ def build_cuda_llm(decoder: Decoder, weights: Weights, options: LLMOptions) -> M
     config, head_states = decoder.config, options.head_states
     hidden, layers = config.hidden_size, config.num_hidden_layers
     tree = head_states is not None and config.recurrent is None and not options.only_chains
-    blocks = CudaBlocks(
+    blocks = OnnxRuntimeBlocks(
         graph, decoder, options.capacity, tree=tree, verifies=options.verifies, cpu=options.cpu
     )
     tokens = blocks.step.tokens

@@ -9,24 +9,24 @@ from edgellm_ros.builder.graph.graph import INT64
 from edgellm_ros.builder.graph.layers import Cache, ModelBuilder
 from edgellm_ros.builder.graph.llm_graph import deepstack_inputs
 from edgellm_ros.builder.lowering.feed_forward import feed_forward
-from edgellm_ros.builder.lowering.onnxruntime_cuda.attention import attention
-from edgellm_ros.builder.lowering.onnxruntime_cuda.delta_net import delta_net_cuda_layer
-from edgellm_ros.builder.lowering.onnxruntime_cuda.mamba2 import mamba2_cuda_layer
-from edgellm_ros.builder.lowering.onnxruntime_cuda.norms import add_norm
-from edgellm_ros.builder.lowering.onnxruntime_cuda.recurrent import CudaRun
-from edgellm_ros.builder.lowering.onnxruntime_cuda.step import CudaStep
+from edgellm_ros.builder.lowering.onnxruntime.attention import attention
+from edgellm_ros.builder.lowering.onnxruntime.delta_net import delta_net_cuda_layer
+from edgellm_ros.builder.lowering.onnxruntime.mamba2 import mamba2_cuda_layer
+from edgellm_ros.builder.lowering.onnxruntime.norms import add_norm
+from edgellm_ros.builder.lowering.onnxruntime.recurrent import CudaRun
+from edgellm_ros.builder.lowering.onnxruntime.step import OnnxRuntimeStep
 from edgellm_ros.builder.lowering.standard.recurrent import Present, recurrent_states
 from edgellm_ros.builder.model.decoder import Attention, Decoder, Residual
 from edgellm_ros.builder.model.recurrent import DeltaNet, Mamba2
 from edgellm_ros.engine_directory import binding_names as names
 
 
-class CudaBlocks:
+class OnnxRuntimeBlocks:
     """Adds the inputs that all blocks share, then the blocks in their order.
 
     A block that has a KV cache or a recurrent state reads the next one, and appends the updated one to
     `presents` or `present_states`. Values between the blocks are in the layout of the layers (`step.tokens`).
-    tree, flat: see `CudaStep`; verifies: see `CudaRun`.
+    tree, flat: see `OnnxRuntimeStep`; verifies: see `CudaRun`.
     """
 
     def __init__(
@@ -42,7 +42,9 @@ class CudaBlocks:
     ) -> None:
         self.graph, self.decoder = graph, decoder
         config = decoder.config
-        self.step = CudaStep(graph, config, capacity, rope=decoder.has_rope, tree=tree, flat=flat, cpu=cpu)
+        self.step = OnnxRuntimeStep(
+            graph, config, capacity, rope=decoder.has_rope, tree=tree, flat=flat, cpu=cpu
+        )
         self.last_token_ids = graph.input(names.LAST_TOKEN_IDS, INT64, ["B", "N"])
         shape = config.num_key_value_heads, capacity, config.head_dim
         self._caches = graph.caches(range(config.num_attention_layers), *shape)

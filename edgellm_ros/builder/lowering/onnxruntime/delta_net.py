@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.graph.graph import FLOAT, ORT_DOMAIN
 from edgellm_ros.builder.graph.layers import ModelBuilder
-from edgellm_ros.builder.lowering.onnxruntime_cuda.recurrent import (
+from edgellm_ros.builder.lowering.onnxruntime.recurrent import (
     CudaRun,
     Scan,
     Scanned,
