@@ -11,6 +11,7 @@ that another thread queues while `capture` records would be recorded too.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import time
 from collections.abc import Callable
@@ -220,7 +221,8 @@ def _zero_bytes(nbytes: int, dtype: Any) -> np.ndarray:
         return np.zeros(nbytes, dtype)
     pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        pages.madvise(mmap.MADV_NOHUGEPAGE)
+        with contextlib.suppress(OSError):  # kernels without large pages refuse the advice
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(pages, dtype)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from math import prod
 from pathlib import Path
@@ -56,7 +57,8 @@ def map_tensor(path: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
     with path.open("rb") as file:
         pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     if hasattr(pages, "madvise"):
-        pages.madvise(mmap.MADV_WILLNEED)  # from the disk before the first request
+        with contextlib.suppress(OSError):  # it is advice only
+            pages.madvise(mmap.MADV_WILLNEED)  # from the disk before the first request
     values = prod(shape)
     start = len(pages) - values * dtype.itemsize  # a file with one tensor ends with it
     return np.frombuffer(pages, dtype, values, start).reshape(shape)

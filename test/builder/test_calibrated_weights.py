@@ -19,7 +19,7 @@ from edgellm_ros.builder.calibration.rounding import RoundedLayout
 from edgellm_ros.builder.calibration.search import GroupScales
 from edgellm_ros.builder.exporter.calibration import find_scales, plan_calibration
 from edgellm_ros.builder.exporter.options import ExportOptions
-from edgellm_ros.cli import calibration
+from edgellm_ros.cli.quantization import calibration
 from edgellm_ros.cli.quantization.calibration import layer_inputs
 from edgellm_ros.cli.quantization.cost import logits
 from edgellm_ros.cli.quantization.token_runs import TokenRun, text_inputs

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from functools import partial
 
 import numpy as np
@@ -134,6 +135,16 @@ def test_one_of_several_towers_must_be_named(files, tmp_path, caplog):
     assert export(model, tmp_path / "engine", mmproj=mmproj).vision is not None
 
 
+def test_a_model_beside_a_tower_that_is_not_supported_is_exported_as_text(files, tmp_path, caplog):
+    _, _, mmproj = files
+    write_gguf(tmp_path / "model.gguf", "llama")
+    shutil.copy(mmproj, tmp_path / "mmproj.gguf")
+    with caplog.at_level(logging.WARNING):
+        assert export(tmp_path / "model.gguf", tmp_path / "engine").vision is None
+    assert "model.gguf: without images: " in caplog.text
+    assert "clip.projector_type 'qwen3vl_merger'" in caplog.text
+
+
 def test_a_tower_is_not_exported_alone(files, tmp_path):
     _, model, mmproj = files
     message = (
@@ -192,7 +203,7 @@ def test_a_tower_that_is_not_supported_is_refused_in_one_line(files, tmp_path, k
     checkpoint, model, mmproj = files
     write_mmproj(checkpoint, mmproj, **keys)
     with pytest.raises(ValueError, match=message) as error:
-        export(model, tmp_path / "engine")
+        export(model, tmp_path / "engine", mmproj=mmproj)
     assert "\n" not in str(error.value)
 
 

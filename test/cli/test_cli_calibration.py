@@ -15,6 +15,7 @@ from edgellm_ros.cli import main
 from edgellm_ros.cli.quantization.cost import logits
 from edgellm_ros.cli.quantization.perplexity import CHUNK, MOST_CHUNKS, report_chunks
 from edgellm_ros.runtime.text.tokenizer import Tokenizer
+from fixtures.gguf_files import write_gguf
 from fixtures.outlier_checkpoint import write_outlier_checkpoint
 
 TEXT = "What do you see?\n\ngo to the red box\n"
@@ -52,6 +53,14 @@ def test_lines_of_json_are_prompts_or_requests(checkpoint, tmp_path, capsys):
     prompts.write_text("\n".join(map(json.dumps, requests)))
     assert export(checkpoint, tmp_path, prompts, "--no-report") == 0
     assert f"{prompts}: 3 requests, " in capsys.readouterr().err
+
+
+def test_a_gguf_file_is_calibrated(tmp_path, capsys):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("in the other thing\n")
+    file = write_gguf(tmp_path / "model.gguf", kind="F16")
+    assert export(file, tmp_path, prompts, "--no-report") == 0
+    assert f"{prompts}: 1 requests, " in capsys.readouterr().err
 
 
 WORDS = "turn to the door and wait behind the table"

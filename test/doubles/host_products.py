@@ -32,7 +32,9 @@ class HostProducts:
             np.float32
         )
         weights = stored.T if transposed else stored[:, :n]
-        product = array_at(x, (rows, k), self._dtype).astype(np.float32) @ weights
+        inputs = array_at(x, (rows, k), self._dtype).astype(np.float32)
+        # Row by row: in one product of all rows, a row's bits depend on its place on some processors.
+        product = np.stack([row @ weights for row in inputs])
         if bias:
             product += array_at(bias, (n,), self._dtype).astype(np.float32)
         if gelu:

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import errno
 import mmap
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm_ros.engine.device import ALIGNMENT, open_device
+from edgellm_ros.engine.device import ALIGNMENT, CpuDevice, open_device
 from fixtures.on_device import error_without_gpu, put
 
 
@@ -27,6 +28,17 @@ def test_uploaded_data_is_downloaded_unchanged(device):
     np.testing.assert_array_equal(downloaded, values)
     downloaded[:] = 0  # a copy of its own
     np.testing.assert_array_equal(device.download(tensor), values)
+
+
+def test_zeros_need_no_advice_about_their_pages(monkeypatch):
+    """Kernels without large pages answer the advice with an error."""
+
+    class Pages(mmap.mmap):
+        def madvise(self, *_):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Pages)
+    assert not CpuDevice().zeros((1 << 21,), np.uint8).array.any()
 
 
 def test_an_adopted_array_is_a_tensor_with_its_contents(device):

@@ -9,7 +9,7 @@ The caller runs the model: `add_outputs` makes a graph of its engine that has th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -21,6 +21,7 @@ from edgellm_ros.builder.checkpoint.checkpoint_config import read_section
 from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.builder.exporter.plan import plan_export
 from edgellm_ros.builder.exporter.sources import EXPERT_FOLDER, read_model, rounded_layout
+from edgellm_ros.builder.gguf.checkpoint import as_checkpoint, find_gguf
 from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory.config import EngineConfig
@@ -45,6 +46,11 @@ def plan_calibration(checkpoint: str | Path, options: ExportOptions) -> Calibrat
     No weight is read. Raises the errors of `export`.
     """
     checkpoint = Path(checkpoint)
+    gguf = find_gguf(checkpoint)
+    if gguf is not None:
+        with as_checkpoint(gguf, None if options.mmproj is None else Path(options.mmproj)) as folder:
+            found = plan_calibration(folder, replace(options, mmproj=None))
+        return replace(found, options=replace(found.options, mmproj=options.mmproj))
     # In fp32, as a CPU runs it, and without parts that have no share in an answer.
     plain = ExportOptions(
         max_batch_size=1,

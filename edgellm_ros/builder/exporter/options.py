@@ -37,8 +37,9 @@ class ExportOptions:
     - max_draft_tree_size: most drafted tokens of a sequence that the head keeps in its KV cache
     - max_verify_tree_size: most tokens that the model verifies in one run
     - quantize: "int4" or "int8" rounds the weights of the language model's layers to nearest, in groups of
-      `group_size` inputs that share a scale. Embeddings, LM head, encoders, action expert and draft head keep
-      `precision`. The weights of a checkpoint that is quantised stay as they are
+      `group_size` inputs that share a scale. Embeddings, encoders, action expert and draft head keep
+      `precision`; the LM head does in fp32, and else gets 8 bits. The weights of a checkpoint that is
+      quantised stay as they are
     - scales: of the inputs of the language model's layers, moved into the weights before and after
       (`builder/exporter/calibration.py` finds those with which rounding changes least)
     - cpu_int8: the graphs for a CPU multiply in 8 bits (`builder/passes/int8_products.py`), those of encoders

@@ -57,7 +57,6 @@ def find_tower(model: Path) -> Path | None:
     if not towers or TOWER in model.name.lower():
         return None
     if len(models) == 1 and len(towers) == 1:
-        logger.info("%s: with the vision tower %s", model, towers[0].name)
         return towers[0]
     names = ", ".join(each.name for each in towers)
     logger.warning("%s: without images: name its vision tower with --mmproj; there are %s", model, names)
@@ -79,8 +78,10 @@ def as_checkpoint(path: Path, mmproj: Path | None = None) -> Iterator[Path]:
     mmproj: the file of its vision tower; None = that of `find_tower`. FileNotFoundError or ValueError, which
     names file and key, for a file that is damaged or not supported.
     """
-    file, mmproj = read_gguf(path), mmproj or find_tower(path)
+    file = read_gguf(path)
     find_architecture(file)
+    if mmproj is None:
+        mmproj = _tower_beside(file, path)
     tower = None if mmproj is None else _read_tower(file, mmproj)
     vocabulary = Vocabulary(file)
     config = make_config(file, tower, vocabulary.tokens)
@@ -113,6 +114,20 @@ def linked_tensors(folder: Path) -> Mapping[str, StoredTensor] | None:
     file = read_gguf(model)
     tensors = text_tensors(file, whole=bool(towers))
     return tensors | _read_tower(file, towers[0]).tensors() if towers else tensors
+
+
+def _tower_beside(file: GgufFile, path: Path) -> Path | None:
+    """Return the tower that a model's folder has, if it is supported; a warning tells why not."""
+    found = find_tower(path)
+    if found is None:
+        return None
+    try:
+        _read_tower(file, found)
+    except ValueError as error:
+        logger.warning("%s: without images: %s", path, error)
+        return None
+    logger.info("%s: with the vision tower %s", path, found.name)
+    return found
 
 
 def _read_tower(file: GgufFile, mmproj: Path) -> Tower:

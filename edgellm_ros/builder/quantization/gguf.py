@@ -28,7 +28,9 @@ class GgufLayout:
 
 def stored_blocks(tensor: StoredTensor | None) -> QuantizedMatrix | None:
     """Return a quantised matrix [K,N] of a GGUF file; None for another tensor."""
-    if not isinstance(tensor, GgufTensor) or tensor.type.unpack is None or not tensor.has_whole_groups:
+    if not isinstance(tensor, GgufTensor) or tensor.type.unpack is None or len(tensor.shape) != 2:
+        return None
+    if not tensor.has_whole_groups:
         return None
     kind = tensor.type
     fan_out, fan_in = tensor.shape
