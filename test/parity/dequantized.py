@@ -25,6 +25,7 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
 GROUP = 128
+HEAD = "lm_head.weight"
 LAYERS = "model.layers."  # prefix of the weights that are rounded
 UNCHANGED = ("draft", "lora")  # folders of a checkpoint that a copy does not need
 
@@ -37,14 +38,23 @@ def rounded(weight: torch.Tensor) -> torch.Tensor:
     return ((blocks / scales).round().clamp(-8, 7) * scales).flatten(1)
 
 
+def rounded_head(weight: torch.Tensor) -> torch.Tensor:
+    """Round an LM head [V,H] to 8 bits in groups, with scales in fp16."""
+    blocks = weight.float().unflatten(1, (-1, GROUP))
+    scales = (blocks.abs().amax(-1, keepdim=True) / 127).half().float()
+    return ((blocks / scales).round().clamp(-128, 127) * scales).flatten(1)
+
+
 def write_dequantized(checkpoint: Path, directory: Path) -> Path:
-    """Copy a checkpoint, its layers rounded to 4 bits and stored in fp32."""
+    """Copy a checkpoint in fp32, its layers rounded to 4 bits, its LM head to 8."""
     shutil.copytree(checkpoint, directory, ignore=shutil.ignore_patterns(*UNCHANGED))
     for path in directory.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         chosen = [name for name, each in tensors.items() if name.startswith(LAYERS) and each.dim() == 2]
         tensors |= {name: rounded(tensors[name]) for name in chosen}
+        if HEAD in tensors:
+            tensors[HEAD] = rounded_head(tensors[HEAD])
         save_file(tensors, path, metadata={"format": "pt"})
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
