@@ -117,7 +117,10 @@ def linked_tensors(folder: Path) -> Mapping[str, StoredTensor] | None:
 
 
 def _tower_beside(file: GgufFile, path: Path) -> Path | None:
-    """Return the tower that a model's folder has, if it is supported; a warning tells why not."""
+    """Return the tower of a model's folder, if it is supported.
+
+    A warning tells why not.
+    """
     found = find_tower(path)
     if found is None:
         return None
