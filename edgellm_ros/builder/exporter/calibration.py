@@ -48,7 +48,7 @@ def plan_calibration(checkpoint: str | Path, options: ExportOptions) -> Calibrat
     checkpoint = Path(checkpoint)
     gguf = find_gguf(checkpoint)
     if gguf is not None:
-        with as_checkpoint(gguf, None if options.mmproj is None else Path(options.mmproj)) as folder:
+        with as_checkpoint(gguf, options.mmproj) as folder:
             found = plan_calibration(folder, replace(options, mmproj=None))
         return replace(found, options=replace(found.options, mmproj=options.mmproj))
     # In fp32, as a CPU runs it, and without parts that have no share in an answer.

@@ -98,12 +98,8 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     limits = builder_config(options)
     gguf = find_gguf(checkpoint)
     if gguf is not None:
-        mmproj = None if options.mmproj is None else Path(options.mmproj)
-        with as_checkpoint(gguf, mmproj) as folder:
-            try:
-                return plan_export(folder, dataclasses.replace(options, mmproj=None))
-            except (ValueError, FileNotFoundError) as error:
-                raise type(error)(str(error).replace(str(folder), str(gguf))) from None
+        with as_checkpoint(gguf, options.mmproj) as folder:
+            return plan_export(folder, dataclasses.replace(options, mmproj=None))
     if not checkpoint.is_dir():
         raise FileNotFoundError(f"{checkpoint}: expected a checkpoint directory, found none")
     if options.mmproj is not None:

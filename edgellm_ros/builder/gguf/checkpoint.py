@@ -72,17 +72,16 @@ def _models_and_towers(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 @contextmanager
-def as_checkpoint(path: Path, mmproj: Path | None = None) -> Iterator[Path]:
+def as_checkpoint(path: Path, mmproj: str | Path | None = None) -> Iterator[Path]:
     """Write the folder of a GGUF file, until the block ends.
 
     mmproj: the file of its vision tower; None = that of `find_tower`. FileNotFoundError or ValueError, which
-    names file and key, for a file that is damaged or not supported.
+    names file and key, for a file that is damaged or not supported. Errors of the block name the file, and
+    not the folder.
     """
     file = read_gguf(path)
     find_architecture(file)
-    if mmproj is None:
-        mmproj = _tower_beside(file, path)
-    tower = None if mmproj is None else _read_tower(file, mmproj)
+    tower = _tower_beside(file, path) if mmproj is None else _read_tower(file, Path(mmproj))
     vocabulary = Vocabulary(file)
     config = make_config(file, tower, vocabulary.tokens)
     tokenizer, stops = vocabulary.tokenizer(), vocabulary.stop_tokens()
@@ -95,14 +94,18 @@ def as_checkpoint(path: Path, mmproj: Path | None = None) -> Iterator[Path]:
             "config.json": config,
             "generation_config.json": {"eos_token_id": stops} if stops else {},
             "tokenizer_config.json": {**vocabulary.special_tokens(), "chat_template": template},
-            LINK: [str(each.resolve()) for each in (path, mmproj) if each is not None],
+            LINK: [str(path.resolve())],
         }
         if tower is not None:
+            texts[LINK].append(str(tower.file.path.resolve()))
             texts["preprocessor_config.json"] = tower.processor
         for name, contents in texts.items():
             (folder / name).write_text(json.dumps(contents), encoding="utf-8")
         tokenizer.save(str(folder / "tokenizer.json"))
-        yield folder
+        try:
+            yield folder
+        except (ValueError, FileNotFoundError) as error:
+            raise type(error)(str(error).replace(str(folder), str(path))) from None
 
 
 def linked_tensors(folder: Path) -> Mapping[str, StoredTensor] | None:
@@ -116,8 +119,8 @@ def linked_tensors(folder: Path) -> Mapping[str, StoredTensor] | None:
     return tensors | _read_tower(file, towers[0]).tensors() if towers else tensors
 
 
-def _tower_beside(file: GgufFile, path: Path) -> Path | None:
-    """Return the tower of a model's folder, if it is supported.
+def _tower_beside(file: GgufFile, path: Path) -> Tower | None:
+    """Read the tower of a model's folder, if it is supported.
 
     A warning tells why not.
     """
@@ -125,12 +128,12 @@ def _tower_beside(file: GgufFile, path: Path) -> Path | None:
     if found is None:
         return None
     try:
-        _read_tower(file, found)
+        tower = _read_tower(file, found)
     except ValueError as error:
         logger.warning("%s: without images: %s", path, error)
         return None
     logger.info("%s: with the vision tower %s", path, found.name)
-    return found
+    return tower
 
 
 def _read_tower(file: GgufFile, mmproj: Path) -> Tower:
