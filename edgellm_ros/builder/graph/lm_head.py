@@ -56,6 +56,12 @@ class LMHead:
         """Return the shape [H,V] of the matrix in MatMul's layout."""
         return self.hidden_size, self.output_vocab_size
 
+    @property
+    def is_shared_table(self) -> bool:
+        """Whether the matrix is the embedding table that the runtime holds."""
+        own = self.blocks is not None or self.as_input or self.vocab_map is not None
+        return self.is_embedding and not own
+
     def read(self) -> np.ndarray:
         """Read the matrix [H,V]."""
         matrix = self.weights.read(self.tensor)
@@ -78,7 +84,7 @@ class LMHead:
             if self.as_input:
                 matrix = graph.input(names.LM_HEAD, graph.dtype, self.shape)
                 return _product_with_input(graph, x, matrix, self.shape[0])
-            if share_embedding and self.is_embedding and self.vocab_map is None:
+            if share_embedding and self.is_shared_table:
                 table = graph.input(names.EMBEDDING, graph.dtype, self.shape[::-1])
                 return _product_with_table(graph, x, table, self.shape[0])
             columns = self.output_vocab_size

@@ -101,7 +101,7 @@ def describe_decoder(
     `build_onnxruntime_llm`, which has the quantised weights.
     """
     head = options.head
-    tied = head.is_embedding and head.vocab_map is None and not head.as_input and head.blocks is None
+    tied = head.is_shared_table
     stored = StoredWeights(*graph)
     weight = stored.place
     modules = [f"{decoder.prefix}.layers.{i}" for i in range(len(decoder.layers))]
