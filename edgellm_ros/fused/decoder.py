@@ -95,10 +95,8 @@ class FusedDecoder:
         self._variants = compile_variants(self._compile, plans)  # by kind of layers
         self._adapted: list[dict[int, Variant]] = []  # compiled when the first adapter is used
         adapted = min((max(each, default=0) for each in self._adapted_plans), default=0)
-        self.max_rows, self.max_adapted_rows = (
-            min(shape.max_rows, *map(max, plans)),
-            min(shape.max_rows, adapted),
-        )
+        self.max_rows = min(shape.max_rows, *map(max, plans))
+        self.max_adapted_rows = min(shape.max_rows, adapted)
         every = (plan for each in (*plans, *self._adapted_plans) for plan in each.values())
         self._scratch = make_scratch(device, every)
         self._fusion = fusion

@@ -284,8 +284,8 @@ class FusedPlan:
         shape, config = self.shape, self.config
         registers = 0 if config.slots < 2 or self.lora_rank else config.registers  # 0: no limit
         early_registers = config.quantized_registers
-        forms = [form for _, form in shape.quantized] + ([] if shape.head is None else [shape.head])
-        if any(not form.plain for form in forms):
+        forms = shape.forms()
+        if any(not form.plain for _, form in forms):
             early_registers = max(early_registers, MORE_REGISTERS)
         if not forms or self.lora_rank:
             early_registers = 0

@@ -225,6 +225,11 @@ class FusedShape(ModelValues):
         """Return the kind of a layer: an index of `of_each_kind()`."""
         return self.layer_kinds[layer] if self.layer_kinds else 0
 
+    def forms(self) -> Forms:
+        """Return the forms of all quantised weights, the LM head's included."""
+        layers = (each for kind in (self.quantized, *self.other_kinds) for each in kind)
+        return (*layers, *(() if self.head is None else (("lm_head", self.head),)))
+
     def form(self, kernel: str) -> Quantized | None:
         """Return the form of a kernel's weights; None if they are of the model's type."""
         return self.head if kernel == "lm_head" else dict(self.quantized).get(kernel)
@@ -270,12 +275,10 @@ class FusedShape(ModelValues):
         ):
             if problem:
                 return text
-        forms = [each for kind in (self.quantized, *self.other_kinds) for each in kind]
         mixer = None
         if self.recurrent is not None:
-            mixer = self.recurrent.unsupported("in_proj" in dict(forms))
-        given = [form for _, form in forms] + ([] if self.head is None else [self.head])
-        return mixer or next(filter(None, (form.unsupported() for form in given)), None)
+            mixer = self.recurrent.unsupported(any(name == "in_proj" for name, _ in self.forms()))
+        return mixer or next(filter(None, (form.unsupported() for _, form in self.forms())), None)
 
 
 @dataclass(frozen=True)
