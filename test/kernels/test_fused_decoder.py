@@ -174,7 +174,8 @@ def quantized(qkv, o, gate_up, down) -> tuple[tuple[str, Quantized], ...]:
             [5, 150, 64, 20, 21, 99, 1], {"quantized_repeated_bytes": 0}, id="bf16, offsets, 7 rows",
         ),
         pytest.param(
-            changed(vocab=208, head=Quantized(8, 64)), [40], {"quantized_tile": 16}, id="an LM head, 1 row",
+            changed(vocab=208, hidden=576, head=Quantized(8, 64)), [40], {"quantized_tile": 16},
+            id="an LM head, 1 row",
         ),
         pytest.param(
             changed(vocab=208, max_rows=4, head=Quantized(8, 16), quantized=quantized(*[(4, 32)] * 4)),
