@@ -288,10 +288,9 @@ def test_transformers_draws_the_same_tokens(published, tied):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize(("published", "tied"), [("qwen3-0.6b", 1), ("qwen2.5-0.5b", 0), ("llama-3.2-1b", 1)])
-def test_compiled_transformers_draws_the_same_tokens_of_every_model_class(published, tied):
+def test_compiled_transformers_draws_the_same_tokens():
     pytest.importorskip("transformers")
-    result = decode.main(options("--batch", "2", shape=small_model(published, tied)))
+    result = decode.main(options("--batch", "2", shape=small_model("qwen2.5-0.5b", 0)))
     assert_same_tokens(result["transformers"]["compiled"])
 
 

@@ -92,7 +92,7 @@ def model(smollm2):
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_it_answers_as_in_transformers(runtime, model, stops, question):
-    assert_same(runtime, model, ask(question, max_tokens=64, logprobs=5), stops, TOLERANCE)
+    assert_same(runtime, model, ask(question, max_tokens=32, logprobs=5), stops, TOLERANCE)
 
 
 def test_turns_of_a_conversation_are_those_of_transformers(runtime, model, stops, engine):
