@@ -41,8 +41,9 @@ from training.evaluate import (
 from training.lora import LoraLinear, put_adapters, save_adapter
 from training.policy import Policy
 from training.ranks import Ranks
+from training.schedule import Schedule
 from training.styles import STYLES, Style
-from training.train import Samples, Schedule, samples_of, start_workers
+from training.train import Samples, samples_of, start_workers
 
 NEAR = 0.6  # m from the robot's edge: a nearer solid counts as passed
 

@@ -14,21 +14,22 @@ Examples
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from training.data import SequenceWriter
-from training.draft_score import Drafting, draft_rows, tokens_per_verification
+from training.draft_rounds import Drafting
+from training.draft_score import draft_rows, tokens_per_verification
 from training.eagle import (
     DraftDims,
     DraftHead,
-    DraftRows,
+    Lesson,
     draft_loss,
     head_config,
     load_head,
+    most_frequent,
     save_head,
     take,
 )
@@ -39,7 +40,6 @@ from training.styles import PLAIN, STYLES
 from training.train import Samples
 
 STATE_LAYERS = (2, 4, 5)  # decoder layers whose inputs the head takes; layer 2 is behind the deepstack rows
-VOCABULARY_STEP = 16  # the draft vocabulary is a multiple of this
 SETTINGS = (
     *(Drafting(1, steps, steps + 1) for steps in (3, 4, 5, 6, 7)),
     *(Drafting(2, steps, rows) for steps, rows in ((4, 6), (4, 8), (5, 8), (6, 10))),
@@ -47,19 +47,6 @@ SETTINGS = (
     Drafting(4, 6, 16),
 )
 TEMPERATURES = (0.0, 0.7)
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """A batch as the head learns it.
-
-    A lesson has what the head takes from the base model, and the base model's logits.
-    """
-
-    rows: DraftRows
-    first: Tensor  # [B], the row of the prompt's last token
-    wanted: Tensor  # [B, W + K - 1, Vd], the base's logits of the rows after `first`
-    valid: Tensor  # [B, W + K - 1], whether the base wants a token of the draft vocabulary there
 
 
 @torch.no_grad()
@@ -79,8 +66,7 @@ def lesson_of(policy: Policy, head: DraftHead, layers: tuple[int, ...], batch: B
 def answer_tokens(samples: list[Samples], count: int, vocabulary: int) -> Tensor:
     """Return the ids [Vd] that occur in answers, ascending.
 
-    The answers are those of `count` sampled situations of each style. Other ids fill up the last
-    VOCABULARY_STEP.
+    The answers are those of `count` sampled situations of each style.
     """
     total = torch.zeros(vocabulary, dtype=torch.int64)
     for source in samples:
@@ -88,9 +74,7 @@ def answer_tokens(samples: list[Samples], count: int, vocabulary: int) -> Tensor
         column = torch.arange(batch["ids"].shape[1], device=batch["ids"].device)
         answers = (column >= batch["prompt_length"][:, None]) & (column < batch["length"][:, None])
         total += torch.bincount(batch["ids"][answers].long(), minlength=vocabulary).cpu()
-    used = int((total > 0).sum())
-    used = -(-used // VOCABULARY_STEP) * VOCABULARY_STEP
-    return total.sort(descending=True, stable=True).indices[:used].sort().values
+    return most_frequent(total)
 
 
 def train_head(args: argparse.Namespace, frozen: Frozen, head: DraftHead) -> None:

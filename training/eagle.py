@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+VOCABULARY_STEP = 16  # the draft vocabulary is a multiple of this
 STEP_WEIGHT = 0.8  # of a step's loss, relative to the step before
 
 
@@ -32,6 +33,7 @@ class DraftDims:
     rms_norm_eps: float
     vocab_size: int  # of the base model
     draft_vocab_size: int
+    fc_norm: bool = False  # whether each of the three states has a norm, as in EAGLE-3.1
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,19 @@ class DraftRows:
     states: Tensor  # [B, L, 3H], three layer inputs side by side
     cos: Tensor  # [B, L, D], RoPE of the row's own position
     sin: Tensor  # [B, L, D]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A batch as a head learns it.
+
+    A lesson has what the head takes from the base model, and the base model's logits.
+    """
+
+    rows: DraftRows
+    first: Tensor  # [B], the first row that the head learns to draft after
+    wanted: Tensor  # [B, W + K - 1, Vd], the base's logits of the rows after `first`
+    valid: Tensor  # [B, W + K - 1], whether the base wants a token of the draft vocabulary there
 
 
 def take(values: Tensor, index: Tensor) -> Tensor:
@@ -143,6 +158,8 @@ class DraftHead(nn.Module):
     def __init__(self, dims: DraftDims, token_ids: Tensor):
         super().__init__()
         self.dims = dims
+        if dims.fc_norm:
+            self.fc_norm = nn.ModuleList([RmsNorm(dims.hidden_size, dims.rms_norm_eps) for _ in range(3)])
         self.fc = nn.Linear(3 * dims.hidden_size, dims.hidden_size, bias=False)
         self.midlayer = Midlayer(dims)
         self.norm = RmsNorm(dims.hidden_size, dims.rms_norm_eps)
@@ -156,6 +173,13 @@ class DraftHead(nn.Module):
     def token_ids(self) -> Tensor:
         """Return the target id of each draft logit [Vd]."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """Make one state [B, R, H] of three [B, R, 3H]."""
+        if self.dims.fc_norm:
+            parts = zip(self.fc_norm, states.chunk(3, -1), strict=True)
+            states = torch.cat([norm(part) for norm, part in parts], -1)
+        return self.fc(states)
 
     def inputs(self, embeddings: Tensor, states: Tensor) -> Tensor:
         """Compute the attention's input [B, R, 2H]."""
@@ -179,7 +203,7 @@ class DraftHead(nn.Module):
         of its own steps. Returns the logits [B, window, Vd] of every step.
         """
         attention = self.midlayer.self_attn
-        fused = self.fc(rows.states)
+        fused = self.fuse(rows.states)
         x = self.inputs(rows.embeddings, fused)
         keys, values = attention.keys_values(x, rows.cos, rows.sin)
         starts = first[:, None] + torch.arange(window, device=first.device)
@@ -220,13 +244,27 @@ def draft_loss(steps: list[Tensor], wanted: Tensor, valid: Tensor) -> Tensor:
     return total / weights
 
 
+def most_frequent(counts: Tensor, most: int | None = None) -> Tensor:
+    """Return the ids [Vd] of a draft vocabulary, ascending.
+
+    They are the tokens that occur, at most the `most` most frequent ones. Ids that do not occur fill up the
+    last VOCABULARY_STEP. counts [V]: how often each token occurs.
+    """
+    used = int((counts > 0).sum())
+    if most is not None:
+        used = min(used, most)
+    used = min(-(-used // VOCABULARY_STEP) * VOCABULARY_STEP, len(counts))
+    return counts.sort(descending=True, stable=True).indices[:used].sort().values
+
+
 def head_config(dims: DraftDims, base: dict, state_layers: tuple[int, ...]) -> dict:
     """Return config.json of a head for a base model with text configuration `base`.
 
     state_layers: decoder layers whose inputs the head takes; the file counts them as outputs of the layer
     before.
     """
-    rope = base["rope_parameters"]
+    rope = dict(base["rope_parameters"])
+    theta = rope.pop("rope_theta")
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -242,11 +280,12 @@ def head_config(dims: DraftDims, base: dict, state_layers: tuple[int, ...]) -> d
         "attention_bias": False,
         "mlp_bias": False,
         "rms_norm_eps": dims.rms_norm_eps,
-        "rope_theta": rope["rope_theta"],
-        "rope_scaling": {key: rope[key] for key in ("rope_type", "mrope_interleaved", "mrope_section")},
+        "rope_theta": theta,
+        "rope_scaling": rope,
         "max_position_embeddings": base["max_position_embeddings"],
         "vocab_size": dims.vocab_size,
         "draft_vocab_size": dims.draft_vocab_size,
+        **({"fc_norm": True} if dims.fc_norm else {}),
         "tie_word_embeddings": False,
         "eagle_config": {
             "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in state_layers],
@@ -263,13 +302,17 @@ def save_head(directory: Path, head: DraftHead, config: dict) -> None:
         weights[name] = half.detach().contiguous().cpu()
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    partial = (
+        directory / "model.safetensors.partial"
+    )  # so that an earlier head remains until this one is whole
+    save_file(weights, partial, metadata={"format": "pt"})
+    partial.replace(directory / "model.safetensors")
 
 
 def load_head(directory: Path) -> tuple[DraftHead, tuple[int, ...]]:
     """Read a head of `save_head` in float32, and the layers whose inputs it takes."""
     config = json.loads((directory / "config.json").read_text())
-    dims = DraftDims(**{name: config[name] for name in DraftDims.__dataclass_fields__})
+    dims = DraftDims(**{name: config[name] for name in DraftDims.__dataclass_fields__ if name in config})
     weights = load_file(directory / "model.safetensors")
     head = DraftHead(dims, weights["d2t"] + torch.arange(dims.draft_vocab_size))
     head.load_state_dict(weights)

@@ -24,10 +24,11 @@ from training.data import FIELDS, situation_writers
 from training.hearing import LogMel
 from training.lora import adapter_rank, load_adapter, put_adapters
 from training.policy import Batch, Policy
+from training.schedule import Schedule
 from training.speech import CLIP_CHUNK, CLIP_FIELDS, clip_writers
 from training.stream import CHUNK, SampleStream, slots_for
 from training.styles import STYLES, Style
-from training.train import Samples, Schedule
+from training.train import Samples
 
 BASE = "base"
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import math
 import os
 import time
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from training.hearing import LogMel, WordHead, ctc_loss, token_count, vary
 from training.mistakes import LONGEST
 from training.policy import Batch, Policy
 from training.ranks import Ranks
+from training.schedule import Schedule
 from training.spec import ACTION_SPACE, HISTORY
 from training.speech import CLIP_CHUNK, CLIP_FIELDS, clip_writers
 from training.stream import Chunk, SampleStream, slots_for
@@ -48,19 +48,6 @@ from training.transfer import to_device
 
 TEXT_VOCABULARY = 900
 TIME_EVERY = 10  # steps between two readings of the clock, which is also read at each of the first ones
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Learning rate over a time budget: linear warm-up, then cosine to 1% of the peak."""
-
-    peak: float
-    warmup_steps: int = 300
-
-    def rate(self, step: int, progress: float) -> float:
-        """Return the rate at `step` after a share `progress` in [0, 1] of the time."""
-        cosine = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
-        return self.peak * min(1.0, (step + 1) / self.warmup_steps) * cosine
 
 
 def action_space_of(args: argparse.Namespace, chunks: list[Chunk]) -> dict:

@@ -30,15 +30,15 @@ from edgellm_ros.runtime.request import LLMGenerationRequest  # noqa: E402
 from training.checkpoint import load_policy, thinker_config  # noqa: E402
 from training.data import SequenceWriter  # noqa: E402
 from training.draft import STATE_LAYERS, lesson_of  # noqa: E402
-from training.draft_score import (  # noqa: E402
+from training.draft_rounds import (  # noqa: E402
     Answered,
     Candidates,
     Drafter,
     Drafting,
     accepted,
     rounds_of,
-    tokens_per_verification,
 )
+from training.draft_score import tokens_per_verification  # noqa: E402
 from training.eagle import (  # noqa: E402
     DraftDims,
     DraftHead,
