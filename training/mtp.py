@@ -25,14 +25,13 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from edgellm_ros.builder.weights.weights import add_file
+from training.own_texts import Texts, Turns, Writer, above_zero, check_family, in_bf16, load_model
 
 HEAD_FILE = "mtp.safetensors"
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # dense text models, all of whose layers are of one kind
 LEVEL_WEIGHT = 0.8  # of a level's loss, relative to the level before
-USER = "\x00"  # stands for the user's words in the chat template
 
 
 class Head(nn.Module):
@@ -41,8 +40,7 @@ class Head(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         base, config = model.get_decoder(), model.config
-        if config.model_type not in FAMILIES:
-            raise SystemExit(f"model_type {config.model_type}: expected one of {', '.join(FAMILIES)}")
+        check_family(config.model_type)
         hidden, norm = config.hidden_size, type(base.norm)
         self.pre_fc_norm_embedding = norm(hidden, eps=config.rms_norm_eps)
         self.pre_fc_norm_hidden = norm(hidden, eps=config.rms_norm_eps)
@@ -62,31 +60,6 @@ class Head(nn.Module):
             self.fc(torch.cat(pair, -1)), attention_mask=mask, position_embeddings=angles, use_cache=False
         )
         return self.norm(out[0] if isinstance(out, tuple) else out)
-
-
-@torch.no_grad()
-def write_texts(model: PreTrainedModel, tokenizer, batch: int, tokens: int) -> Tensor:
-    """Let the model write conversations [batch, first tokens + tokens], i64.
-
-    The first tokens are those of the chat template.
-    """
-    if tokenizer.chat_template:
-        text = tokenizer.apply_chat_template([{"role": "user", "content": USER}], tokenize=False)
-        start = tokenizer(text[: text.index(USER)], add_special_tokens=False).input_ids
-    else:
-        start = [tokenizer.eos_token_id]
-    ids = torch.tensor([start] * batch, device=model.device)
-    return model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        max_new_tokens=tokens,
-        min_new_tokens=tokens,  # the end of a turn is a token as any other
-        eos_token_id=[],
-        pad_token_id=tokenizer.eos_token_id,
-    )
 
 
 class Rows:
@@ -143,20 +116,13 @@ def save(checkpoint: Path, head: Head) -> None:
     add_file(checkpoint, HEAD_FILE, tensors)
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
-    return value
-
-
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, help="directory of the model, which gets the head")
-    add("--minutes", type=_positive, default=10, help="of writing and steps together (default: %(default)s)")
+    add("--minutes", type=above_zero, default=10, help="of writing and steps together (default: %(default)s)")
     add("--batch", type=int, default=32, help="texts of a step (default: %(default)s)")
     add("--tokens", type=int, default=256, help="tokens of a text (default: %(default)s)")
     add(
@@ -174,23 +140,29 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return args
 
 
+def write_texts(model: PreTrainedModel, turns: Turns, args: argparse.Namespace, begin: float) -> Tensor:
+    """Let the model write --texts conversations [B, L], i64.
+
+    Writing takes two fifths of --minutes at most.
+    """
+    size = min(512, args.texts)
+    writer = Writer(model, turns, size, len(turns.start) + args.tokens)
+    texts: list[Texts] = []
+    while sum(map(len, texts)) < args.texts and (not texts or time.monotonic() < begin + 24 * args.minutes):
+        texts.append(writer.write([None] * size, torch.ones(size, device=model.device)))
+    return Texts.join(texts).ids
+
+
 def main(arguments: list[str] | None = None) -> None:
     args = _parse(arguments)
     torch.manual_seed(args.seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(args.checkpoint, dtype=torch.float32).to(device).eval()
-    model.requires_grad_(False)
-    tokenizer = AutoTokenizer.from_pretrained(args.checkpoint)
+    if not args.checkpoint.is_dir():
+        raise SystemExit(f"--checkpoint {args.checkpoint}: expected a directory, which gets the head")
+    model, tokenizer = load_model(args.checkpoint, device)
     head = Head(model).to(device)
     begin, end = time.monotonic(), time.monotonic() + 60 * args.minutes
-    texts: list[Tensor] = []
-    with torch.autocast(device, dtype, enabled=device == "cuda"):
-        while sum(map(len, texts)) < args.texts and (
-            not texts or time.monotonic() < begin + 24 * args.minutes
-        ):
-            texts.append(write_texts(model, tokenizer, min(512, args.texts), args.tokens))
-    data = torch.cat(texts)
+    data = write_texts(in_bf16(model) if device == "cuda" else model, Turns.of(tokenizer), args, begin)
     unseen, data = data[: min(64, len(data) // 8)], data[min(64, len(data) // 8) :]
     print(f"{len(data)} texts of {data.shape[1]} tokens in {time.monotonic() - begin:.0f} s", flush=True)
     if time.monotonic() > end:
@@ -202,7 +174,7 @@ def main(arguments: list[str] | None = None) -> None:
         for group in optimizer.param_groups:
             group["lr"] = args.rate * min(1, (step + 1) / 50) * max(0.02, 1 - done)
         rows = torch.randint(len(data), (min(args.batch, len(data)),), device=data.device)
-        with torch.autocast(device, dtype, enabled=device == "cuda"):
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             loss = loss_of(model, head, data[rows], args.levels)
         optimizer.zero_grad()
         loss.backward()
@@ -211,7 +183,7 @@ def main(arguments: list[str] | None = None) -> None:
         step += 1
         if step % 200 == 0:
             print(f"step {step}: loss {loss.item():.3f}, {100 * done:.0f} %", flush=True)
-    with torch.autocast(device, dtype, enabled=device == "cuda"):
+    with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         share = agreement(model, head, unseen)
     save(args.checkpoint, head)
     print(f"{step} steps; of {unseen.numel()} unseen tokens {share:.1%} are predicted one token early")

@@ -9,12 +9,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = [pytest.mark.parity, pytest.mark.timeout(600)]
 
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3NextConfig  # noqa: E402
+from transformers import AutoModelForCausalLM, Qwen3NextConfig  # noqa: E402
 
 from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
-from fixtures.decoder_checkpoint import write_decoder_checkpoint  # noqa: E402
+from fixtures.published_checkpoint import write_published_checkpoint  # noqa: E402
 from fixtures.requests_for_tests import request  # noqa: E402
 from training import mtp  # noqa: E402
 
@@ -24,13 +24,7 @@ LIMITS = {"max_input_len": 64, "max_kv_cache_capacity": 160}
 @pytest.fixture
 def checkpoint(tmp_path):
     """A tiny model whose texts repeat themselves, as transformers saves it."""
-    directory = write_decoder_checkpoint(tmp_path / "checkpoint", "llama")
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(directory / "tokenizer.json"), eos_token="<|im_end|>", pad_token="<|im_end|>"
-    )
-    tokenizer.chat_template = (directory / "chat_template.jinja").read_text()
-    tokenizer.save_pretrained(directory)
-    return directory
+    return write_published_checkpoint(tmp_path / "checkpoint")
 
 
 def test_a_trained_head_is_exported_and_drafts_what_the_model_writes(checkpoint, tmp_path, capsys):
@@ -80,6 +74,13 @@ def test_no_head_is_saved_without_a_step(checkpoint):
     with pytest.raises(SystemExit, match=r"--minutes 0.0001: writing 8 texts has taken all of them"):
         mtp.main(["--checkpoint", str(checkpoint), *options])
     assert not (checkpoint / mtp.HEAD_FILE).exists()
+
+
+def test_a_file_cannot_get_a_head(tmp_path):
+    file = tmp_path / "model.gguf"
+    file.touch()
+    with pytest.raises(SystemExit, match=r"model.gguf: expected a directory, which gets the head"):
+        mtp.main(["--checkpoint", str(file)])
 
 
 def test_a_model_with_layers_of_several_kinds_is_refused():

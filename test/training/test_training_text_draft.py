@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command that trains an EAGLE-3 head for a text model."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = [pytest.mark.parity, pytest.mark.timeout(600)]
+
+from edgellm_ros.builder import export  # noqa: E402
+from edgellm_ros.engine_directory.config import EngineConfig  # noqa: E402
+from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig  # noqa: E402
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
+from fixtures.published_checkpoint import write_published_checkpoint  # noqa: E402
+from fixtures.requests_for_tests import request  # noqa: E402
+from training import text_draft  # noqa: E402
+from training.draft_rounds import Drafting, rounds_of  # noqa: E402
+from training.eagle import load_head  # noqa: E402
+from training.own_texts import Texts, Turns, Writer, load_model  # noqa: E402
+from training.questions import Questions  # noqa: E402
+from training.text_rows import lesson_of, state_layers  # noqa: E402
+from training.text_score import UNSEEN, answered, kind_of  # noqa: E402
+
+LIMITS = {"max_input_len": 64, "max_kv_cache_capacity": 192}
+COMMAND = (
+    "--minutes 0.3 --texts 64 --tokens 56 --write-batch 32 --batch 8 --steps 3 --intermediate 64 "
+    "--score-tokens 8"
+)
+QUESTIONS = ("go to the red box", "stop", "turn left")
+TOKENS = 60
+CHAIN = Drafting(1, 3, 4)
+
+
+def train(checkpoint, out, *arguments):
+    text_draft.main(["--checkpoint", str(checkpoint), "--out", str(out), *COMMAND.split(), *arguments])
+
+
+@pytest.fixture(scope="module")
+def monotonous(tmp_path_factory):
+    """A model whose texts repeat themselves."""
+    return write_published_checkpoint(tmp_path_factory.mktemp("model") / "checkpoint", num_hidden_layers=4)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A model whose texts have many tokens."""
+    directory = tmp_path_factory.mktemp("model") / "checkpoint"
+    return write_published_checkpoint(directory, num_hidden_layers=4, tie_word_embeddings=False)
+
+
+def test_the_command_trains_and_scores_a_head(checkpoint, tmp_path, capsys):
+    train(checkpoint, tmp_path, "--bf16", "--vocabulary", "128")
+    printed = capsys.readouterr().out
+    agreements = [float(each) for each in re.findall(r"agreement (\S+)", printed)]
+    assert agreements[-1] > agreements[0]
+    assert re.search(r"^128 draft tokens cover \d+\.\d+% of the answers' tokens$", printed, re.MULTILINE)
+    for name in ("unseen, chat", "unseen, code", "unseen, summaries", "made", "unseen, all"):
+        assert re.search(rf"^{name}, \d+ tokens: chain of 1 \d\.\d\d, ", printed, re.MULTILINE), name
+
+
+def test_a_trained_head_drafts_what_the_model_writes(monotonous, tmp_path, capsys):
+    train(monotonous, tmp_path / "head")
+    losses = [float(each) for each in re.findall(r"loss (\S+)", capsys.readouterr().out)]
+    assert losses[-1] < 0.6 * losses[0]
+    export(monotonous, tmp_path / "engine", draft=tmp_path / "head", **LIMITS)
+    assert EngineConfig.load(tmp_path / "engine").draft.kind == "eagle"
+    with (
+        LLMInferenceRuntime(tmp_path / "engine", "cpu", drafting=None) as plain,
+        LLMInferenceRuntime(tmp_path / "engine", "cpu") as drafting,
+    ):
+        for question in QUESTIONS:
+            one = request(question, max_tokens=TOKENS)
+            assert drafting.handle_request(one).token_ids == plain.handle_request(one).token_ids
+        metrics = drafting.spec_decode_generation_metrics
+    assert metrics.strategy == "eagle"
+    assert metrics.tokens_per_verification > 2
+
+
+def test_the_runtime_yields_the_tokens_of_the_score(checkpoint, tmp_path):
+    """States, positions and embeddings are the same in training and in the runtime."""
+    train(checkpoint, tmp_path / "head")
+    model, tokenizer = load_model(checkpoint, "cpu")
+    head, layers = load_head(tmp_path / "head")
+    answers = answered(model, tokenizer, layers, list(QUESTIONS), TOKENS)
+    with torch.no_grad():
+        tokens, rounds = rounds_of(head, model.get_input_embeddings().weight, answers, CHAIN)
+    assert tokens > 1.05 * rounds
+    export(checkpoint, tmp_path / "engine", draft=tmp_path / "head", **LIMITS)
+    chain = SpecDecodeDraftingConfig(CHAIN.top_k, CHAIN.steps, CHAIN.rows, falls_back=False)
+    with LLMInferenceRuntime(tmp_path / "engine", drafting=chain) as runtime:
+        for row, question in enumerate(QUESTIONS):
+            found = runtime.handle_request(request(question, max_tokens=TOKENS)).token_ids
+            expected = answers.ids[row, answers.prompt[row] : answers.length[row]].tolist()
+            assert list(found) == expected[: len(found)]
+        metrics = runtime.spec_decode_generation_metrics
+    assert metrics.tokens_per_verification == pytest.approx(tokens / rounds, rel=0.01)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
+def test_greedy_texts_are_those_of_transformers(tmp_path, model_type):
+    """Texts longer than a sliding window, in a second batch of the writer."""
+    model, tokenizer = load_model(write_published_checkpoint(tmp_path / "checkpoint", model_type), "cpu")
+    turns = Turns.of(tokenizer)
+    length = 56
+    writer = Writer(model, turns, 2, length)
+    writer.write([None, None], torch.ones(2))
+    asked = [tokenizer(text, add_special_tokens=False).input_ids for text in ("go", "turn to the left")]
+    texts = writer.write(asked, torch.zeros(2))
+    for ids, question, answers in zip(texts.ids, asked, texts.answers, strict=True):
+        given = [*turns.start, *question, *turns.middle]
+        assert ids[: len(given)].tolist() == given
+        assert answers.int().argmax() == len(turns.start) + len(question)
+        likely = model(ids[None], use_cache=False).logits[0, len(given) - 1 : -1].topk(2)
+        same = likely.indices[:, 0] == ids[len(given) :]
+        assert (same | (likely.values[:, 0] - likely.values[:, 1] < 1e-4)).all()
+
+
+def test_answers_end_with_their_end_token(checkpoint):
+    """Turns follow from the text alone, whoever wrote it."""
+    model, tokenizer = load_model(checkpoint, "cpu")
+    turns = Turns.of(tokenizer)
+    texts = Writer(model, turns, 16, 120).write([None] * 16, torch.ones(16))
+    assert len(turns.middle) > 1
+    for ids, answers in zip(texts.ids.tolist(), texts.answers.tolist(), strict=True):
+        state = False
+        for place, (token, found) in enumerate(zip(ids, answers, strict=True)):
+            if place >= len(turns.start):
+                state = token != turns.end_of_answer if state else token == turns.middle[0]
+            assert found == state, place
+    assert texts.answers.any()
+
+
+def test_a_hot_text_differs_and_a_cold_one_does_not(checkpoint):
+    model, tokenizer = load_model(checkpoint, "cpu")
+    turns = Turns.of(tokenizer)
+    question = tokenizer("go", add_special_tokens=False).input_ids
+    torch.manual_seed(0)
+    texts = Writer(model, turns, 4, 60).write([question] * 4, torch.tensor([0.0, 0.0, 1.0, 1.0]))
+    assert texts.ids[0].equal(texts.ids[1])
+    assert not texts.ids[2].equal(texts.ids[3])
+
+
+@torch.no_grad()
+def test_a_lesson_asks_for_the_tokens_of_answers(checkpoint):
+    """Step 0 of the first start predicts the token two places behind the first row."""
+    model, _ = load_model(checkpoint, "cpu")
+    ids = torch.randint(0, 256, (2, 24), generator=torch.Generator().manual_seed(0))
+    answers = torch.zeros_like(ids, dtype=torch.bool)
+    answers[:, 10:20] = True
+    layers = state_layers(4, None)
+    head = text_draft.new_head(
+        text_draft.parse(["--checkpoint", "a", "--out", "b"]), model, layers, torch.arange(0, 302, 2)
+    )
+    lesson = lesson_of(model, head, layers, Texts(ids, answers), 5)
+    out = model(ids, output_hidden_states=True)
+    torch.testing.assert_close(lesson.wanted, out.logits[:, 6:-1, ::2])
+    torch.testing.assert_close(lesson.rows.states[..., :64], out.hidden_states[1][:, :-1])
+    torch.testing.assert_close(lesson.rows.embeddings, out.hidden_states[0][:, 1:])
+    even = out.logits[:, 6:-1].argmax(-1) % 2 == 0
+    assert lesson.valid.equal(answers[:, 6:-1] & even)
+
+
+def test_questions_are_none_of_the_unseen_ones():
+    unseen = set(UNSEEN.read_text().splitlines())
+    made = Questions(0).make(3000, ["Bees find flowers. They dance."])
+    assert not unseen & set(made)
+    assert {kind_of(question) for question in unseen} == {"chat", "code", "summaries"}
+    assert sum("Bees" in question for question in made) == pytest.approx(750, rel=0.2)
+    assert len(set(made)) > 1500
+
+
+def test_passages_are_sentences_of_answers(checkpoint):
+    _, tokenizer = load_model(checkpoint, "cpu")
+    turns = Turns.of(tokenizer)
+    words = "the robot drives to the red box. " * 6
+    ids = torch.tensor(turns.start + turns.middle + tokenizer(words, add_special_tokens=False).input_ids)
+    answers = torch.arange(len(ids)) >= len(turns.start)
+    (passage,) = text_draft.passages_of(Texts(ids[None], answers[None]), turns, tokenizer, Random(0))
+    assert passage == words.strip()
+    assert (
+        text_draft.passages_of(Texts(ids[None, :40], answers[None, :40]), turns, tokenizer, Random(0)) == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--texts", "0"), "--texts: expected a whole number from 1, got 0"),
+        (("--minutes", "0"), "--minutes: expected a number above 0, got 0"),
+        (("--layers", "3,2,1"), "--layers: expected three rising layers such as 2,15,27, got 3,2,1"),
+        (("--tokens", "7"), "--tokens 7: expected more than --steps 6 and one"),
+    ],
+)
+def test_bad_options_are_refused(capsys, arguments, words):
+    with pytest.raises(SystemExit):
+        text_draft.main(["--checkpoint", "model", "--out", "head", *arguments])
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            "--checkpoint /nowhere",
+            "--checkpoint /nowhere: expected a directory with config.json, or a GGUF file",
+        ),
+        (
+            "--minutes 0.0001 --texts 16 --tokens 40",
+            "--minutes 0.0001: writing 16 texts has taken all of them",
+        ),
+        ("--texts 15 --batch 8 --tokens 40", "--texts 15: expected twice --batch 8 or more"),
+        ("--layers 1,2,4", "--layers 4: the model has the layers 0 to 3"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_one_line(checkpoint, tmp_path, arguments, words):
+    with pytest.raises(SystemExit, match=f"^{re.escape(words)}$"):
+        text_draft.main(
+            ["--checkpoint", str(checkpoint), "--out", str(tmp_path / "head"), *arguments.split()]
+        )
+    assert not (tmp_path / "head").exists()
