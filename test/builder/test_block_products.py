@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from edgellm_ros.builder import export
 from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.engine.onnxruntime.session import open_session
 from edgellm_ros.engine_directory.config import EngineConfig
 from fixtures.cuda_graphs import compute, variant_inputs
 from fixtures.gguf_files import LAYERS, write_gguf
@@ -83,3 +84,28 @@ def test_an_lm_head_of_q8_0_keeps_its_blocks(tmp_path):
     weights = (packed.astype(np.float32) - 128) * scales[:, :, None]
     embedding = load_file(tmp_path / "engine/embedding.safetensors")["embedding"]
     np.testing.assert_allclose(weights.reshape(embedding.shape), embedding, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_an_outlier_rounds_the_inputs_of_its_own_block_only(tmp_path, bits, rows):
+    rng, outputs, blocks, size = np.random.default_rng(0), 48, 8, 32
+    x = rng.standard_normal((rows, blocks * size)).astype(np.float32)
+    x[:, 0] = 1000.0
+    weights = rng.integers(-8, 8, (outputs, blocks, size))
+    weights[:, 0] = 0  # what remains is the product of the other blocks
+    unsigned = (weights + 2 ** (bits - 1)).astype(np.uint8)
+    packed = unsigned[..., ::2] | unsigned[..., 1::2] << 4 if bits == 4 else unsigned
+    scales = np.ones((outputs, blocks), np.float32)
+    node = onnx.helper.make_node(
+        "MatMulNBits", ["x", "packed", "scales"], ["y"], domain="com.microsoft", bits=bits, block_size=size,
+        K=blocks * size, N=outputs, accuracy_level=4,
+    )  # fmt: skip
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in "xy"]
+    tensors = [onnx.numpy_helper.from_array(packed, "packed"), onnx.numpy_helper.from_array(scales, "scales")]
+    graph = onnx.helper.make_graph([node], "product", values[:1], values[1:], tensors)
+    domains = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=domains, ir_version=10), tmp_path / "model.onnx")
+    (y,) = open_session(tmp_path / "model.onnx").run(None, {"x": x})
+    expected = x @ weights.reshape(outputs, -1).T
+    assert np.abs(y - expected).max() < 0.02 * np.abs(expected).max()

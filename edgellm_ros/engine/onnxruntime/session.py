@@ -87,6 +87,9 @@ def _session_options(onnxruntime: Any, threads: int) -> Any:
     options.enable_mem_pattern = False
     # Products with 4-bit weights are computed in fp32. By default ONNX Runtime rounds their inputs to 8 bits.
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    # Without it, on aarch64, products with 4-bit blocks and inputs of 8 bits have one scale for a row of
+    # inputs, and not one for each block as on x86-64: an outlier rounds the rest of the row to zero.
+    options.add_session_config_entry("mlas.disable_kleidiai", "1")
     options.log_severity_level = 3
     return options
 
