@@ -53,9 +53,10 @@ SAVE_SECONDS, REPORT_SECONDS = 30, 10
 def passages_of(texts: Texts, turns: Turns, tokenizer: PreTrainedTokenizerBase, rng: Random) -> list[str]:
     """Return the first sentences of some answers, as passages to summarise."""
     found = []
+    ids, answers = texts.ids.cpu(), texts.answers.cpu()
     for row in rng.sample(range(len(texts)), min(len(texts), KEPT_PASSAGES // 4)):
-        ids = texts.ids[row][texts.answers[row]].tolist()[len(turns.middle) :]
-        text = " ".join(tokenizer.decode(ids, skip_special_tokens=True).split())[:PASSAGE]
+        answer = ids[row][answers[row]].tolist()[len(turns.middle) :]
+        text = " ".join(tokenizer.decode(answer, skip_special_tokens=True).split())[:PASSAGE]
         sentences = text[: f"{text} ".rfind(". ") + 1]
         if len(sentences) > PASSAGE // 4:
             found.append(sentences)
@@ -278,7 +279,8 @@ def main(arguments: list[str] | None = None) -> None:
         write_and_train(args, model, tokenizer, begin)
         print(f"written to {args.out} after {(time.monotonic() - begin) / 60:.1f} minutes", flush=True)
     head, layers = load_head(args.out)  # saved in float16: score the saved values
-    score(model, tokenizer, head.requires_grad_(False).to(device), layers, args.score_tokens, args.seed)
+    head.requires_grad_(False).to(device)
+    score(model, tokenizer, head, layers, args.score_tokens, args.seed + 1, graphs=args.graphs)
 
 
 if __name__ == "__main__":

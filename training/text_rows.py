@@ -37,7 +37,7 @@ def rows_of(model: PreTrainedModel, layers: tuple[int, ...], ids: Tensor) -> tup
     out = base(ids, use_cache=False, output_hidden_states=True)
     states = torch.cat([out.hidden_states[layer] for layer in layers], -1)[:, :-1]
     places = torch.arange(ids.shape[1] - 1, device=ids.device)
-    cos, sin = base.rotary_emb(states, places[None])
+    cos, sin = base.rotary_emb(torch.zeros(1, device=ids.device), places[None])  # in float32
     following = model.get_input_embeddings()(ids[:, 1:])
     expand = lambda x: x.expand(len(ids), -1, -1)  # noqa: E731
     return DraftRows(following, states, expand(cos), expand(sin)), out.last_hidden_state

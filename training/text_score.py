@@ -36,6 +36,7 @@ def answered(
     layers: tuple[int, ...],
     questions: list[str],
     tokens: int,
+    graphs: bool = True,
 ) -> Answered:
     """Let the model answer questions greedily.
 
@@ -45,7 +46,7 @@ def answered(
     asked = [tokenizer(question, add_special_tokens=False).input_ids for question in questions]
     around = len(turns.start) + len(turns.middle)
     length = around + max(map(len, asked)) + tokens
-    writer = Writer(model, turns, len(asked), length, graphs=False)
+    writer = Writer(model, turns, len(asked), length, graphs=graphs)
     ids = writer.write(asked, torch.zeros(len(asked), device=model.device)).ids
     prompt = torch.tensor([around + len(each) for each in asked], device=model.device)
     columns = torch.arange(length, device=model.device)
@@ -62,18 +63,19 @@ def score(
     layers: tuple[int, ...],
     tokens: int,
     seed: int,
+    graphs: bool = True,
 ) -> None:
     """Print tokens per verification of chains, by kind of question.
 
-    Questions are those of `unseen_prompts.txt`, and made ones of another seed than those of training.
+    Questions are those of `unseen_prompts.txt`, and made ones of a seed that training does not use.
     """
     table = model.get_input_embeddings().weight
     unseen = [line for line in UNSEEN.read_text(encoding="utf-8").splitlines() if line]
     sets = {f"unseen, {kind}": [q for q in unseen if kind_of(q) == kind] for kind in kinds_of(unseen)}
-    sets["made"] = Questions(seed + 1).make(MADE_QUESTIONS, [])
+    sets["made"] = Questions(seed).make(MADE_QUESTIONS, [])
     totals = torch.zeros(len(CHAINS), 2)
     for name, questions in sets.items():
-        answers = answered(model, tokenizer, layers, questions, tokens)
+        answers = answered(model, tokenizer, layers, questions, tokens, graphs=graphs)
         counts = torch.tensor([rounds_of(head, table, answers, chain) for chain in CHAINS])
         if name != "made":
             totals += counts
