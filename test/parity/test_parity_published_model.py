@@ -180,13 +180,13 @@ def reference_perplexity(model, engine) -> float:
     return float(np.exp(np.mean(losses)))
 
 
-# Perplexity of CHUNKS * 128 predicted tokens over that of transformers: as measured, and how far it may be off.
+# Perplexity of CHUNKS * 128 tokens over that of transformers: as measured, and how far it may be off.
 PRECISIONS = {
     "own blocks": ({}, 1.0, 1e-4),
-    "own blocks, inputs in 8 bits": ({"cpu_int8": True}, 1.004, 0.01),
+    "own blocks, inputs in 8 bits": ({"cpu_int8": True}, 1.006, 0.01),
     "fp16": ({"precision": "fp16"}, 1.0, 1e-3),
     "int8": ({"quantize": "int8"}, 1.0, 5e-3),
-    "int4": ({"quantize": "int4", "group_size": 32}, 1.127, 0.03),
+    "int4": ({"quantize": "int4", "group_size": 32}, 1.139, 0.03),
 }
 
 
