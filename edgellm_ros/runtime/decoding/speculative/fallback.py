@@ -67,8 +67,11 @@ class Guesses:
         self._right, self._all = 1.0, 1.0  # as if one had been right: long drafts come first
 
     def add(self, tokens: float, size: int) -> None:
-        """Add a round of `size` tokens at most; it has yielded `tokens`, on average over its sequences."""
-        self._right = KEPT * self._right + tokens - 1
+        """Add a round of `size` tokens at most that has yielded `tokens`.
+
+        tokens: of each sequence, on average.
+        """
+        self._right = KEPT * self._right + max(tokens - 1, 0)
         self._all = KEPT * self._all + min(tokens, size - 1)
 
     def expected(self, size: int) -> float:
@@ -162,7 +165,7 @@ class Fallback:
             self._allowance = min(self._allowance, RESERVE * max(*costs, vanilla) - RESERVE * vanilla)
 
     def _best_size(self, room: int) -> int:
-        """Return the size with the most tokens per second, or one whose cost is not known now."""
+        """Return the size with the most tokens per second, or one to measure."""
         sizes = [size for size in self._sizes if size <= room] or [self._sizes[-1]]
         if len(sizes) == 1:
             return sizes[0]
