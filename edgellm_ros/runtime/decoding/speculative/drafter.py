@@ -75,7 +75,7 @@ class Drafter(RowState, Protocol):
         ...
 
     def drafted(self, size: int) -> None:
-        """Take note that a round with trees of `size` nodes has been queued, recorded or not."""
+        """Take note of a queued round with trees of `size` nodes, recorded or not."""
         ...
 
     def bind(self, batch: int) -> list[BoundRun]:
