@@ -2,7 +2,6 @@
 """Drafting pauses where it is slower than vanilla decoding, on a test's clock."""
 
 from collections import deque
-from random import Random
 
 import pytest
 
@@ -10,7 +9,6 @@ from edgellm_ros.runtime.decoding.speculative.fallback import (
     PROBE,
     REFRESH,
     RESERVE,
-    REVISIT,
     SHARE,
     UNKNOWN,
     Fallback,
@@ -27,7 +25,7 @@ class Steps:
         self.now, self.round_s, self.tokens = 0.0, 1.5, 2.0
         self.waiting_s = 0.0  # a round after vanilla steps takes longer by this
         self.resume_s = 0.0  # a vanilla step after a round takes longer by this
-        self.fallback = Fallback((8,), lambda: self.now)
+        self.fallback = Fallback(lambda: self.now)
         self.fallback.begin(1)
         self._ahead, self._queued, self._drafted = ahead, deque(), False
 
@@ -36,7 +34,7 @@ class Steps:
         kinds = ""
         for _ in range(count):
             while len(self._queued) <= self._ahead:
-                self._queued.append(self.fallback.next_size(8) > 1)
+                self._queued.append(self.fallback.drafts())
             drafted = self._queued.popleft()
             self.now += self.round_s if drafted else 1.0
             if drafted != self._drafted:
@@ -150,86 +148,5 @@ def test_each_batch_size_has_times_of_its_own(steps):
 def test_a_batch_that_ends_with_rounds_in_the_queue_does_not_count_them(steps):
     steps.run(PROBE + 50)
     for _ in range(20):
-        assert steps.fallback.next_size(8) > 1
+        assert steps.fallback.drafts()
         steps.fallback.begin(1)
-
-
-class Chains:
-    """Drafts chains, each guess of which is right with `probability` after right ones.
-
-    A vanilla step takes 1 s, a round of n tokens 1 + 0.2 n.
-    """
-
-    def __init__(self, sizes: tuple[int, ...] = (9, 4, 2)) -> None:
-        self.now, self.probability, self.room = 0.0, 0.9, 100
-        self.fallback = Fallback(sizes, lambda: self.now)
-        self.fallback.begin(1)
-        self._random = Random(0)
-
-    def run(self, count: int) -> list[int]:
-        """Return the size of each step."""
-        return [self._step() for _ in range(count)]
-
-    def _step(self) -> int:
-        size = self.fallback.next_size(self.room)
-        right = 0
-        while right < size - 1 and self._random.random() < self.probability:
-            right += 1
-        self.now += 1 + 0.2 * size if size > 1 else 1.0
-        self.fallback.delivered(size > 1, 1.0 + right)
-        return size
-
-
-def share(steps: list[int], size: int) -> float:
-    return steps.count(size) / len(steps)
-
-
-def test_the_first_rounds_are_the_longest_and_each_size_is_measured():
-    steps = Chains().run(PROBE + 3 * UNKNOWN)
-    assert steps == [1] * PROBE + [9] * UNKNOWN + [4] * UNKNOWN + [2] * UNKNOWN
-
-
-@pytest.mark.parametrize(("probability", "best"), [(0.97, 9), (0.65, 4), (0.35, 2)])
-def test_rounds_have_the_size_with_the_most_tokens_a_second(probability, best):
-    """Tokens a second: 2.85, 2.12, 1.41 with 0.97, and 1.00, 1.30, 1.18 with 0.65."""
-    chains = Chains()
-    chains.probability = probability
-    chains.run(200)
-    steps = [size for size in chains.run(1000) if size > 1]
-    assert share(steps, best) > 0.8
-
-
-def test_a_text_that_gets_easier_has_longer_rounds_again():
-    chains = Chains()
-    chains.probability = 0.6
-    chains.run(300)
-    chains.probability = 0.98
-    chains.run(100)
-    assert share(chains.run(200), 9) > 0.9
-
-
-def test_a_size_that_is_not_chosen_is_measured_from_time_to_time():
-    chains = Chains()
-    steps = chains.run(10 * REVISIT)
-    assert 8 <= steps[100:].count(4) <= 12
-    assert 8 <= steps[100:].count(2) <= 12
-
-
-def test_wrong_guesses_of_all_sizes_cost_at_most_their_share_and_the_first_rounds():
-    chains = Chains()
-    chains.probability = 0.0
-    first = sum(UNKNOWN * 0.2 * size for size in (9, 4, 2))
-    for tokens in range(1, 6000):
-        chains.run(1)
-        assert chains.now - tokens <= first + SHARE * tokens + 1e-6
-
-
-def test_a_round_has_room():
-    chains = Chains()
-    chains.run(100)
-    chains.room = 5
-    assert max(chains.run(50)) == 4
-    only = Chains((8,))
-    only.run(100)
-    only.room = 3
-    assert max(only.run(50)) == 3

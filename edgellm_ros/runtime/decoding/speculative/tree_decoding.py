@@ -84,6 +84,8 @@ class TreeDecoding:
         metrics: SpecDecodeGenerationMetrics,
     ) -> None:
         self.tokens_per_step = config.tokens_per_round
+        # batches without and with a grammar, whose rounds and steps take longer
+        self._fallbacks = [Fallback(), Fallback()] if config.falls_back else [None, None]
         self._fallback: Fallback | None = None  # of these sequences
         self._has_grammar = False  # whether one of these sequences has a grammar
         self._wanted = True  # whether these sequences may have rounds
@@ -93,10 +95,6 @@ class TreeDecoding:
         self._vanilla = vanilla
         self._metrics = metrics
         self._sizes = tree_sizes(config.tree_size)
-        # where steps are queued ahead, a graph is recorded for the largest size only
-        sizes = self._sizes if config.is_chain and device.max_queued_steps == 0 else self._sizes[:1]
-        # batches without and with a grammar, whose rounds and steps take longer
-        self._fallbacks = [Fallback(sizes), Fallback(sizes)] if config.falls_back else [None, None]
         parts = batch, embedder, runner, sampling, drafter
         self._device = device
         self.measures_rounds = device.max_queued_steps == 0  # a clock read beside work that is done at once
@@ -151,9 +149,7 @@ class TreeDecoding:
     def queue(self, room: int) -> StepResult:
         """Queue a round of drafting, or a vanilla step; see `DecodeMethod`."""
         size = next((size for size in self._sizes if size <= room), 1)
-        may_draft = size > 1 and self._wanted and not self._drafter.failed
-        size = self._chosen_size(size) if may_draft else 1
-        if size > 1:
+        if size > 1 and self._wanted and not self._drafter.failed and self._is_worth_it():
             try:
                 self._drafts = True
                 return self._round(size)
@@ -235,7 +231,7 @@ class TreeDecoding:
         else:
             step.run()
         self._marks.append(marks)
-        self._drafter.drafted(size)
+        self._drafter.drafted()
         self._vanilla.select()  # while the device computes the round
         return step.copy_to_host(self._logprobs, self._wants_states)
 
@@ -289,6 +285,5 @@ class TreeDecoding:
         self._drafter.accepted(tokens, self._root.rows(0, batch), counts)
         return result
 
-    def _chosen_size(self, most: int) -> int:
-        """Return the nodes of the next round's trees, at most `most`; 1 = a vanilla step."""
-        return most if self._fallback is None else self._fallback.next_size(most)
+    def _is_worth_it(self) -> bool:
+        return self._fallback is None or self._fallback.drafts()
