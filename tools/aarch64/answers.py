@@ -43,9 +43,8 @@ class Run:
     engine: str
     options: tuple[str, ...]  # of `edgellm export`
     drafting: str
-    tolerance: (
-        float  # of numbers between processors: actions (m/s^2, 1/m), paths (m, rad, m/s), log-probabilities
-    )
+    # of numbers between processors: actions (m/s^2, 1/m), paths (m, rad, m/s), log-probabilities
+    tolerance: float
     requests: tuple[dict[str, Any], ...] = (PLAN, *WORDS)
 
     @property
