@@ -28,7 +28,7 @@ def checkpoint(tmp_path):
 
 
 def test_a_trained_head_is_exported_and_drafts_what_the_model_writes(checkpoint, tmp_path, capsys):
-    options = {"--minutes": 0.4, "--texts": 64, "--tokens": 48, "--batch": 16}
+    options = {"--minutes": 0.6, "--texts": 64, "--tokens": 48, "--batch": 16}
     mtp.main([str(part) for pair in {"--checkpoint": checkpoint, **options}.items() for part in pair])
     assert "are predicted one token early" in capsys.readouterr().out
     config = export(checkpoint, tmp_path / "engine", **LIMITS)
