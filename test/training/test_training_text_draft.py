@@ -30,7 +30,7 @@ from training.text_score import UNSEEN, answered, kind_of  # noqa: E402
 
 LIMITS = {"max_input_len": 64, "max_kv_cache_capacity": 192}
 COMMAND = (
-    "--minutes 0.6 --texts 64 --tokens 56 --write-batch 32 --batch 8 --steps 3 --intermediate 64 "
+    "--minutes 1.5 --texts 64 --tokens 56 --write-batch 32 --batch 8 --steps 3 --intermediate 64 "
     "--score-tokens 8"
 )
 QUESTIONS = ("go to the red box", "stop", "turn left")
