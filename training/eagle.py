@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 VOCABULARY_STEP = 16  # the draft vocabulary is a multiple of this
 STEP_WEIGHT = 0.8  # of a step's loss, relative to the step before
+HEAD_FILES = CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -295,25 +296,26 @@ def head_config(dims: DraftDims, base: dict, state_layers: tuple[int, ...]) -> d
 
 
 def save_head(directory: Path, head: DraftHead, config: dict) -> None:
-    """Write `config.json` and, in float16, `model.safetensors`."""
+    """Write `config.json` and, in float16, `model.safetensors`.
+
+    An earlier head's tensors remain until the new ones are written.
+    """
     weights = {}
     for name, value in head.state_dict().items():
         half = value.to(torch.float16) if value.is_floating_point() else value
         weights[name] = half.detach().contiguous().cpu()
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    partial = (
-        directory / "model.safetensors.partial"
-    )  # so that an earlier head remains until this one is whole
+    (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    partial = directory / f"{WEIGHTS}.partial"
     save_file(weights, partial, metadata={"format": "pt"})
-    partial.replace(directory / "model.safetensors")
+    partial.replace(directory / WEIGHTS)
 
 
 def load_head(directory: Path) -> tuple[DraftHead, tuple[int, ...]]:
     """Read a head of `save_head` in float32, and the layers whose inputs it takes."""
-    config = json.loads((directory / "config.json").read_text())
+    config = json.loads((directory / CONFIG).read_text())
     dims = DraftDims(**{name: config[name] for name in DraftDims.__dataclass_fields__ if name in config})
-    weights = load_file(directory / "model.safetensors")
+    weights = load_file(directory / WEIGHTS)
     head = DraftHead(dims, weights["d2t"] + torch.arange(dims.draft_vocab_size))
     head.load_state_dict(weights)
     outputs = config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]

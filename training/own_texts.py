@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,16 +75,18 @@ class Turns:
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> Turns:
         """Read them from the chat template.
 
-        Without a template a text begins with the end token, and has no questions.
+        Without a template a text begins with the end token, and has no questions. SystemExit for a template
+        without words before the user's, or between those of user and assistant.
         """
         stop = tokenizer.eos_token_id
         if not tokenizer.chat_template:
             return cls([stop], [], stop)
         messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
         text = tokenizer.apply_chat_template(messages, tokenize=False)
-        start, rest = text.split(QUESTION, 1)
-        middle, end = rest.split(ANSWER, 1)
-        ids = [tokenizer(part, add_special_tokens=False).input_ids for part in (start, middle, end)]
+        parts = re.fullmatch(f"(.+?){QUESTION}(.+?){ANSWER}(.*)", text, re.DOTALL)
+        if parts is None:
+            raise SystemExit(f"chat template: expected text before and after the user's words, got {text!r}")
+        ids = [tokenizer(part, add_special_tokens=False).input_ids for part in parts.groups()]
         return cls(ids[0], ids[1], ids[2][0] if ids[2] else stop)
 
 
@@ -92,7 +95,7 @@ class Texts:
     """Written texts."""
 
     ids: Tensor  # [B, L], i64
-    answers: Tensor  # [B, L], bool: the token belongs to an answer, or to the template around it
+    answers: Tensor  # [B, L], bool: the next token belongs to an answer, whose end token included
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -126,7 +129,7 @@ class Writer:
         new = lambda *shape, kind=torch.int64: torch.zeros(*shape, dtype=kind, device=device)  # noqa: E731
         self._ids, self._given = new(batch, length), new(batch, length + 1)
         self._answers = new(batch, length, kind=torch.bool)
-        self._heat, self._position = new(batch, 1, kind=torch.float32), new(1)
+        self._temperatures, self._position = new(batch, 1, kind=torch.float32), new(1)
         self._columns = torch.arange(length, device=device)
         places = torch.zeros(1, device=device)  # of float32, so that the angles are, too
         self._cos, self._sin = (each[0] for each in self._base.rotary_emb(places, self._columns[None]))
@@ -136,6 +139,8 @@ class Writer:
         self._size = self._base.layers[0].self_attn.head_dim
         shape = batch, config.num_key_value_heads, length, self._size
         self._cache = [(new(*shape, kind=dtype), new(*shape, kind=dtype)) for _ in self._base.layers]
+        self._middle = torch.tensor(turns.middle, device=device)
+        self._newest = torch.arange(1 - len(turns.middle), 1, device=device)  # offsets of as many tokens
         self._begin = 0  # rows of the cache before it are those of the template in every text
         self._graph = self._record() if graphs and device.type == "cuda" else None
 
@@ -179,14 +184,15 @@ class Writer:
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         logits = self._model.lm_head(self._base.norm(x)).float()
         answering = self._answers.index_select(1, here)
-        heat = torch.where(answering, self._heat, 1.0)
+        temperature = torch.where(answering, self._temperatures, 1.0)
         noise = torch.empty_like(logits).exponential_().clamp_(min=1e-30).log_()
-        token = (logits - heat * noise).argmax(-1, keepdim=True)  # the Gumbel-max trick
+        token = (logits - temperature * noise).argmax(-1, keepdim=True)  # the Gumbel-max trick
         given = self._given.index_select(1, here + 1)
         token = torch.where(given == OWN, token, given)
         self._ids.index_copy_(1, here + 1, token)
         if self.turns.middle:
-            asked = (token == self.turns.middle[0]) & (here + 1 >= len(self.turns.start))
+            newest = self._ids.index_select(1, (here + 1 + self._newest).clamp(min=0))
+            asked = (newest == self._middle).all(-1, keepdim=True) & (here + 1 >= len(self.turns.start))
             answering = torch.where(answering, token != self.turns.end_of_answer, asked)
         self._answers.index_copy_(1, here + 1, answering)
         self._position += 1
@@ -205,7 +211,7 @@ class Writer:
             ids = ids[: self.length]
             given[row, : len(ids)] = torch.tensor(ids)
         self._given.copy_(given)
-        self._heat.copy_(temperatures[:, None])
+        self._temperatures.copy_(temperatures[:, None])
         self._ids.copy_(self._given[:, :-1])
         self._answers.fill_(not middle)  # without turns all words are those of an answer
         self._position.fill_(self._begin)
@@ -220,7 +226,10 @@ class Writer:
 
 def above_zero(text: str) -> float:
     """Parse an argument that is a number above 0."""
-    value = float(text)
-    if not value > 0:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
     return value

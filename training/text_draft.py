@@ -6,7 +6,7 @@ of `questions.py`, the others with one that the model writes; the answers have t
 head learns the answers' rows only. It has a norm for each of the three states (`fc_norm`), and begins with
 weights of the model: norms, LM head and one layer.
 
-The head is written every half a minute, so an interrupted run leaves a head too. `edgellm export MODEL
+The head is written every half minute, so an interrupted run leaves one too. `edgellm export MODEL
 ENGINE_DIR --draft HEAD_DIR` takes it.
 
 Examples
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from training.eagle import (
+    HEAD_FILES,
     DraftDims,
     DraftHead,
     Lesson,
@@ -43,19 +44,22 @@ from training.schedule import Schedule
 from training.text_rows import begin_as_model, lesson_of, state_layers
 from training.text_score import score
 
-WRITING = 1 / 3  # most of the time that writing takes
+WRITING = 1 / 3  # largest share of the time that writing takes
 OWN_QUESTIONS = 0.5  # share of texts whose first question the model writes
-PASSAGE = 400  # most characters of a passage to summarise
+PASSAGE = 400  # characters of a passage to summarise, at most
 KEPT_PASSAGES = 4096
 SAVE_SECONDS, REPORT_SECONDS = 30, 10
 
 
 def passages_of(texts: Texts, turns: Turns, tokenizer: PreTrainedTokenizerBase, rng: Random) -> list[str]:
-    """Return the first sentences of some answers, as passages to summarise."""
+    """Return the first sentences of some first answers, as passages to summarise."""
     found = []
     ids, answers = texts.ids.cpu(), texts.answers.cpu()
     for row in rng.sample(range(len(texts)), min(len(texts), KEPT_PASSAGES // 4)):
-        answer = ids[row][answers[row]].tolist()[len(turns.middle) :]
+        before = int(answers[row].int().argmax())  # 0 without an answer
+        answer = ids[row, before + 1 :].tolist() if before else []
+        if turns.end_of_answer in answer:
+            answer = answer[: answer.index(turns.end_of_answer)]
         text = " ".join(tokenizer.decode(answer, skip_special_tokens=True).split())[:PASSAGE]
         sentences = text[: f"{text} ".rfind(". ") + 1]
         if len(sentences) > PASSAGE // 4:
@@ -70,7 +74,8 @@ def write_texts(
 
     Writing ends with `most` texts, and at the time `end` of time.monotonic().
     """
-    rng, questions = Random(seed), Questions(seed)
+    rng = Random(seed)
+    questions = Questions(rng.getrandbits(32))  # of its own numbers: what it draws says nothing about rng's
     passages: list[str] = []
     written: list[Texts] = []
     begin = time.monotonic()
@@ -81,8 +86,7 @@ def write_texts(
             else tokenizer(question, add_special_tokens=False).input_ids
             for question in questions.make(writer.batch, passages)
         ]
-        heat = torch.rand(writer.batch, device=writer.device)
-        written.append(writer.write(asked, heat))
+        written.append(writer.write(asked, torch.rand(writer.batch, device=writer.device)))
         if writer.turns.middle:
             passages = (passages_of(written[-1], writer.turns, tokenizer, rng) + passages)[:KEPT_PASSAGES]
         count, seconds = sum(map(len, written)), time.monotonic() - begin
@@ -138,7 +142,8 @@ def train(
 ) -> None:
     """Optimise the head until the time `end` of time.monotonic().
 
-    lesson: makes a batch of texts a lesson. The first texts are not trained on.
+    lesson: makes a batch of texts a lesson. The first --batch texts are not trained on. SystemExit if no time
+    is left for a step.
     """
     device = texts.ids.device
     unseen, texts = texts[: args.batch], texts[args.batch :]
@@ -150,7 +155,8 @@ def train(
     begin = saved = reported = time.monotonic()
     step, order = 0, torch.empty(0, dtype=torch.int64)
     size = min(args.batch, len(texts))
-    while time.monotonic() < end:
+    last = time.monotonic() >= end
+    while not last:
         if len(order) < size:
             order = torch.randperm(len(texts))
         rows, order = order[:size].to(device), order[size:]
@@ -165,7 +171,8 @@ def train(
         nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         optimizer.step()
         step += 1
-        if step == 1 or time.monotonic() - reported > REPORT_SECONDS or time.monotonic() >= end:
+        last = time.monotonic() >= end
+        if step == 1 or last or time.monotonic() - reported > REPORT_SECONDS:
             with autocast:
                 shares = agreement(head, lesson(unseen), args.steps)
             reported = time.monotonic()
@@ -178,6 +185,8 @@ def train(
         if time.monotonic() - saved > SAVE_SECONDS:
             save()
             saved = time.monotonic()
+    if step == 0:
+        raise SystemExit(f"--minutes {args.minutes}: no time is left for a step after writing")
     print(f"{step} steps of {size} texts, {step * size / len(texts):.1f} times each text", flush=True)
     if device.type == "cuda":
         print(f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB of GPU memory", flush=True)
@@ -223,10 +232,11 @@ def write_and_train(
 
 
 def _layers(text: str) -> tuple[int, ...]:
-    found = tuple(int(part) for part in text.split(",") if part.strip().isdigit())
-    if len(found) != 3 or list(found) != sorted({*found}) or found[0] < 1:
+    parts = text.split(",")
+    found = [int(part) for part in parts if part.strip().isdecimal()]
+    if len(parts) != 3 or len(found) != 3 or found != sorted({*found}) or found[0] < 1:
         raise argparse.ArgumentTypeError(f"expected three rising layers such as 2,15,27, got {text}")
-    return found
+    return tuple(found)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -247,12 +257,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--checkpoint", type=Path, required=True, help="directory in Hugging Face format, or a GGUF file")
     add("--out", type=Path, required=True, help="directory of the head")
     add("--minutes", type=above_zero, default=18, help="of writing and steps (default: %(default)s)")
-    number("--texts", 131072, "most texts that the model writes; a third of the time at most")
-    number("--tokens", 288, "tokens of a text behind the template's first turn")
+    number("--texts", 131072, "texts that the model writes, at most, in a third of --minutes")
+    number("--tokens", 288, "tokens of a text after those before its first question")
     number("--write-batch", 2048, "texts that are written together")
     number("--batch", 64, "texts of a step")
     number("--steps", 6, "tokens to draft in training")
-    number("--vocabulary", 8192, "most tokens that the head can draft")
+    number("--vocabulary", 8192, "tokens that the head can draft, at most")
     number("--intermediate", 0, "size of the MLP, 0 = the model's", least=0)
     add("--layers", type=_layers, help="layers whose inputs the head takes (default: 2, L / 2 and L - 3)")
     add("--rate", type=above_zero, default=1e-3, help="largest learning rate (default: %(default)s)")
@@ -264,6 +274,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.tokens <= args.steps + 1:
         parser.error(f"--tokens {args.tokens}: expected more than --steps {args.steps} and one")
+    if args.score and not all((args.out / name).is_file() for name in HEAD_FILES):
+        parser.error(f"--out {args.out}: expected a head ({' and '.join(HEAD_FILES)}) to --score")
     return args
 
 

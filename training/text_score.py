@@ -67,7 +67,7 @@ def score(
 ) -> None:
     """Print tokens per verification of chains, by kind of question.
 
-    Questions are those of `unseen_prompts.txt`, and made ones of a seed that training does not use.
+    Questions are those of `unseen_prompts.txt`, and made ones, most of which training has asked too.
     """
     table = model.get_input_embeddings().weight
     unseen = [line for line in UNSEEN.read_text(encoding="utf-8").splitlines() if line]
