@@ -70,6 +70,7 @@ from benchmarks.speculation_runs import OFF, OPTIONS, Batches, Contender, Run, p
 from edgellm_arena.episodes.situation import sample_situations, split_rng
 from edgellm_arena.world.renderer import render
 from edgellm_ros.builder import export
+from edgellm_ros.builder.config.prompt_files import TEMPLATE_FILE, TOKENIZER_FILE
 from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.builder.exporter.plan import plan_export
 from edgellm_ros.builder.exporter.sources import DRAFT_FOLDER
@@ -176,9 +177,12 @@ def _engine(
 
     An earlier export is an engine directory of this benchmark.
     """
-    config = plan_export(checkpoint, ExportOptions(precision=args.precision, with_draft=False)).config
+    plan = plan_export(checkpoint, ExportOptions(precision=args.precision, with_draft=False))
     requests = itertools.chain.from_iterable(batches[min(batches)])
-    prompt = max(len(prompt_ids(checkpoint, config, request)) for request in requests)
+    with tempfile.TemporaryDirectory() as texts:
+        for name in (TOKENIZER_FILE, TEMPLATE_FILE):
+            Path(texts, name).write_bytes(plan.texts[name])
+        prompt = max(len(prompt_ids(Path(texts), plan.config, request)) for request in requests)
     settings = list(args.settings.values())
     tree = max((setting.tree_size for setting in settings), default=2)
     drafted = max((setting.drafted_rows for setting in settings), default=1)
@@ -389,7 +393,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add_shape(parser, parse_any, (*SHAPES, *MODELS))
-    add("--checkpoint", type=Path, help="real weights in place of a shape")
+    add("--checkpoint", type=Path, help="real weights in place of a shape; a GGUF file too")
     add("--head", type=Path, help="EAGLE-3 head of the checkpoint (default: its own head)")
     add("--precision", choices=BYTES_PER_VALUE, help="default: fp16 for a shape, fp32 for a checkpoint")
     add("--device", choices=DEVICES, default="cpu", help="device to run on (default: %(default)s)")

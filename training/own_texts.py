@@ -26,6 +26,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # dense text models, all of w
 GGUF = ".gguf"
 QUESTION, ANSWER = "\x00", "\x01"  # stand for the words of user and assistant in the chat template
 OWN = -1  # in place of a given token: the model's own
+USER_TEMPERATURE = 0.85  # of the user's words: many subjects, and few broken sentences
 WARM_UP_STEPS = 3  # before a step is recorded as a CUDA graph
 
 
@@ -112,8 +113,8 @@ class Texts:
 class Writer:
     """Writes batches of texts [batch, length].
 
-    Tokens are sampled from the model's logits: a user's at temperature 1, those of answers at the text's own
-    temperature, 0 = greedy.
+    Tokens are sampled from the model's logits: a user's at USER_TEMPERATURE, those of answers at the text's
+    own temperature, 0 = greedy.
     graphs: whether a step is recorded as a CUDA graph, on a GPU.
     """
 
@@ -184,7 +185,7 @@ class Writer:
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         logits = self._model.lm_head(self._base.norm(x)).float()
         answering = self._answers.index_select(1, here)
-        temperature = torch.where(answering, self._temperatures, 1.0)
+        temperature = torch.where(answering, self._temperatures, USER_TEMPERATURE)
         noise = torch.empty_like(logits).exponential_().clamp_(min=1e-30).log_()
         token = (logits - temperature * noise).argmax(-1, keepdim=True)  # the Gumbel-max trick
         given = self._given.index_select(1, here + 1)

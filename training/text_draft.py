@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train an EAGLE-3 draft head for a text model, on texts that it writes itself.
 
-The checkpoint is a directory in Hugging Face format or a GGUF file. Half of the texts begin with a question
-of `questions.py`, the others with one that the model writes; the answers have temperatures from 0 to 1. The
-head learns the answers' rows only. It has a norm for each of the three states (`fc_norm`), and begins with
-weights of the model: norms, LM head and one layer.
+The checkpoint is a directory in Hugging Face format or a GGUF file. A third of the texts begin with a
+question of `questions.py`, the others with one that the model writes; the answers have temperatures from 0 to
+1, half of them below 0.25. The head learns the answers' rows only. It has a norm for each of the three states
+(`fc_norm`), and begins with weights of the model: norms, LM head and one layer.
 
 The head is written every half minute, so an interrupted run leaves one too. `edgellm export MODEL
 ENGINE_DIR --draft HEAD_DIR` takes it.
@@ -31,6 +31,7 @@ from training.eagle import (
     HEAD_FILES,
     DraftDims,
     DraftHead,
+    DraftRows,
     Lesson,
     draft_loss,
     head_config,
@@ -45,7 +46,7 @@ from training.text_rows import begin_as_model, lesson_of, state_layers
 from training.text_score import score
 
 WRITING = 1 / 3  # largest share of the time that writing takes
-OWN_QUESTIONS = 0.5  # share of texts whose first question the model writes
+OWN_QUESTIONS = 2 / 3  # share of texts whose first question the model writes
 PASSAGE = 400  # characters of a passage to summarise, at most
 KEPT_PASSAGES = 4096
 SAVE_SECONDS, REPORT_SECONDS = 30, 10
@@ -152,6 +153,13 @@ def train(
         head.parameters(), lr=args.rate, betas=(0.9, 0.95), weight_decay=0.01, fused=device.type == "cuda"
     )
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda" or args.bf16)
+
+    def loss_of(rows: DraftRows, first: Tensor, wanted: Tensor, valid: Tensor) -> Tensor:
+        window = valid.shape[1] - args.steps + 1
+        return draft_loss(head.unroll(rows, first, window, args.steps), wanted, valid)
+
+    if device.type == "cuda" and args.compile:
+        loss_of = torch.compile(loss_of, dynamic=False)
     begin = saved = reported = time.monotonic()
     step, order = 0, torch.empty(0, dtype=torch.int64)
     size = min(args.batch, len(texts))
@@ -164,8 +172,7 @@ def train(
             group["lr"] = schedule.rate(step, (time.monotonic() - begin) / (end - begin))
         with autocast:
             now = lesson(texts[rows])
-            window = now.valid.shape[1] - args.steps + 1
-            loss = draft_loss(head.unroll(now.rows, now.first, window, args.steps), now.wanted, now.valid)
+            loss = loss_of(now.rows, now.first, now.wanted, now.valid)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(head.parameters(), 1.0)
@@ -262,7 +269,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     number("--write-batch", 2048, "texts that are written together")
     number("--batch", 64, "texts of a step")
     number("--steps", 6, "tokens to draft in training")
-    number("--vocabulary", 8192, "tokens that the head can draft, at most")
+    number("--vocabulary", 16384, "tokens that the head can draft, at most")
     number("--intermediate", 0, "size of the MLP, 0 = the model's", least=0)
     add("--layers", type=_layers, help="layers whose inputs the head takes (default: 2, L / 2 and L - 3)")
     add("--rate", type=above_zero, default=1e-3, help="largest learning rate (default: %(default)s)")
@@ -270,6 +277,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     number("--score-tokens", 160, "tokens of each answer that is scored")
     add("--bf16", action="store_true", help="bfloat16 on a CPU too; a GPU has it always")
     add("--graphs", action=argparse.BooleanOptionalAction, default=True, help="write with a CUDA graph")
+    add("--compile", action=argparse.BooleanOptionalAction, default=True, help="compile the loss on a GPU")
     add("--score", action="store_true", help="only score the head in --out")
     args = parser.parse_args(arguments)
     if args.tokens <= args.steps + 1:

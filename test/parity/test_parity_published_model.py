@@ -43,7 +43,9 @@ from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # 
 from fixtures.reference_prompts import reference_prompt  # noqa: E402
 from fixtures.requests_for_tests import request as ask  # noqa: E402
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README, HEAD = ROOT / "README.md", ROOT / "models" / "smollm2_draft"
+UNSEEN = ROOT / "training" / "unseen_prompts.txt"
 TOLERANCE = 5e-3  # of log-probabilities, which are differences of logits of up to 30
 RANK = 4
 CHUNKS = 4  # of the 8 of an export's report
@@ -134,6 +136,25 @@ def test_prompt_lookup_has_the_tokens_of_vanilla_decoding(engine, runtime, quest
     with LLMInferenceRuntime(engine, drafting=drafting) as drafted:
         assert drafted.handle_request(one).token_ids == runtime.handle_request(one).token_ids
         assert drafted.spec_decode_generation_metrics.tokens_per_verification > 1.3
+
+
+@pytest.fixture(scope="module")
+def engine_with_head(smollm2, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("engine_with_head")
+    limits = {"max_input_len": 128, "max_kv_cache_capacity": 256, "max_batch_size": 1}
+    export(smollm2, folder, draft=HEAD, **limits)
+    return folder
+
+
+def test_a_tree_of_the_shipped_head_gives_two_and_a_half_tokens_of_unseen_chat(engine_with_head):
+    drafting = SpecDecodeDraftingConfig(4, 5, 20, falls_back=False)
+    prompts = [line for line in UNSEEN.read_text().splitlines() if line][:3]
+    requests = [ask(prompt, max_tokens=48) for prompt in prompts]
+    with LLMInferenceRuntime(engine_with_head, drafting="off") as vanilla:
+        expected = [vanilla.handle_request(each).token_ids for each in requests]
+    with LLMInferenceRuntime(engine_with_head, drafting=drafting) as runtime:
+        assert [runtime.handle_request(each).token_ids for each in requests] == expected
+        assert runtime.spec_decode_generation_metrics.tokens_per_verification >= 2.5
 
 
 def test_an_adapter_answers_as_in_peft(runtime, model, stops, tmp_path):
