@@ -23,7 +23,7 @@ from edgellm_ros.builder.draft.block_graph import build_block, build_context
 from edgellm_ros.builder.draft.graph import build_draft, draft_lm_head
 from edgellm_ros.builder.draft.graph_cuda import build_cuda_draft
 from edgellm_ros.builder.exporter.sources import Sources
-from edgellm_ros.builder.graph.graph import GraphBuilder
+from edgellm_ros.builder.graph.graph import FLOAT, GraphBuilder
 from edgellm_ros.builder.graph.lm_head import LMHead
 from edgellm_ros.builder.lowering.onnxruntime.attention import has_cpu_kernel
 from edgellm_ros.builder.lowering.onnxruntime.decoder import build_onnxruntime_llm
@@ -147,7 +147,8 @@ def _adapt_to_cpu(part: str, graph: GraphBuilder, int8: bool) -> bool:
     """Adapt a graph to a CPU; return whether it differs from the standard graph."""
     differs = attend_to_visible_rows(graph.graph)
     differs |= any(value.name == names.KV_LENGTH for value in graph.graph.inputs)
-    if not int8:
+    # Guesses of a draft head do not change answers, so rounding its products costs no more than guesses.
+    if not int8 and (part != DRAFT or graph.dtype != FLOAT):
         return differs
     # The LM head finds values that are not finite, which pixels never are.
     return multiply_in_int8(graph, lm_head=part == DRAFT, by_rows=part not in (VISUAL, DRAFT)) or differs
@@ -165,5 +166,5 @@ def _share_weights(artefact: Artefact, built: Graphs, sources: Sources) -> None:
         graph.share_weights(built[LLM, CUDA], file_name(LLM, CUDA), own=True)
     # Only graphs for CUDA have quantised weights in a layout of their own, which those of `llm` have for all;
     # only graphs for a CPU have new integers.
-    own = quantized or (form == CPU and sources.options.cpu_int8)
+    own = quantized or (form == CPU and (sources.options.cpu_int8 or part == DRAFT))
     graph.share_weights(built[part, STANDARD], file_name(part), own=own)
