@@ -154,7 +154,7 @@ def test_drafts_are_those_of_a_drafter_that_sees_the_whole_text(tmp_path, runtim
     with LLMInferenceRuntime(engine, runtime_device, **options) as runtime, watched_chains(runtime) as chains:
         if pauses:  # vanilla steps between rounds, more than wait at once
             rounds = iter([1, 1, *[0] * 20, 1, 0, 1, 0, 0, *[1] * 100])
-            runtime.pipeline.method._is_worth_it = lambda: next(rounds)
+            runtime.pipeline.method._chosen_size = lambda most: most if next(rounds) else 1
             runtime.pipeline.drafter.drafter._most_waiting = 8
         runtime.handle_request(one)
     assert len(chains) > 20

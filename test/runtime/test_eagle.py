@@ -93,7 +93,7 @@ def test_candidates_of_a_request_that_joins_a_running_batch(drafting, plain, ref
     scripted.answers = lambda one: answers[id(one)].token_ids
     waiting, done = [early, late], []
     worth_it = [True, *[False] * vanilla]
-    pipeline.method._is_worth_it = lambda: worth_it.pop(0) if worth_it else True
+    pipeline.method._chosen_size = lambda most: most if not worth_it or worth_it.pop(0) else 1
     while waiting or pipeline.batch.sequences:
         if waiting:
             joining = pipeline.prepare(waiting.pop(0), 0)
@@ -118,7 +118,7 @@ def test_candidates_after_vanilla_steps(drafting, plain, reference, drafts):
     draft_by_script(drafting, TREE.drafting_step, 10).answers = lambda request: answer
     kinds = iter([True, False, True, True, *[False] * 11, True, *[False] * 4, *[True] * 99])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafting.pipeline.method, "_is_worth_it", lambda: next(kinds))
+        patch.setattr(drafting.pipeline.method, "_chosen_size", lambda most: most if next(kinds) else 1)
         drafting.handle_request(one)
     recorded = reference(one)
     lengths = [draft.length for draft in drafts]
@@ -140,7 +140,7 @@ def test_in_a_pause_the_head_runs_on_many_tokens_at_once(drafting, plain, refere
             "execute_accepted",
             lambda embeds, *rest: sizes.append(embeds.shape[1]) or execute(embeds, *rest),
         )
-        patch.setattr(drafting.pipeline.method, "_is_worth_it", lambda: next(kinds))
+        patch.setattr(drafting.pipeline.method, "_chosen_size", lambda most: most if next(kinds) else 1)
         drafting.handle_request(one)
     width = TREE.tokens_per_round
     assert len(answer) == 100

@@ -150,16 +150,19 @@ def test_a_row_without_drafting_is_decoded_beside_others(drafting, expected):
 
 
 class Turns:
-    """A fallback that does rounds and vanilla steps by turns."""
+    """Step sizes that make rounds and vanilla steps by turns."""
 
     def __init__(self) -> None:
-        self.drafts = itertools.cycle([True, False, False, True, True, False]).__next__
-        self.new_text = self.begin = self.delivered = lambda *arguments: None
+        self._drafts = itertools.cycle([True, False, False, True, True, False])
+        self.begin = self.delivered = lambda *arguments: None
+
+    def next_size(self, room: int) -> int:
+        return room if next(self._drafts) else 1
 
 
 def test_vanilla_steps_between_rounds(drafting, expected):
     script(drafting, 4, BATCH, expected)
-    drafting.pipeline.method._fallbacks = [Turns()] * 2
+    drafting.pipeline.method._step_sizes_by_grammar = [Turns()] * 2
     before = dataclasses.replace(drafting.spec_decode_generation_metrics)
     assert_all_same(drafting.handle_request(BATCH), expected)
     metrics = drafting.spec_decode_generation_metrics

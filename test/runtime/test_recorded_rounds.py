@@ -154,7 +154,7 @@ def drafts(runtime, *batch) -> list[list[np.ndarray]]:
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(method, "_is_worth_it", lambda: next(kinds))
+        patch.setattr(method, "_chosen_size", lambda most: most if next(kinds) else 1)
         patch.setattr(method, "queue", watched)
         runtime.handle_request(list(batch))
     return found
@@ -247,7 +247,7 @@ def test_vanilla_steps_between_recorded_rounds(eagle, plain):
     prefill = [used(eagle, alone) for _ in range(3)][-1]  # recorded by now
     with pytest.MonkeyPatch.context() as patch:
         kinds = itertools.cycle(SOME_VANILLA)
-        patch.setattr(eagle.pipeline.method, "_is_worth_it", lambda: next(kinds))
+        patch.setattr(eagle.pipeline.method, "_chosen_size", lambda most: most if next(kinds) else 1)
         found = used(eagle, TALKING)
         assert min(found.rounds, found.vanilla_steps) > 3
         assert found.launches == prefill.launches + found.rounds + found.vanilla_steps

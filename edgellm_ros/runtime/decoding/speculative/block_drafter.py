@@ -156,7 +156,7 @@ class BlockDrafter:
         if self._most:
             self._write_waiting(batch)
 
-    def drafted(self) -> None:
+    def drafted(self, size: int) -> None:
         """Do nothing: a round leaves nothing that waits."""
 
     def bind(self, batch: int) -> list[BoundRun]:

@@ -74,8 +74,8 @@ class Drafter(RowState, Protocol):
         """Prepare the first rows for a round, recorded or not."""
         ...
 
-    def drafted(self) -> None:
-        """Take note that a round has been queued, recorded or not."""
+    def drafted(self, size: int) -> None:
+        """Take note of a queued round with trees of `size` nodes, recorded or not."""
         ...
 
     def bind(self, batch: int) -> list[BoundRun]:

@@ -36,7 +36,7 @@ class SpecDecodeDraftingConfig:
     drafting_step: int = 4
     verify_tree_size: int = 16  # rows of a verification, with the newest token
     strategy: str = EAGLE  # "eagle", "mtp": a draft head; "dflash": a block; "lookup": earlier text, a chain
-    falls_back: bool = True  # to vanilla steps while they are faster
+    falls_back: bool = True  # to shorter chains (on a CPU) and vanilla steps while they are faster
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:

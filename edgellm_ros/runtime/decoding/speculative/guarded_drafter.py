@@ -87,9 +87,9 @@ class GuardedDrafter:
         self._try(lambda: self.drafter.propose(tree))
         self._check()
 
-    def drafted(self) -> None:
+    def drafted(self, size: int) -> None:
         """Take note of a round; see `Drafter`."""
-        self.drafter.drafted()
+        self.drafter.drafted(size)
 
     def bind(self, batch: int) -> list[BoundRun]:
         """Bind the engines of a round; see `Drafter`."""

@@ -224,9 +224,9 @@ class HeadDrafter:
                 self._keep_newest(batch)
             self._pending.move_from(self._waiting, batch)
 
-    def drafted(self) -> None:
+    def drafted(self, size: int) -> None:
         """Expect the most pending tokens: only the device knows how many there are."""
-        self._pending.most = self._width
+        self._pending.most = min(size, self._width)
 
     def bind(self, batch: int) -> list[BoundRun]:
         """Bind the head to the tensors of a round."""
@@ -250,13 +250,16 @@ class HeadDrafter:
         if self._head.drafts_chains(batch):
             self._propose_chain(tree)
             return
-        logits, states = self._run(self._pending, batch, self._width)
+        # the largest tree may be recorded, for any number of pending tokens
+        tokens = self._pending.most if batch == 1 and tree.size < self._width else self._width
+        logits, states = self._run(self._pending, batch, tokens)
         self.kv_cache.commit_rows(range(batch), self._pending.counts.rows(0, batch))
         table, newest = self._table.rows(0, batch), self._pending.newest(batch)
         self._tree_kernels.add_candidates(logits, self._token_of_logit, table, 1)
         embeds = self._embeds.view(batch, self._top_k, self._head.hidden_size)
         parents = self._parents.rows(0, batch)
-        for level in range(1, self._levels):
+        levels = min(self._levels, tree.size - 1) if self._top_k == 1 else self._levels
+        for level in range(1, levels):
             logits, states = self._head.execute_level(
                 table,
                 level,

@@ -89,7 +89,7 @@ class PromptLookup:
     def resume(self, batch: int) -> None:
         """Do nothing: every step appends its tokens."""
 
-    def drafted(self) -> None:
+    def drafted(self, size: int) -> None:
         """Do nothing: all state is on the device."""
 
     def bind(self, batch: int) -> list[BoundRun]:

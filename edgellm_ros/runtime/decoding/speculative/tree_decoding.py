@@ -16,7 +16,7 @@ path is sampled, so rounds are queued one at a time. Where the parts of rounds a
 (`measures_rounds`), each part is a graph of its own, with marks between them.
 
 Vanilla steps take the place of rounds where the KV cache has no room for a tree, where all requests turn
-drafting off, where drafting is slower (fallback.py), and for good after the drafter has failed. A row whose
+drafting off, where drafting is slower (step_sizes.py), and for good after the drafter has failed. A row whose
 request turns drafting off takes one token of a round (`SamplingState.path_limit`).
 """
 
@@ -38,8 +38,8 @@ from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.batch.step_result import StepResult
 from edgellm_ros.runtime.decoding.recorded_steps import RecordedSteps
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
-from edgellm_ros.runtime.decoding.speculative.fallback import Fallback
 from edgellm_ros.runtime.decoding.speculative.guarded_drafter import DraftingError, GuardedDrafter
+from edgellm_ros.runtime.decoding.speculative.step_sizes import StepSizes
 from edgellm_ros.runtime.decoding.speculative.tree_round import (
     AcceptancePart,
     DraftPart,
@@ -84,9 +84,7 @@ class TreeDecoding:
         metrics: SpecDecodeGenerationMetrics,
     ) -> None:
         self.tokens_per_step = config.tokens_per_round
-        # batches without and with a grammar, whose rounds and steps take longer
-        self._fallbacks = [Fallback(), Fallback()] if config.falls_back else [None, None]
-        self._fallback: Fallback | None = None  # of these sequences
+        self._step_sizes: StepSizes | None = None  # of these sequences; None = rounds of the largest size
         self._has_grammar = False  # whether one of these sequences has a grammar
         self._wanted = True  # whether these sequences may have rounds
         self._drafts = True  # whether the last step was a round, or the first one may be
@@ -95,6 +93,12 @@ class TreeDecoding:
         self._vanilla = vanilla
         self._metrics = metrics
         self._sizes = tree_sizes(config.tree_size)
+        # where steps are queued ahead, a graph is recorded for the largest size only
+        sizes = self._sizes[::-1] if config.is_chain and device.max_queued_steps == 0 else self._sizes[:1]
+        # batches without and with a grammar, whose rounds and steps take longer
+        self._step_sizes_by_grammar = [
+            StepSizes(sizes, self.tokens_per_step - 1) if config.falls_back else None for _ in range(2)
+        ]
         parts = batch, embedder, runner, sampling, drafter
         self._device = device
         self.measures_rounds = device.max_queued_steps == 0  # a clock read beside work that is done at once
@@ -142,14 +146,16 @@ class TreeDecoding:
             self._largest = self._make_round(self._adapters)
         elif self._drafts:
             self._largest = self.recorded.select(self._adapters, self._make_round)
-        self._fallback = self._fallbacks[self._has_grammar]
-        if self._fallback is not None:
-            self._fallback.begin(len(batch))
+        self._step_sizes = self._step_sizes_by_grammar[self._has_grammar]
+        if self._step_sizes is not None:
+            self._step_sizes.begin(len(batch))
 
     def queue(self, room: int) -> StepResult:
         """Queue a round of drafting, or a vanilla step; see `DecodeMethod`."""
-        size = next((size for size in self._sizes if size <= room), 1)
-        if size > 1 and self._wanted and not self._drafter.failed and self._is_worth_it():
+        may_draft = self._wanted and not self._drafter.failed
+        most = next((size for size in self._sizes if size <= room), 1) if may_draft else 1
+        size = self._chosen_size(most)
+        if size > 1:
             try:
                 self._drafts = True
                 return self._round(size)
@@ -178,8 +184,8 @@ class TreeDecoding:
             self._metrics.generated_tokens += sum(counts)
         else:
             self._metrics.vanilla_runs += 1
-        if self._fallback is not None and served:
-            self._fallback.delivered(drafted, sum(count for _, count in served) / len(served))
+        if self._step_sizes is not None:
+            self._step_sizes.delivered([count for sequence, count in served if sequence.decoding])
 
     def capture(self, adapters: Sequence[LoraAdapter]) -> bool:
         """Record vanilla steps and rounds with the largest tree as graphs.
@@ -231,7 +237,7 @@ class TreeDecoding:
         else:
             step.run()
         self._marks.append(marks)
-        self._drafter.drafted()
+        self._drafter.drafted(size)
         self._vanilla.select()  # while the device computes the round
         return step.copy_to_host(self._logprobs, self._wants_states)
 
@@ -285,5 +291,6 @@ class TreeDecoding:
         self._drafter.accepted(tokens, self._root.rows(0, batch), counts)
         return result
 
-    def _is_worth_it(self) -> bool:
-        return self._fallback is None or self._fallback.drafts()
+    def _chosen_size(self, most: int) -> int:
+        """Return the nodes of the next step's trees, at most `most`; 1 = a vanilla step."""
+        return most if self._step_sizes is None else self._step_sizes.next_size(most)
