@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -18,6 +21,7 @@ from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.engine_directory.config import EngineConfig  # noqa: E402
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
+from fixtures.counted_time import CountedTime  # noqa: E402
 from fixtures.published_checkpoint import write_published_checkpoint  # noqa: E402
 from fixtures.requests_for_tests import request  # noqa: E402
 from training import text_draft  # noqa: E402
@@ -30,16 +34,22 @@ from training.text_score import UNSEEN, answered, kind_of  # noqa: E402
 
 LIMITS = {"max_input_len": 64, "max_kv_cache_capacity": 192}
 COMMAND = (
-    "--minutes 0.6 --texts 64 --tokens 120 --write-batch 32 --batch 8 --steps 3 --intermediate 64 "
+    "--minutes 0.3 --texts 64 --tokens 120 --write-batch 32 --batch 8 --steps 3 --intermediate 64 "
     "--score-tokens 8"
 )
 QUESTIONS = ("go to the red box", "stop", "turn left")
 TOKENS = 60
 CHAIN = Drafting(1, 3, 4)
+READING = 0.05  # seconds from one reading of the clock to the next, of which a step has four
 
 
-def train(checkpoint, out, *arguments):
-    text_draft.main(["--checkpoint", str(checkpoint), "--out", str(out), *COMMAND.split(), *arguments])
+def train(checkpoint: Path, out: Path, *arguments: str) -> str:
+    """Run the command with as many steps on every computer; return what it prints."""
+    told = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(told):
+        patch.setattr(text_draft, "time", CountedTime(READING))
+        text_draft.main(["--checkpoint", str(checkpoint), "--out", str(out), *COMMAND.split(), *arguments])
+    return told.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +65,15 @@ def checkpoint(tmp_path_factory):
     return write_published_checkpoint(directory, num_hidden_layers=4, tie_word_embeddings=False)
 
 
-def test_the_command_trains_and_scores_a_head(checkpoint, tmp_path, capsys):
-    train(checkpoint, tmp_path, "--bf16", "--vocabulary", "128")
-    printed = capsys.readouterr().out
+@pytest.fixture(scope="module")
+def trained(checkpoint, tmp_path_factory) -> tuple[Path, str]:
+    """A head for this model, and what the command prints."""
+    out = tmp_path_factory.mktemp("head")
+    return out, train(checkpoint, out, "--bf16", "--vocabulary", "128")
+
+
+def test_the_command_trains_and_scores_a_head(trained):
+    _, printed = trained
     losses = [float(each) for each in re.findall(r"loss (\S+)", printed)]
     assert losses[-1] < 0.9 * losses[0]
     assert 0 <= float(re.findall(r"agreement (\S+)", printed)[-1]) <= 1
@@ -66,9 +82,9 @@ def test_the_command_trains_and_scores_a_head(checkpoint, tmp_path, capsys):
         assert re.search(rf"^{name}, \d+ tokens: chain of 1 \d\.\d\d, ", printed, re.MULTILINE), name
 
 
-def test_a_trained_head_drafts_what_the_model_writes(monotonous, tmp_path, capsys):
-    train(monotonous, tmp_path / "head")
-    losses = [float(each) for each in re.findall(r"loss (\S+)", capsys.readouterr().out)]
+def test_a_trained_head_drafts_what_the_model_writes(monotonous, tmp_path):
+    printed = train(monotonous, tmp_path / "head")
+    losses = [float(each) for each in re.findall(r"loss (\S+)", printed)]
     assert losses[-1] < 0.6 * losses[0]
     export(monotonous, tmp_path / "engine", draft=tmp_path / "head", **LIMITS)
     assert EngineConfig.load(tmp_path / "engine").draft.kind == "eagle"
@@ -84,16 +100,16 @@ def test_a_trained_head_drafts_what_the_model_writes(monotonous, tmp_path, capsy
     assert metrics.tokens_per_verification > 2
 
 
-def test_the_runtime_yields_the_tokens_of_the_score(checkpoint, tmp_path):
+def test_the_runtime_yields_the_tokens_of_the_score(checkpoint, trained, tmp_path):
     """States, positions and embeddings are the same in training and in the runtime."""
-    train(checkpoint, tmp_path / "head")
+    out, _ = trained
     model, tokenizer = load_model(checkpoint, "cpu")
-    head, layers = load_head(tmp_path / "head")
+    head, layers = load_head(out)
     answers = answered(model, tokenizer, layers, list(QUESTIONS), TOKENS)
     with torch.no_grad():
         tokens, rounds = rounds_of(head, model.get_input_embeddings().weight, answers, CHAIN)
     assert tokens > 1.05 * rounds
-    export(checkpoint, tmp_path / "engine", draft=tmp_path / "head", **LIMITS)
+    export(checkpoint, tmp_path / "engine", draft=out, **LIMITS)
     chain = SpecDecodeDraftingConfig(CHAIN.top_k, CHAIN.steps, CHAIN.rows, falls_back=False)
     with LLMInferenceRuntime(tmp_path / "engine", drafting=chain) as runtime:
         for row, question in enumerate(QUESTIONS):
