@@ -24,16 +24,13 @@ def load(path: Path) -> Any:
 
 
 @torch.no_grad()
-def greedy(model: Any, ids: list[int], count: int, stops: Sequence[int]) -> tuple[list[int], np.ndarray]:
-    """Return greedy tokens, the stop token included, and their logits [n,V]."""
-    out = model(torch.tensor([ids]), use_cache=True, logits_to_keep=1)
-    tokens, logits = [], []
-    while True:
-        logits.append(out.logits[0, -1].numpy())
-        tokens.append(int(logits[-1].argmax()))
-        if len(tokens) == count or tokens[-1] in stops:
-            return tokens, np.stack(logits)
-        out = model(torch.tensor([[tokens[-1]]]), past_key_values=out.past_key_values, use_cache=True)
+def logits_of(model: Any, prompt: list[int], answer: list[int]) -> np.ndarray:
+    """Return the logits [n, V] that the n tokens of an answer are chosen from.
+
+    One run of the model computes all of them.
+    """
+    out = model(torch.tensor([prompt + answer[:-1]]), use_cache=False, logits_to_keep=len(answer))
+    return out.logits[0].numpy()
 
 
 def assert_same(
@@ -43,14 +40,18 @@ def assert_same(
     stops: Sequence[int],
     tolerance: float,
 ) -> LLMGenerationResponse:
-    """Compare tokens and log-probabilities of an answer; return the answer.
+    """Compare tokens and log-probabilities of a greedy answer; return the answer.
 
+    Each token must be the most likely one after those before it. The answer must end with its first stop token
+    or after as many tokens as were asked for.
     transformers gets our token ids, since it drops the pre-tokenizer of a file.
     """
     answer = runtime.handle_request(one)
-    ids = runtime.base_model_input_token_ids[0]
-    tokens, logits = greedy(model, ids, one.sampling.max_tokens, stops)
-    assert answer.token_ids == tokens
+    tokens = list(answer.token_ids)
+    logits = logits_of(model, runtime.base_model_input_token_ids[0], tokens)
+    assert tokens == logits.argmax(-1).tolist()
+    assert not {*tokens[:-1]} & {*stops}
+    assert len(tokens) == one.sampling.max_tokens or tokens[-1] in stops
     expected = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
     expected = expected - logits.max(-1, keepdims=True)
     for row, found in zip(expected, answer.logprobs, strict=True):
