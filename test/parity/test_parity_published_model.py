@@ -48,7 +48,7 @@ README, HEAD = ROOT / "README.md", ROOT / "models" / "smollm2_draft"
 UNSEEN = ROOT / "training" / "unseen_prompts.txt"
 TOLERANCE = 5e-3  # of log-probabilities, which are differences of logits of up to 30
 RANK = 4
-CHUNKS = 4  # of the 8 of an export's report
+CHUNKS = 2  # of the 8 of an export's report
 QUESTIONS = (
     "What is the capital of France?",
     "Write three facts about Mars.",
@@ -204,10 +204,10 @@ def reference_perplexity(model, engine) -> float:
 # Perplexity of CHUNKS * 128 tokens over that of transformers: as measured, and how far it may be off.
 PRECISIONS = {
     "own blocks": ({}, 1.0, 1e-4),
-    "own blocks, inputs in 8 bits": ({"cpu_int8": True}, 1.006, 0.01),
+    "own blocks, inputs in 8 bits": ({"cpu_int8": True}, 1.011, 0.01),
     "fp16": ({"precision": "fp16"}, 1.0, 1e-3),
     "int8": ({"quantize": "int8"}, 1.0, 5e-3),
-    "int4": ({"quantize": "int4", "group_size": 32}, 1.139, 0.03),
+    "int4": ({"quantize": "int4", "group_size": 32}, 1.104, 0.03),
 }
 
 
