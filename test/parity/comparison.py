@@ -66,12 +66,13 @@ class Comparison:
         prompt = self.thinker.prompt(scene.prompt, image=scene.image, history=scene.history)
         answer = self.thinker.answer(prompt, MAX_TOKENS)
         response = self.runtime.handle_request(scene.request(LOGPROBS))
+        velocities, trajectory = self._velocities(answer, scene.noise_seed)
         return Differences(
             tokens=(response.token_ids, answer.token_ids),
             logits=self._logits(prompt, answer),
             logprobs=_logprobs(response.logprobs, answer),
-            velocities=self._velocities(answer, scene.noise_seed),
-            actions=self._actions(response.actions, answer, scene.noise_seed),
+            velocities=velocities,
+            actions=self._actions(response.actions, answer, trajectory),
             has_actions=response.actions is not None,
         )
 
@@ -84,10 +85,11 @@ class Comparison:
             logits.append(model.step(model.embedding[[token]], *thinker.rope_rows(position)))
         return _largest(np.concatenate(logits) - answer.logits.numpy())
 
-    def _velocities(self, answer: Answer, noise_seed: int) -> float:
-        """Return the largest difference of velocities of the action graph alone.
+    def _velocities(self, answer: Answer, noise_seed: int) -> tuple[float, torch.Tensor]:
+        """Return the largest difference of the action graph's velocities.
 
-        At every Euler step, the graph takes the reference's cache and trajectory.
+        The graph runs alone: at every Euler step it takes the reference's cache and trajectory. Also returns
+        the reference's last trajectory [T, A], the normalised actions.
         """
         length, start = self._start(answer)
         shape = self.action.inputs["key_cache_0"].shape
@@ -114,16 +116,13 @@ class Comparison:
             )
             worst = max(worst, _largest(found["velocity"][0] - expected.numpy()))
             trajectory = trajectory + expected / steps
-        return worst
+        return worst, trajectory
 
-    def _actions(self, actions: np.ndarray | None, answer: Answer, noise_seed: int) -> float:
+    def _actions(self, actions: np.ndarray | None, answer: Answer, expected: torch.Tensor) -> float:
         if answer.token_ids[-1] != self.expert.config["future_start_token_id"]:
             return 0.0 if actions is None else float("inf")
         if actions is None:
             return float("inf")
-        _, start = self._start(answer)
-        steps = self.expert.config["num_denoise_steps"]
-        expected = self.expert.sample(self._noise(noise_seed), steps, answer.cache, start)
         std = np.asarray(self.expert.config["action_space"]["std"])
         return _largest((actions[0] - self.expert.physical(expected).numpy()) / std)
 
