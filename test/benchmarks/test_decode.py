@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from statistics import median
 
 import numpy as np
@@ -16,7 +16,7 @@ from benchmarks.decode_paths import GENERATE, IN_PROCESS, LOOP, NO_GRAPHS
 from benchmarks.decode_runs import bytes_per_step, make_requests, observe_steps
 from benchmarks.decode_runs import decode as decode_requests
 from benchmarks.model_shapes import SHAPES, parse_shape
-from benchmarks.published_models import MODELS
+from benchmarks.published_models import MODELS, PublishedModel
 from benchmarks.random_checkpoint import write_checkpoint
 from edgellm_ros.builder import export
 from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT
@@ -296,6 +296,7 @@ def test_compiled_transformers_draws_the_same_tokens():
 
 TINY = "hidden_size=128,num_attention_heads=4,num_key_value_heads=2,intermediate_size=96"
 TINY_QWEN_TOWER = "vision.hidden_size=64,vision.num_heads=4,vision.intermediate_size=96"
+FEW_TOKENS = 768
 TINY_MODELS = {
     "qwen3-vl-2b": f"num_hidden_layers=3,{TINY},vision.depth=18,{TINY_QWEN_TOWER},vision.out_hidden_size=128",
     "internvl3-2b": f"num_hidden_layers=2,{TINY},vision.num_hidden_layers=1,vision.num_attention_heads=4,"
@@ -306,10 +307,26 @@ TINY_MODELS = {
 }
 
 
+def smaller(model: PublishedModel) -> PublishedModel:
+    """Return the model with FEW_TOKENS, among them those of its image.
+
+    A hybrid has its layers up to the one after the first attention.
+    """
+    fewer = model.vocab_size - FEW_TOKENS
+    config = {
+        key: value - fewer if key.endswith("_token_id") else value for key, value in model.config.items()
+    }
+    if pattern := config.get("hybrid_override_pattern"):
+        layers = pattern[: pattern.index("*") + 2]
+        config |= {"hybrid_override_pattern": layers, "num_hidden_layers": len(layers)}
+    return replace(model, config=config).with_changes({"vocab_size": FEW_TOKENS})
+
+
 @pytest.mark.parity
 @pytest.mark.parametrize("name", TINY_MODELS)
-def test_transformers_draws_the_same_tokens_of_published_models(name):
+def test_transformers_draws_the_same_tokens_of_published_models(name, monkeypatch):
     pytest.importorskip("transformers")
+    monkeypatch.setitem(MODELS, name, smaller(MODELS[name]))
     frame = [] if name.startswith("nemotron") else ["--frame", "96x64"]
     result = decode.main(options("--no-compile", *frame, shape=f"{name},{TINY_MODELS[name]}"))
     (ours,), (theirs,) = result["batches"], result["transformers"]["eager"]
