@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import shutil
@@ -72,7 +73,8 @@ def module_file(name: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def imported(path: Path, at_load: bool = False) -> set[str]:
+@functools.cache
+def imported(path: Path, at_load: bool = False) -> frozenset[str]:
     """Return the modules that a file imports; `at_load`: only those outside functions.
 
     `from package import name` counts as the module `package.name` if there is one.
@@ -95,7 +97,7 @@ def imported(path: Path, at_load: bool = False) -> set[str]:
                 visit(child)
 
     visit(ast.parse(path.read_text()))
-    return names
+    return frozenset(names)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
