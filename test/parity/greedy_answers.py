@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,3 +38,20 @@ def check_greedy_answer(
     for entries, row in zip(found.logprobs, logits.double().log_softmax(-1), strict=True):
         chosen, values = zip(*entries, strict=True)
         np.testing.assert_allclose(values, row[list(chosen)], atol=TOLERANCE, rtol=0)
+
+
+@torch.no_grad()
+def greedy_logits(
+    model: Any, prompt: Sequence[int], answer: Sequence[int], most: int, stops: Sequence[int]
+) -> torch.Tensor:
+    """Check that an answer of n tokens is greedy; return its logits [n, V].
+
+    Each token must be the most likely one after those before it, which one run of transformers' model tells.
+    The answer must end with its first stop token or after `most` tokens.
+    """
+    ids = torch.tensor([[*prompt, *answer[:-1]]])
+    logits = model(ids, use_cache=False, logits_to_keep=len(answer)).logits[0]
+    assert list(answer) == logits.argmax(-1).tolist()
+    assert not {*answer[:-1]} & {*stops}
+    assert len(answer) == most or answer[-1] in stops
+    return logits
