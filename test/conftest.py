@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from edgellm_ros.kernels import Kernels, load_kernels
 from fixtures import on_device
 from fixtures.on_device import DEVICES, for_runtime, open_for_tests
 
+# Packages that only `make parity` installs. Other runs do without them, also where they are installed.
+ONLY_PARITY = ("torch", "transformers", "ray", "peft", "sentencepiece")
 PARITY = re.compile(r"^(pytestmark = (?:\[\s*)?)?.*\bmark\.parity\b", re.MULTILINE)  # of a module or test
 
 
@@ -30,6 +33,8 @@ def pytest_addoption(parser) -> None:
 
 def pytest_configure(config) -> None:
     on_device.chosen = config.getoption("--device")
+    if "not parity" in config.option.markexpr:
+        sys.modules.update(dict.fromkeys(ONLY_PARITY))  # to import one is a ModuleNotFoundError
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:
         use_cores(max(1, onnxruntime_session.available_cores() // workers))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shlex
 import subprocess
@@ -30,3 +31,10 @@ def test_the_fast_lane_has_tests_of_every_folder():
     assert done.returncode == 0, done.stdout + done.stderr
     tests = [line.split("::")[0].split("/") for line in done.stdout.splitlines() if line.startswith("test/")]
     assert {parts[1] for parts in tests if len(parts) > 2} == FOLDERS
+
+
+@pytest.mark.parametrize("name", ["torch", "transformers", "ray", "peft", "sentencepiece"])
+def test_packages_of_make_parity_are_not_there_for_other_tests(name):
+    """Also where they are installed: the package and its tests must do without them."""
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(name)
