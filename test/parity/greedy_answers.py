@@ -12,7 +12,7 @@ import torch
 from edgellm_ros.runtime.request import LLMGenerationResponse
 
 TOLERANCE = 1e-3
-TOKENS = 32
+TOKENS = 16
 
 
 def check_greedy_answer(
