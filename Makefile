@@ -28,19 +28,16 @@ AGAIN := [ $$? -eq 1 ] && echo "again, one after the other: the tests of real_ti
 	$(BIN)/python -m pytest $(REAL_TIME) --last-failed --last-failed-no-failures none
 ON_DOUBLE := test/engine test/runtime test/diffusion test/multimodal --device tensorrt-double
 
-.PHONY: demo prepare test tests test-fast test-tensorrt test-aarch64 parity bench expected lint venv clean
+.PHONY: demo prepare test test-fast test-tensorrt test-aarch64 parity bench expected lint venv clean
 .DELETE_ON_ERROR:
 
 demo: venv ## one closed-loop episode with a spoken command over ROS 2 topics, and a picture of the episode
 	$(BIN)/edgellm demo --spoken --action-samples 4
 
 # Each installation and mypy keep one core busy. With --jobs=2 two of them run at a time.
-prepare: venv lint $(STAMPS)/parity ## what .ci/run needs before its tests
+prepare: venv lint $(STAMPS)/parity ## install what test and parity need, and check style and types
 
 test: venv lint ## all tests, then the runtime's tests on a double of TensorRT
-	$(MAKE) tests
-
-tests: venv typings/.made # without lint
 	$(BIN)/pip check
 	$(BIN)/python -m pytest -m "not real_time and $(INCLUDED)" $(PARALLEL)
 	$(BIN)/python -m pytest $(REAL_TIME) $(PARALLEL) || { $(AGAIN); }
