@@ -11,6 +11,7 @@ import tokenizers
 
 from edgellm_ros.echo import printable
 
+TRANSCRIPT_MARK = "<asr_text>"  # token before the words that a model for speech to text hears
 PANIC = "PanicException"  # a bug in the library, of no class that Python code can name
 
 

@@ -38,6 +38,7 @@ FAMILIES = [
     "qwen2_5_vl",
     "qwen3",
     "qwen3_5",
+    "qwen3_asr",
     "qwen3_omni",
     "qwen3_vl",
 ]

@@ -14,6 +14,7 @@ from typing import Any
 import tokenizers
 
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
+from edgellm_ros.builder.config.speech_template import complete_speech_template
 from edgellm_ros.echo import quoted
 from edgellm_ros.engine_directory.chat_template import ChatTemplate, read_template
 from edgellm_ros.engine_directory.files import SPECIAL_TOKENS_FILE
@@ -28,17 +29,22 @@ TEMPLATE_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep",
 GREETING = "hello"  # the user's text of the rendered conversation
 
 
-def prompt_files(checkpoint: Path, vocab_size: int, text_only: bool) -> dict[str, bytes]:
+def prompt_files(
+    checkpoint: Path, vocab_size: int, text_only: bool, transcribes: bool = False
+) -> dict[str, bytes]:
     """Read tokenizer, chat template, special tokens: file name -> contents to write.
 
-    text_only: whether the model has no encoders, so that a message is a string. FileNotFoundError, or
-    ValueError, which names the file, for a tokenizer that cannot be loaded, does not fit the vocabulary or
-    encodes nothing, and for a template that cannot be rendered.
+    text_only: whether the model has no encoders, so that a message is a string. transcribes: see `Model`.
+    FileNotFoundError, or ValueError, which names the file, for a tokenizer that cannot be loaded, does not
+    fit the vocabulary or encodes nothing, and for a template that cannot be rendered.
     """
     path, tokens = checkpoint / TOKENIZER_FILE, template_tokens(checkpoint)
     tokenizer = read_tokenizer(path, vocab_size)
     source, template = chat_template(checkpoint)
-    prompt = _render(ChatTemplate.of(str(source), template, tokens), text_only)
+    if transcribes:
+        template, prompt = complete_speech_template(str(source), template, tokens)
+    else:
+        prompt = _render(ChatTemplate.of(str(source), template, tokens), text_only)
     _check_encoding(path, tokenizer, prompt)
     special_tokens = json.dumps(tokens, indent=2, ensure_ascii=False)
     return {

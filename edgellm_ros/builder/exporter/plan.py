@@ -114,7 +114,7 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     sources = read_sources(checkpoint, section, options, limits)
     model, config, head = sources.model, sources.config(), sources.lm_head()
     text_only = model.vision is None and model.audio is None and sources.expert is None
-    texts = prompt_files(checkpoint, model.llm.vocab_size, text_only)
+    texts = prompt_files(checkpoint, model.llm.vocab_size, text_only, model.transcribes)
 
     graphs = build_graphs(artefacts(sources, head, config.draft), sources)
     inputs = {str(value.name): tuple(value.shape or ()) for value in graphs[LLM, STANDARD].graph.inputs}

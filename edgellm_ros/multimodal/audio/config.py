@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class AudioConfig:
-    """Audio encoder of Qwen3-Omni, with Whisper's feature extractor."""
+    """Audio encoder of Qwen3-Omni and Qwen3-ASR, with Whisper's feature extractor."""
 
     d_model: int
     encoder_layers: int
@@ -20,11 +20,14 @@ class AudioConfig:
     sampling_rate: int  # Hz
     n_fft: int  # samples that a frame is computed from
     hop_length: int  # samples from one frame to the next
+    min_samples: int = 0  # a shorter sound is extended with silence, which counts as sound; 0 = not extended
+    whole_chunks: bool = False  # pad a single chunk to its full length too, before the convolutions
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            least = 0 if name in ("min_samples", "whole_chunks") else 1
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
         if self.d_model % self.encoder_attention_heads or self.d_model % 2 or self.d_model < 4:
             raise ValueError(
                 f"d_model {self.d_model} must be even, at least 4, and a multiple of "

@@ -32,12 +32,13 @@ class AudioProcessor:
         """Compute the number of frames of a sound from its length.
 
         There is one frame per `hop_length` samples. ValueError if the argument is not a Sound, or too short
-        for one analysis window.
+        for one analysis window and not extended.
         """
         if not isinstance(sound, Sound):
             raise ValueError(f"audio must be Sound objects, got {type(sound).__name__}")
         config, rate = self._config, sound.sample_rate
         samples = (2 * len(sound.samples) * config.sampling_rate + rate) // (2 * rate)  # soxr's rounding
+        samples = max(samples, config.min_samples)
         if samples <= config.n_fft // 2:
             raise ValueError(
                 f"a sound of {sound.seconds:.3f} s is too short, expected more than "
@@ -51,7 +52,8 @@ class AudioProcessor:
         samples = sound.samples
         if sound.sample_rate != config.sampling_rate:
             samples = soxr.resample(samples, sound.sample_rate, config.sampling_rate)
-        padded = np.pad(samples.astype(np.float64), config.n_fft // 2, mode="reflect")
+        samples = np.pad(samples.astype(np.float64), (0, max(0, config.min_samples - len(samples))))
+        padded = np.pad(samples, config.n_fft // 2, mode="reflect")
         frames = np.lib.stride_tricks.sliding_window_view(padded, config.n_fft)[:: config.hop_length]
         decades = np.empty((config.num_mel_bins, count))
         for start in range(0, count, BLOCK):

@@ -3,9 +3,9 @@
 
 Each sound is encoded alone, so its rows depend on that sound only. The bits are the same beside other sounds,
 and the prefix cache can use the content of a sound as its key. transformers pads the sounds of a prompt to
-the longest one, which changes the rows of the shorter ones: by up to 0.4 where one of them is below 1 s (its
-chunk is padded before the convolutions), and often their number, by one (the processor rounds up to a whole
-frame). test/parity/test_parity_audio.py compares both with transformers.
+the longest one. In Qwen3-Omni this changes the rows of the shorter ones: by up to 0.4 where one of them is
+below 1 s (its chunk is padded before the convolutions), and often their number, by one (the processor rounds
+up to a whole frame). test/parity/test_parity_audio.py compares both with transformers.
 """
 
 from __future__ import annotations
@@ -91,9 +91,10 @@ class AudioRunner:
                 self._kept.append(self._kept.pop(index))
                 self._device.copy(audio_rows, self._place(place, tokens))
                 return False
-        chunks = split_chunks(self._processor.process(sound), self._config.chunk_frames)
-        whole = chunks.shape[0] * self._config.chunk_tokens
-        if self._whole is None or chunks.shape[0] == 1 or whole > self._max_tokens:
+        config = self._config
+        chunks = split_chunks(self._processor.process(sound), config.chunk_frames, config.whole_chunks)
+        whole = chunks.shape[0] * config.chunk_tokens
+        if self._whole is None or chunks.shape[2] < config.chunk_frames or whole > self._max_tokens:
             self._run(chunks, tokens, audio_rows)
         else:
             self._run(chunks, tokens, self._whole.rows(0, whole))
@@ -129,13 +130,14 @@ class AudioRunner:
             return False
         config = self._config
         most = min(WARM_CHUNKS, self._max_tokens // config.chunk_tokens)
-        for count in range(2, most + 1):
+        least = 1 if config.whole_chunks else 2  # otherwise a single chunk has the length of its sound
+        for count in range(least, most + 1):
             silence = np.zeros((count, config.num_mel_bins, config.chunk_frames), np.float32)
             tokens = count * config.chunk_tokens
             for _ in range(2):  # the second run is recorded
                 self._run(silence, tokens, self._whole.rows(0, tokens))
             self._executor.keep_graph()
-        return most > 1
+        return most >= least
 
     def _run(self, chunks: np.ndarray, tokens: int, rows: Tensor) -> None:
         """Run the encoder over chunks [N, M, frames].
@@ -160,14 +162,14 @@ class AudioRunner:
         self._executor.record_repeated(self._device.stream)
 
 
-def split_chunks(features: np.ndarray, chunk_frames: int) -> np.ndarray:
+def split_chunks(features: np.ndarray, chunk_frames: int, whole: bool = False) -> np.ndarray:
     """Split features [M, frames] into chunks [N, M, chunk_frames].
 
-    The last chunk is padded with zeros. A single chunk keeps its own length, as in the reference: padding
-    would change what the convolutions compute.
+    The last chunk is padded with zeros. `whole`: also if it is the only one; otherwise a single chunk keeps
+    its own length. The padding changes what the convolutions compute, so each family does as its reference.
     """
     bins, frames = features.shape
-    if frames <= chunk_frames:
+    if frames <= chunk_frames and not whole:
         return features[None]
     count = -(-frames // chunk_frames)
     padded = np.pad(features, ((0, 0), (0, count * chunk_frames - frames)))

@@ -48,8 +48,9 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
         encoders["visual"] = partial(build_vision, vision, weights)
     if weights.has_module(f"{prefix}audio_tower"):
         encoder, extractor = thinker.section("audio_config"), read_processor(checkpoint, "feature_extractor")
-        check_layers(encoder, "encoder_layers", weights, f"{prefix}audio_tower.layers")
-        audio = audio_architecture(encoder, extractor, prefix)
+        listener = f"{prefix}audio_tower"
+        check_layers(encoder, "encoder_layers", weights, f"{listener}.layers")
+        audio = audio_architecture(encoder, extractor, listener, (listener, "proj1", "proj2"))
         encoders["audio"] = partial(build_audio, audio, weights)
     levels = vision.config.num_deepstack_features if vision else 0
     text = read_decoder(section, f"{prefix}model", levels, DEFAULTS)

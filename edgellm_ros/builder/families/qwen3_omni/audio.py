@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph of Qwen3-Omni's audio encoder: from log-mel chunks to embeddings.
+"""Graph of the audio encoder of Qwen3-Omni and Qwen3-ASR.
 
-The graph encodes one sound. Everything that depends only on the sound's length (which rows are sound and not
-padding, their positions in the chunk, the attention mask) is an input, so that one graph serves all lengths.
+The encoder makes embeddings of log-mel chunks. The graph encodes one sound. Everything that depends only on
+the sound's length (which rows are sound and not padding, their positions in the chunk, the attention mask) is
+an input, so that one graph serves all lengths.
 
 Source of the model: transformers, modeling_qwen3_omni_moe.py, Qwen3OmniMoeAudioEncoder.
 """
@@ -47,7 +48,7 @@ def build_audio(architecture: AudioArchitecture, weights: Weights, precision: st
     )
     mask = graph.input(names.ATTENTION_MASK, BOOL, [1, 1, "A", "A"])
 
-    with graph.module(f"{architecture.prefix}audio_tower", nodes=""):
+    with graph.module(architecture.tower, nodes=""):
         x = graph.op("Unsqueeze", graph.from_fp32(features), graph.constant([1]))
         for i in (1, 2, 3):
             x = graph.conv2d(f"conv2d{i}", x, 1 if i == 1 else channels, channels)
@@ -64,8 +65,10 @@ def build_audio(architecture: AudioArchitecture, weights: Weights, precision: st
             with graph.module(f"layers.{i}"):
                 x = _layer(graph, architecture, x, mask)
         x = graph.layer_norm("ln_post", x, hidden, EPSILON)
-        x = graph.op("Gelu", graph.linear("proj1", x, hidden, hidden, bias=True), approximate="none")
-        x = graph.linear("proj2", x, hidden, config.output_dim, bias=True)
+    module, first, second = architecture.projector
+    with graph.module(module, nodes=""):
+        x = graph.op("Gelu", graph.linear(first, x, hidden, hidden, bias=True), approximate="none")
+        x = graph.linear(second, x, hidden, config.output_dim, bias=True)
     graph.output(x, names.AUDIO_EMBEDS, graph.dtype, ["A", config.output_dim])
     return graph
 

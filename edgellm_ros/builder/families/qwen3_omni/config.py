@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
-from edgellm_ros.builder.families.qwen3_omni.processor import sound_processing
+from edgellm_ros.builder.families.qwen3_omni.processor import WHISPER, sound_processing
 from edgellm_ros.multimodal.audio.config import AudioConfig
 
 
@@ -20,7 +20,10 @@ class AudioArchitecture:
     config: AudioConfig  # for the runtime; the graph uses all fields
     downsample_hidden_size: int
     encoder_ffn_dim: int
-    prefix: str = ""  # of the tensors before "audio_tower"
+    tower: str  # module of the encoder's tensors
+    projector: tuple[
+        str, str, str
+    ]  # module of the layers from the encoder to the embeddings, and their names
 
 
 def check_dense(text: ConfigSection) -> None:
@@ -38,8 +41,17 @@ def check_dense(text: ConfigSection) -> None:
         raise text.mixture_of_experts("num_experts", f"layers are supported; layer {sparse[0]} has experts")
 
 
-def audio_architecture(audio: ConfigSection, processor: ConfigSection, prefix: str) -> AudioArchitecture:
-    """Read the section of the audio encoder, and its feature extractor."""
+def audio_architecture(
+    audio: ConfigSection,
+    processor: ConfigSection,
+    tower: str,
+    projector: tuple[str, str, str],
+    extractor: str = WHISPER,
+) -> AudioArchitecture:
+    """Read the section of the audio encoder, and its feature extractor.
+
+    tower, projector: see `AudioArchitecture`. extractor: type of the feature extractor.
+    """
     audio.one_of("activation_function", ["gelu"], default="gelu")
     bins = audio.size("num_mel_bins")
     # The model code counts 13 tokens per chunk whatever n_window is, which is right for 50 only.
@@ -53,7 +65,7 @@ def audio_architecture(audio: ConfigSection, processor: ConfigSection, prefix: s
         n_window=window,
         n_window_infer=audio.size("n_window_infer", 800),
         num_mel_bins=bins,
-        **sound_processing(processor, bins),
+        **sound_processing(processor, bins, extractor),
     )
     sizes = audio.size("downsample_hidden_size"), audio.size("encoder_ffn_dim")
-    return AudioArchitecture(built, *sizes, prefix)
+    return AudioArchitecture(built, *sizes, tower, projector)

@@ -18,6 +18,7 @@ from edgellm_ros.multimodal.video_config import VideoConfig
 
 # Areas of a frame in pixels; the model's processor has them in place of those of the checkpoint's files.
 FRAME_LIMITS = 128 * 32 * 32, 768 * 32 * 32
+WHISPER = "WhisperFeatureExtractor"
 POSITIONS_PER_SECOND = 25  # of mRoPE's time axis, for checkpoints without the key
 
 
@@ -35,12 +36,13 @@ def thinker_video(checkpoint: Path, thinker: ConfigSection, tower: ConfigSection
     )
 
 
-def sound_processing(processor: ConfigSection, bins: int) -> dict[str, Any]:
+def sound_processing(processor: ConfigSection, bins: int, extractor: str = WHISPER) -> dict[str, Any]:
     """Read the fields of `AudioConfig` that belong to the feature extractor.
 
-    bins: mel bins of the audio encoder. ValueError if the extractor's differ.
+    bins: mel bins of the audio encoder. extractor: type of the extractor, which computes the features as
+    Whisper's does. ValueError if the processor's differ.
     """
-    processor.one_of("feature_extractor_type", ["WhisperFeatureExtractor"])
+    processor.one_of("feature_extractor_type", [extractor])
     processor.one_of("feature_size", [bins])
     processor.one_of("dither", [0], default=0)
     return {
