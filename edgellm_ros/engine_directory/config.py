@@ -43,6 +43,7 @@ class SpecialTokens:
     audio_token_id: int | None
     audio_start_token_id: int | None
     audio_end_token_id: int | None
+    transcript_token_id: int | None = None  # before the words of a sound; only of models for speech to text
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,12 @@ class SpeechReference:
             *extracted(self.processor.feature_extractor, sounds), return_dict=True
         ).pooler_output.numpy()
 
-    def inputs(self, context: str, sounds: Sequence[np.ndarray], beginning: str = "") -> dict[str, Any]:
-        """Make the model's inputs: context, sounds, beginning of the answer."""
+    def inputs(self, context: str, sounds: Sequence[np.ndarray], language: str | None) -> dict[str, Any]:
+        """Make the model's inputs of context, sounds, and a language that is forced.
+
+        As in the original code, the beginning of the answer follows the rendered template.
+        """
+        beginning = f"language {language}<asr_text>" if language else ""
         features, mask = extracted(self.processor.feature_extractor, sounds)
         content = [{"type": "audio", "audio": sound} for sound in sounds]
         messages = [{"role": "system", "content": context}, {"role": "user", "content": content}]

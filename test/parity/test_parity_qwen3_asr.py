@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from greedy_answers import TOKENS, TOLERANCE, check_greedy_answer  # noqa: E402
 from speech_reference import SpeechReference, extracted  # noqa: E402
 from text_families import rope_rows  # noqa: E402
 from transformers import Qwen3ASRFeatureExtractor  # noqa: E402
+from transformers.models.qwen3_asr import processing_qwen3_asr as processing  # noqa: E402
 
 from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.engine.device import CpuDevice  # noqa: E402
@@ -29,10 +33,10 @@ from edgellm_ros.multimodal.audio.config import AudioConfig  # noqa: E402
 from edgellm_ros.multimodal.audio.processor import AudioProcessor  # noqa: E402
 from edgellm_ros.multimodal.audio.runner import AudioRunner  # noqa: E402
 from edgellm_ros.multimodal.sound import Sound  # noqa: E402
-from edgellm_ros.runtime.conversation import AudioPart, Message  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402
-from fixtures.qwen3_asr_checkpoint import ALIASES, LAYOUTS, ORIGINAL, write_qwen3_asr  # noqa: E402
+from edgellm_ros.runtime.transcript import LANGUAGES, read_transcript, transcription_request  # noqa: E402
+from fixtures.qwen3_asr_checkpoint import ALIASES, LAYOUTS, ORIGINAL, TEMPLATES, TRANSFORMERS, write_qwen3_asr  # noqa: E402
 from fixtures.reference_inputs import make_sound  # noqa: E402
 
 ROWS_TOLERANCE = 2e-5
@@ -55,8 +59,8 @@ EXTRACTOR = AudioConfig(
     whole_chunks=True,
 )
 CONTEXT = "charging dock, forklift"
-# Context, seconds of each sound, beginning of the answer.
-PROMPTS = [("", [0.3], ""), (CONTEXT, [0.73, 0.1, 1.5], ""), (CONTEXT, [8.1], "language German<asr_text>")]
+# Context, seconds of each sound, language that is forced.
+PROMPTS = [("", [0.3], None), (CONTEXT, [0.73, 0.1, 1.5], None), (CONTEXT, [8.1], "German")]
 
 
 def random_changes(index: int) -> dict[str, Any]:
@@ -97,7 +101,7 @@ class Case:
     config: EngineConfig
     reference: SpeechReference
     seconds: list[float]
-    prompts: list[tuple[str, list[float], str]]
+    prompts: list[tuple[str, list[float], str | None]]
 
 
 @pytest.fixture(
@@ -117,7 +121,7 @@ def case(request, tmp_path_factory) -> Case:
         config,
         SpeechReference(checkpoint, layout),
         [*SECONDS, LONG_SECONDS] if is_long else SECONDS,
-        [*PROMPTS, ("", [LONG_SECONDS], "")] if is_long else PROMPTS,
+        [*PROMPTS, ("", [LONG_SECONDS], None)] if is_long else PROMPTS,
     )
 
 
@@ -127,19 +131,15 @@ def runtime(case, runtime_device) -> Iterator[LLMInferenceRuntime]:
         yield runtime
 
 
+@cache
 def sound(seconds: float) -> np.ndarray:
     return make_sound(seconds, 16000)
 
 
-def ask(context: str, lengths: list[float], beginning: str) -> LLMGenerationRequest:
-    parts = [AudioPart(Sound(sound(seconds), 16000)) for seconds in lengths]
-    messages = [Message("system", context), Message("user", parts)]
-    return LLMGenerationRequest(
-        messages=(*messages, Message("assistant", beginning)) if beginning else tuple(messages),
-        continue_final_message=bool(beginning),
-        sampling=SamplingParams(max_tokens=TOKENS),
-        logprobs=8,
-    )
+def ask(context: str, lengths: list[float], language: str | None) -> LLMGenerationRequest:
+    sounds = [Sound(sound(seconds), 16000) for seconds in lengths]
+    request = transcription_request(sounds, language, context)
+    return dataclasses.replace(request, sampling=SamplingParams(max_tokens=TOKENS), logprobs=8)
 
 
 def encoded(case: Case, lengths: list[float], pads: bool = False) -> list[np.ndarray]:
@@ -175,9 +175,9 @@ def test_the_runner_makes_the_reference_s_rows_of_a_sound(case):
 
 
 def test_prompts_and_positions_are_the_reference_s(case, runtime):
-    for context, lengths, beginning in case.prompts:
-        (sequence,) = runtime.pipeline.preparer.prepare([ask(context, lengths, beginning)], 0)
-        expected = case.reference.inputs(context, [sound(seconds) for seconds in lengths], beginning)
+    for context, lengths, language in case.prompts:
+        (sequence,) = runtime.pipeline.preparer.prepare([ask(context, lengths, language)], 0)
+        expected = case.reference.inputs(context, [sound(seconds) for seconds in lengths], language)
         assert sequence.token_ids == expected["input_ids"][0].tolist()
         plain = np.arange(len(sequence.token_ids))
         np.testing.assert_array_equal(sequence.positions, [plain] * 3)
@@ -185,8 +185,8 @@ def test_prompts_and_positions_are_the_reference_s(case, runtime):
 
 
 def test_logits_match_at_every_position(case):
-    context, lengths, beginning = PROMPTS[1]
-    inputs = case.reference.inputs(context, [sound(seconds) for seconds in lengths], beginning)
+    context, lengths, language = PROMPTS[1]
+    inputs = case.reference.inputs(context, [sound(seconds) for seconds in lengths], language)
     ids, model = inputs["input_ids"][0].numpy(), LanguageModel(case.engine)
     embeds = model.embedding[ids]
     embeds[ids == case.config.audio_token_id] = np.concatenate(encoded(case, lengths))
@@ -198,8 +198,53 @@ def test_logits_match_at_every_position(case):
 
 
 def test_greedy_answers_match(case, runtime):
-    for context, lengths, beginning in case.prompts[1:]:
-        found = runtime.handle_request(ask(context, lengths, beginning))
-        inputs = case.reference.inputs(context, [sound(seconds) for seconds in lengths], beginning)
+    for context, lengths, language in case.prompts[1:]:
+        found = runtime.handle_request(ask(context, lengths, language))
+        inputs = case.reference.inputs(context, [sound(seconds) for seconds in lengths], language)
         assert len(found.token_ids) == TOKENS
         check_greedy_answer(found, case.reference.model, inputs)
+
+
+def test_a_request_is_that_of_the_processor(case, runtime):
+    """Both layouts have the prompts of the template of transformers' layout."""
+    processor, template = case.reference.processor, TEMPLATES[TRANSFORMERS]
+    for context, (seconds, *others), language in case.prompts:
+        if others:
+            continue
+        made = processor.apply_transcription_request(
+            sound(seconds), language, context or None, chat_template=template
+        )
+        (sequence,) = runtime.pipeline.preparer.prepare([ask(context, [seconds], language)], 0)
+        assert sequence.token_ids == made["input_ids"][0].tolist()
+
+
+def test_the_languages_are_those_of_the_processor():
+    assert LANGUAGES == processing.LANGUAGE_CODE_TO_NAME
+
+
+def random_answer(seed: int) -> str:
+    """Return an answer with runs of characters and of patterns."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for _ in range(int(rng.integers(0, 5))):
+        pattern = "".join(rng.choice(list("ab \n"), int(rng.choice([1, 1, 2, 3, 19, 20, 21]))))
+        parts.append(pattern * int(rng.choice([1, 2, 10, 19, 20, 21, 22, 45])))
+    prefixes = [
+        "",
+        "language English<asr_text>",
+        "language None<asr_text>",
+        "English\nx<asr_text>",
+        "<asr_text>",
+    ]
+    return str(rng.choice(prefixes)) + "".join(parts)
+
+
+def test_transcripts_are_those_of_the_processor():
+    config = SimpleNamespace(special_tokens=SimpleNamespace(transcript_token_id=0), stop_token_ids=())
+    answers, collapsed = [random_answer(seed) for seed in range(600)], 0
+    for text in answers:
+        response = SimpleNamespace(text=text, token_ids=[], logprobs=None)
+        found, expected = read_transcript(response, config), processing._parse_single_output(text)
+        assert (found.text, found.language) == (expected["transcription"], expected["language"]), text
+        collapsed += len(found.text) + 30 < len(text)
+    assert collapsed > 100

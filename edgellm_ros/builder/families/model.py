@@ -58,7 +58,6 @@ class Model:
     cuda_encoders: Mapping[str, Callable[[str], ModelBuilder]] = field(default_factory=dict)
     # ^ the same for graphs for CUDA (model.cuda.onnx), of encoders that have one
     mtp: MTPModule | None = None  # the draft head that the checkpoint has
-    transcribes: bool = False  # writes what sounds say: a prompt has sounds, but no text of the user
     describe_vision: Callable[[GraphBuilder, str], FusedVisionModel | None] | None = None
     # ^ describes the vision tower's graph, saved under a name, for the fused kernels; None = not for them
 
@@ -66,6 +65,11 @@ class Model:
     def llm(self) -> LanguageModelConfig:
         """Return the configuration of the language model."""
         return self.decoder.config
+
+    @property
+    def transcribes(self) -> bool:
+        """Tell whether the model is for speech to text: prompts have no text of the user."""
+        return self.special_tokens.transcript_token_id is not None
 
     @property
     def embedding(self) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from edgellm_ros.echo import quoted
 from edgellm_ros.engine_directory.chat_template import ChatTemplate
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.conversation import (
@@ -47,6 +48,7 @@ class PromptBuilder:
         self._video_token = NO_TOKEN if config.video is None else config.video.token_id
         self._audio_token = _or_no_token(config.special_tokens.audio_token_id)
         self._history_token = config.expert.history_token_id if config.expert else NO_TOKEN
+        self._sounds_only = config.special_tokens.transcript_token_id is not None
         self._text_only = config.vision is None and config.audio is None and config.expert is None
 
     def system_prefix(self, system_prompt: str) -> list[int]:
@@ -56,9 +58,14 @@ class PromptBuilder:
         """
         if not system_prompt:
             raise ValueError("the system prompt is empty")
-        one, other = (
-            self.build(LLMGenerationRequest(text, system_prompt=system_prompt), (), (), ()) for text in "a0"
-        )
+        if self._sounds_only:
+            request = LLMGenerationRequest(system_prompt=system_prompt)
+            one, other = (self.build(request, (), sounds, ()) for sounds in ((), (1,)))
+        else:
+            one, other = (
+                self.build(LLMGenerationRequest(text, system_prompt=system_prompt), (), (), ())
+                for text in "a0"
+            )
         ids = _common_prefix(one, other)
         if not ids:
             raise ValueError(
@@ -104,13 +111,15 @@ class PromptBuilder:
         text. In a conversation images, videos and sounds follow its order, and the history goes to the last
         message of the user, after the images and videos that it begins with. Special tokens in the texts of
         messages and tools stay plain text. ValueError if the template leaves out one of these, or the text
-        that is to be continued.
+        that is to be continued, and for text of the user if the model is for speech to text.
         """
         if request.messages is None:
             counts = len(image_tokens), len(videos), len(audio_tokens)
             messages = _short_form(request.system_prompt, request.prompt, *counts)
         else:
             messages = [_to_template(message) for message in request.messages]
+        if self._sounds_only:
+            _refuse_text(messages)
         if history:
             _add_history(messages)
         if self._text_only:
@@ -215,6 +224,17 @@ def _add_history(messages: list[dict[str, Any]]) -> None:
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     place = len(list(takewhile(lambda part: part["type"] in ("image", "video"), parts)))
     users[-1]["content"] = [*parts[:place], {"type": "trajectory_history"}, *parts[place:]]
+
+
+def _refuse_text(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ValueError for text of the user, which speech to text leaves out."""
+    for message in messages:
+        text = _text_of(message["content"]) if message["role"] == USER else ""
+        if text.strip():
+            raise ValueError(
+                f"this engine writes what sounds say and reads no text of the user, got {quoted(text)}: give "
+                "names that may be said as the system prompt"
+            )
 
 
 def _text_of(content: str | list[dict[str, Any]]) -> str:

@@ -43,7 +43,6 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     check_text(text, weights, layout.text)
     check_layers(encoder, "encoder_layers", weights, f"{layout.tower}.layers")
     audio = encoder_architecture(encoder, read_processor(checkpoint, "feature_extractor"), layout)
-    _check_mark(checkpoint / TOKENIZER_FILE)
     generation = read_generation_config(checkpoint)
     ends = next((each for each in (generation, config, section) if each.has("eos_token_id")), generation)
     stops = stop_token_ids(text, ends)
@@ -51,18 +50,26 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     model = make_model(
         checkpoint, section, weights, decoder, text, tied=True, head=layout.lm_head, stops=stops
     )
+    mark = _transcript_token_id(checkpoint / TOKENIZER_FILE)
     return dataclasses.replace(
-        model, audio=audio.config, encoders={"audio": partial(build_audio, audio, weights)}, transcribes=True
+        model,
+        audio=audio.config,
+        encoders={"audio": partial(build_audio, audio, weights)},
+        special_tokens=dataclasses.replace(model.special_tokens, transcript_token_id=mark),
     )
 
 
-def _check_mark(path: Path) -> None:
-    """Raise ValueError unless the mark before a transcript is a token that texts show."""
-    tokens = read_tokenizer(path).get_added_tokens_decoder().values()
-    mark = next((token for token in tokens if token.content == TRANSCRIPT_MARK), None)
-    if mark is None or mark.special:
+def _transcript_token_id(path: Path) -> int:
+    """Return the id of the mark before a transcript.
+
+    ValueError unless the tokenizer has it as an added token that texts show.
+    """
+    tokens = read_tokenizer(path).get_added_tokens_decoder()
+    mark = next((each for each, token in tokens.items() if token.content == TRANSCRIPT_MARK), None)
+    if mark is None or tokens[mark].special:
         found = "missing" if mark is None else "special, so answers would leave it out"
         raise ValueError(f"{path}: the added token {TRANSCRIPT_MARK!r} is {found}")
+    return mark
 
 
 FAMILY = Family("qwen3_asr", ("qwen3_asr",), read)

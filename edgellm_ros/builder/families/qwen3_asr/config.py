@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 from functools import partial
 
-from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, MixtureOfExpertsError
 from edgellm_ros.builder.families.qwen3_omni.config import AudioArchitecture, audio_architecture
 from edgellm_ros.builder.families.qwen3_omni.processor import WHISPER
 from edgellm_ros.builder.weights.weights import Weights
@@ -102,8 +102,11 @@ def check_text(text: ConfigSection, weights: Weights, prefix: str) -> None:
     if not any(each.has("rope_theta") for each in (text, *holders)):
         raise ValueError(f"{text.where}: key 'rope_theta' is missing")
     for layer in range(text.size("num_hidden_layers")):
-        if weights.has_module(f"{prefix}.layers.{layer}.mlp.experts"):
-            raise text.mixture_of_experts("num_experts", f"layers are supported; layer {layer} has experts")
+        module = f"{prefix}.layers.{layer}.mlp.experts"
+        if weights.has_module(module):
+            raise MixtureOfExpertsError(
+                f"{weights.where}: tensors of '{module}': a mixture of experts; supported: dense layers"
+            )
 
 
 def canonical(audio: ConfigSection) -> ConfigSection:
