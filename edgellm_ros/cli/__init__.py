@@ -14,11 +14,23 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from edgellm_ros.cli import bench, build, chat, demo, evaluate, export, generate, inspect, replay, security
+from edgellm_ros.cli import (
+    bench,
+    build,
+    chat,
+    demo,
+    evaluate,
+    export,
+    generate,
+    inspect,
+    replay,
+    security,
+    transcribe,
+)
 from edgellm_ros.echo import escaped
 from edgellm_ros.engine.errors import EngineError
 
-SUBCOMMANDS = (export, build, inspect, generate, chat, bench, demo, replay, evaluate, security)
+SUBCOMMANDS = (export, build, inspect, generate, chat, transcribe, bench, demo, replay, evaluate, security)
 BAD_INPUT = 2
 # Errors of bad input. Any other error is a bug and keeps its traceback.
 BAD_INPUT_ERRORS = (ValueError, OSError, ImportError, NotImplementedError, EngineError)

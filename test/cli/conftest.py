@@ -13,7 +13,7 @@ import pytest
 from edgellm_ros.cli import main
 from fixtures.command_run import Run
 
-EXECUTES = ("generate", "chat", "bench")  # the commands that execute engines
+EXECUTES = ("generate", "chat", "transcribe", "bench")  # the commands that execute engines
 
 
 @pytest.fixture
