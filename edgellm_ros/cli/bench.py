@@ -16,7 +16,8 @@ Conditions
 ----------
 One request at a time (batch 1), in this process, caches warm. Every run is one plan: a fixed synthetic camera
 frame, a fixed command, tokens until the model stops or --max-tokens, and one trajectory if the model requests
-one. Every run recomputes its prompt (no prefix reuse).
+one. Of an engine for speech to text it is one synthetic sound of up to 5 s, which is encoded once. Every run
+recomputes its prompt (no prefix reuse).
 
 Examples
 --------
@@ -46,9 +47,11 @@ if TYPE_CHECKING:
     import numpy as np
 
     from edgellm_ros.engine_directory.config import EngineConfig
+    from edgellm_ros.multimodal.sound import Sound
     from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
     from edgellm_ros.runtime.request import LLMGenerationRequest
 
+COMMAND = "go to the red box"
 CHANGED = {"prefix_cache_bytes": 0}  # from the defaults of LLMInferenceRuntime
 PART_RUNS = 5  # in which the parts of rounds are measured
 STAGES = ("vision_s", "prefill_s", "decode_s", "action_s", "first_token_s", "total_s")
@@ -74,7 +77,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="warm-up runs (default: %(default)s)",
     )
     parser.add_argument(
-        "--prompt", default="go to the red box", metavar="TEXT", help="command (default: %(default)r)"
+        "--prompt",
+        metavar="TEXT",
+        help=f"command (default: {COMMAND!r}; a synthetic sound if the engine is for speech to text)",
     )
     parser.add_argument("--image", metavar="FILE", help="camera frame (default: a synthetic one)")
     parser.add_argument(
@@ -110,8 +115,10 @@ def run(args: argparse.Namespace) -> int:
     config.check_answers_with_text("edgellm bench")
     missing = EngineParts(config, args.without).missing
     frame = read_image(args.image) if args.image else synthetic_frame()
+    command = "" if config.transcribes else COMMAND
     request = LLMGenerationRequest(
-        prompt=args.prompt,
+        prompt=command if args.prompt is None else args.prompt,
+        audio=(synthetic_sound(config),) if config.transcribes else (),
         images=() if missing(VISUAL) else (frame,),
         sampling=SamplingParams(max_tokens=args.max_tokens),
         action_samples=0 if missing(ACTION) else args.action_samples,
@@ -197,6 +204,19 @@ def synthetic_frame(height: int = 224, width: int = 320) -> np.ndarray:
     frame[height // 4 :] = (120, 110, 100)
     frame[height // 3 : height * 2 // 3, width * 2 // 5 : width * 3 // 5] = (200, 30, 30)
     return frame
+
+
+def synthetic_sound(config: EngineConfig) -> Sound:
+    """Make a sound of 5 s, or as long as an engine takes, that is the same everywhere."""
+    import numpy as np
+
+    from edgellm_ros.multimodal.sound import Sound
+
+    assert config.audio is not None
+    rate = config.audio.sampling_rate
+    longest = int(config.audio.max_seconds(config.builder.max_input_len) * rate) - 1
+    time = np.arange(min(5 * rate, longest)) / rate
+    return Sound((0.3 * np.sin(2 * np.pi * 200 * time * (1 + 0.1 * time))).astype(np.float32), rate)
 
 
 def _print_table(result: dict) -> None:

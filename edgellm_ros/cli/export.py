@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from edgellm_ros.cli.quantization.cost import QuantizationCost
     from edgellm_ros.runtime.request import LLMGenerationRequest
 
+NO_REPORT = "no report: a model for speech to text needs sounds: give --prompts with requests that have some"
+
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand to `edgellm`."""
@@ -61,7 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="PROMPTS",
         help="prompts for the report of --quantize, --cpu-int8 and --kv-cache, as for --calibrate; their "
         "text is that of its perplexity (default: a few prompts of its own, and the text of --calibrate, "
-        "else one of its own)",
+        "else one of its own; a model for speech to text has no report by default)",
     )
     parser.add_argument(
         "--no-report",
@@ -119,6 +121,9 @@ def _export(args: argparse.Namespace, options: ExportOptions) -> int:
         f"{args.engine_dir}: {len(config.files)} files, {size / 1e6:.1f} MB, in {seconds:.1f} s",
         file=sys.stderr,
     )
+    if reports and config.transcribes and not args.prompts:
+        print(NO_REPORT, file=sys.stderr)
+        reports = False
     costs = _costs(args, options, prompts, text) if reports else {}
     if args.json:
         files = {entry.path: entry.size for entry in config.files}

@@ -136,6 +136,11 @@ class EngineConfig:
         """
         return self.action if isinstance(self.action, PolicyConfig) else None
 
+    @property
+    def transcribes(self) -> bool:
+        """Tell whether the engine is for speech to text: prompts have no text of the user."""
+        return self.special_tokens.transcript_token_id is not None
+
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}")
@@ -180,6 +185,8 @@ class EngineConfig:
                 raise ValueError(f"audio output_dim {audio.output_dim} is not hidden_size {llm.hidden_size}")
             if self.special_tokens.audio_token_id is None:
                 raise ValueError("special_tokens needs audio_token_id for an audio encoder")
+        elif self.transcribes:
+            raise ValueError("special_tokens has transcript_token_id, which needs an audio encoder")
         if action is not None:
             for name, expected in (
                 ("num_key_value_heads", llm.num_key_value_heads),

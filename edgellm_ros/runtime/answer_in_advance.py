@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REQUEST = LLMGenerationRequest("hello", sampling=SamplingParams(temperature=0.0, max_tokens=4))
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
+REQUEST = LLMGenerationRequest("hello", sampling=GREEDY)
+WITHOUT_TEXT = LLMGenerationRequest(sampling=GREEDY)  # for engines for speech to text
 TIMES = 2  # what repeats is recorded then
 
 
@@ -32,9 +34,10 @@ def answer_in_advance(pipeline: Pipeline, metrics: RuntimeMetrics) -> None:
     """
     if not pipeline.device.has_graphs or pipeline.runner.prefill_executor.is_plan:
         return
+    request = WITHOUT_TEXT if pipeline.config.transcribes else REQUEST
     try:
         for _ in range(TIMES):
-            sequences = pipeline.prepare([REQUEST], noise_seed=0)
+            sequences = pipeline.prepare([request], noise_seed=0)
             with metrics.unchanged():
                 pipeline.prefill(sequences)
                 while pipeline.batch.sequences:

@@ -78,7 +78,7 @@ class Transcript:
 
 def check_transcribes(config: EngineConfig) -> None:
     """Raise ValueError unless an engine writes transcripts."""
-    if config.audio is None or config.special_tokens.transcript_token_id is None:
+    if not config.transcribes:
         raise ValueError(
             f"this engine ({config.model_type}) writes no transcripts, expected a model for speech to text, "
             "such as Qwen3-ASR"
@@ -103,10 +103,13 @@ def transcription_request(
     """Make the request for one transcript of sounds, one after the other.
 
     language: name or code; None = the model finds it. context: words that may be said, such as names of
-    places and objects, which the model then writes more readily. ValueError for an unknown language.
+    places and objects, which the model then writes more readily. ValueError without sounds, and for an
+    unknown language.
     """
     messages = [Message("system", context)] if context else []
     messages.append(Message(USER, tuple(map(AudioPart, sounds))))
+    if not sounds:
+        raise ValueError("a transcript needs at least one sound, got none")
     if language is not None:
         messages.append(Message(ASSISTANT, f"language {language_name(language)}{TRANSCRIPT_MARK}"))
     return LLMGenerationRequest(

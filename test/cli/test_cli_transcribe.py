@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import soundfile
 
@@ -19,11 +21,16 @@ SAMPLES = {name: make_sound(seconds, 16000) for name, seconds in SECONDS.items()
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("qwen3_asr")
-    checkpoint = write_qwen3_asr(folder / "checkpoint", TRANSFORMERS)
-    export(checkpoint, folder / "engine", max_input_len=64, max_kv_cache_capacity=128)
-    return folder / "engine"
+def checkpoint(tmp_path_factory):
+    text = {"hidden_size": 64, "intermediate_size": 96}  # whole groups of rounded weights
+    return write_qwen3_asr(tmp_path_factory.mktemp("qwen3_asr") / "checkpoint", TRANSFORMERS, text=text)
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint):
+    directory = checkpoint.with_name("engine")
+    export(checkpoint, directory, max_input_len=64, max_kv_cache_capacity=128)
+    return directory
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +100,26 @@ def test_bad_input_is_refused_with_one_line(edgellm, engine, tiny_engine, files,
         ((engine, files["one.wav"], "--context", "word " * 60), [files["one.wav"], "max_kv_cache_capacity"]),
     ):
         assert_refused(edgellm("transcribe", *arguments), *map(str, parts))
+
+
+def test_bench_hears_a_sound(edgellm, engine):
+    found = edgellm("bench", engine, "--runs", 1, "--warmup", 0, "--max-tokens", 4)
+    assert found.code == 0, found.err
+    assert found.json["prompt_tokens"] == 31 + 64  # as long as the engine takes
+
+
+@pytest.mark.only_on("cpu", reason="the report runs on the CPU")
+def test_rounded_weights_have_a_report_on_sounds(edgellm, checkpoint, files, tmp_path):
+    options = ("--quantize", "int8", "--json")
+    found = edgellm("export", checkpoint, tmp_path / "plain", *options)
+    assert (found.code, "quantization" in found.json) == (0, False)
+    assert "no report: a model for speech to text needs sounds" in found.err
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text(
+        "".join(f"{json.dumps({'audio': [path], 'system': 'dock'})}\n" for path in files.values())
+    )
+    options += ("--prompts", requests, "--calibrate", requests)
+    found = edgellm("export", checkpoint, tmp_path / "calibrated", *options)
+    assert found.code == 0, found.err
+    assert found.json["quantization"]["prompts"] == 2
+    assert 0 < found.json["quantization"]["relative_error"] < 0.1

@@ -8,11 +8,17 @@ import dataclasses
 import pytest
 
 from doubles.deferred_runtime import WatchedDevice, queueing
+from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.runtime.answer_in_advance import TIMES
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.metrics import RuntimeMetrics
 from edgellm_ros.runtime.pipeline import Pipeline
+from edgellm_ros.runtime.sampling_params import SamplingParams
+from edgellm_ros.runtime.transcript import transcription_request
+from fixtures.qwen3_asr_checkpoint import ORIGINAL, write_qwen3_asr
+from fixtures.reference_inputs import make_sound
 from fixtures.requests_for_tests import assert_same_answer, request
 
 pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own device")
@@ -50,6 +56,19 @@ def test_it_changes_neither_counters_nor_caches_nor_answers(
         first = runtime.handle_request(request())
         assert not first.reused_tokens
         assert_same_answer(first, acting_runtime.handle_request(request()))
+
+
+def test_an_engine_for_speech_to_text_answers_no_text(tmp_path, answered):
+    checkpoint = write_qwen3_asr(tmp_path / "checkpoint", ORIGINAL)
+    export(checkpoint, tmp_path / "engine")
+    sound = Sound(make_sound(0.3, 16000), 16000)
+    request = dataclasses.replace(transcription_request([sound]), sampling=SamplingParams(max_tokens=8))
+    with LLMInferenceRuntime(tmp_path / "engine") as runtime:
+        expected = runtime.handle_request(request).token_ids
+    answered.clear()
+    with LLMInferenceRuntime(tmp_path / "engine", WatchedDevice()) as runtime:
+        assert answered == [""] * TIMES
+        assert runtime.handle_request(request).token_ids == expected
 
 
 def test_a_second_capture_answers_nothing_again(acting_engine, answered):

@@ -74,6 +74,12 @@ def test_an_unknown_and_a_missing_key_are_named_with_their_path(engine, edit):
         (lambda d: d["audio"].update(encoder_attention_heads=5), "multiple of encoder_attention_heads 5"),
         (lambda d: d["audio"].update(n_window_infer=99), "n_window_infer 99 must be at least a chunk of 100"),
         (lambda d: d["audio"].update(hop_length=0), "hop_length must be at least 1, got 0"),
+        (lambda d: d["audio"].update(min_samples=-1), "min_samples must be at least 0, got -1"),
+        (lambda d: d["audio"].update(whole_chunks=1), r"audio\.whole_chunks: expected bool, got int 1"),
+        (
+            lambda d: d["special_tokens"].update(transcript_token_id=5) or d.update(audio=None),
+            "transcript_token_id, which needs an audio encoder",
+        ),
         (lambda d: d["audio"].update(output_dim=64), "audio output_dim 64 is not hidden_size 48"),
         (lambda d: d["special_tokens"].update(audio_token_id=None), "needs audio_token_id"),
         (lambda d: d.update(format_version=99), "format_version is 99, expected 18: export again"),

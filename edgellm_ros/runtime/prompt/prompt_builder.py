@@ -48,7 +48,7 @@ class PromptBuilder:
         self._video_token = NO_TOKEN if config.video is None else config.video.token_id
         self._audio_token = _or_no_token(config.special_tokens.audio_token_id)
         self._history_token = config.expert.history_token_id if config.expert else NO_TOKEN
-        self._sounds_only = config.special_tokens.transcript_token_id is not None
+        self._sounds_only = config.transcribes
         self._text_only = config.vision is None and config.audio is None and config.expert is None
 
     def system_prefix(self, system_prompt: str) -> list[int]:
