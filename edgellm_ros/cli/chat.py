@@ -21,12 +21,13 @@ from edgellm_ros.io.image_file import read_image
 
 if TYPE_CHECKING:
     from edgellm_ros.engine_directory.config import EngineConfig
+    from edgellm_ros.hearing.transcriber import Transcriber
     from edgellm_ros.runtime.conversation import Message, Part
     from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 COMMANDS = {
     "/image": "FILE    show an image with the next line",
-    "/audio": "FILE    play a sound with the next line",
+    "/audio": "FILE    play a sound with the next line; with --speech-engine its words are a line",
     "/system": "TEXT   set the system prompt (without TEXT: none)",
     "/reset": "        forget the conversation, except the system prompt",
     "/help": "         show these commands",
@@ -58,6 +59,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="NAME[=DIR]",
         help="LoRA adapter to answer with, as for `edgellm generate` (default: the base model)",
     )
+    parser.add_argument(
+        "--speech-engine",
+        metavar="DIR",
+        help="engine directory of a model for speech, such as Qwen3-ASR, which transcribes sounds (default: "
+        "the model itself hears)",
+    )
     add_sampling(parser)
     arguments.add_runtime(parser)
     parser.set_defaults(run=run)
@@ -66,6 +73,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load the engines, then answer line by line until the input ends."""
     from edgellm_ros.engine_directory.config import EngineConfig
+    from edgellm_ros.hearing.transcriber import Transcriber
     from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
     sampling_params(args)  # wrong options are refused before the engines load
@@ -74,8 +82,12 @@ def run(args: argparse.Namespace) -> int:
     config.check_answers_with_text("a chat")
     adapters = lora_dirs(args.lora, args.engine_dir)
     options = arguments.runtime_options(args, config)
-    with LLMInferenceRuntime(args.engine_dir, lora_dirs=adapters, **options) as runtime:
-        chat = Chat(runtime, args, config)
+    with contextlib.ExitStack() as opened:
+        transcriber = None
+        if args.speech_engine is not None:
+            transcriber = opened.enter_context(Transcriber(args.speech_engine, args.device))
+        runtime = opened.enter_context(LLMInferenceRuntime(args.engine_dir, lora_dirs=adapters, **options))
+        chat = Chat(runtime, args, config, transcriber)
         for line in _lines():
             if not chat.take(line):
                 break
@@ -85,11 +97,19 @@ def run(args: argparse.Namespace) -> int:
 class Chat:
     """The conversation so far, and the parts of the next message."""
 
-    def __init__(self, runtime: LLMInferenceRuntime, args: argparse.Namespace, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        runtime: LLMInferenceRuntime,
+        args: argparse.Namespace,
+        config: EngineConfig,
+        transcriber: Transcriber | None = None,
+    ) -> None:
         self._runtime = runtime
+        self._transcriber = transcriber
         self._args = args
         self._config = config
-        self._read_sound = sound_reader(args.engine_dir, config)
+        hears = config if transcriber is None else transcriber.runtime.config
+        self._read_sound = sound_reader(args.speech_engine or args.engine_dir, hears)
         self._system = args.system
         self._turns: list[Message] = []
         self._parts: list[Part] = []
@@ -124,6 +144,12 @@ class Chat:
             image = read_image(Path(text))
             self._parts.append(ImagePart(image))
             self._taken("image", text, f"{image.shape[1]}x{image.shape[0]}")
+        elif name == "/audio" and self._transcriber is not None:
+            transcript = self._transcriber.transcribe(self._read_sound(Path(text)))
+            print(f"heard: {printable(transcript.text)}", file=sys.stderr, flush=True)
+            if not transcript.text:
+                raise ValueError(f"{text}: no words")
+            self._answer(transcript.text)
         elif name == "/audio":
             if missing := self._runtime.parts.missing(AUDIO):
                 raise ValueError(f"{self._args.engine_dir}: {missing}")

@@ -13,12 +13,16 @@ import sys
 import pytest
 import soundfile
 
+from edgellm_ros.builder import export
 from edgellm_ros.cli import chat
+from edgellm_ros.echo import printable
+from edgellm_ros.hearing.transcriber import Transcriber
 from edgellm_ros.io.image_file import read_image
 from edgellm_ros.io.sound_file import read_sound
 from edgellm_ros.runtime.conversation import AudioPart, ImagePart, Message, TextPart
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+from fixtures.qwen3_asr_checkpoint import ORIGINAL, write_qwen3_asr
 from fixtures.reference_inputs import make_sound
 
 TOKENS = ("--max-tokens", 6)
@@ -163,3 +167,28 @@ def test_a_terminal_shows_a_prompt_and_ctrl_d_ends_the_chat(tiny_engine, runtime
     assert (child.returncode, err) == (0, b"")
     assert out.count(chat.PROMPT.encode()) == 2
     assert answer(runtime, user("hello")) in out.decode()
+
+
+@pytest.fixture(scope="module")
+def speech_engine(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("speech")
+    export(write_qwen3_asr(folder / "checkpoint", ORIGINAL, seed=9), folder / "engine")
+    return folder / "engine"
+
+
+@pytest.mark.only_on("cpu", reason="the speech engine is opened on the same device")
+def test_with_a_speech_engine_the_words_of_a_sound_are_a_line(talk, runtime, speech_engine, tmp_path):
+    path = tmp_path / "voice.wav"
+    soundfile.write(path, make_sound(1.0, 16000), 16000)
+    with Transcriber(speech_engine) as transcriber:
+        words = transcriber.transcribe(read_sound(path, 30.0)).text
+    told = talk(f"/audio {path}", options=("--speech-engine", speech_engine))
+    assert told.out == f"{answer(runtime, user(words))}\n"
+    assert f"heard: {printable(words)}\n" in told.err
+
+
+def test_an_engine_that_writes_no_transcripts_is_refused_as_a_speech_engine(talk, tiny_engine):
+    told = talk("hello", options=("--speech-engine", tiny_engine))
+    assert told.code == 2
+    assert f"{tiny_engine}: this engine" in told.err
+    assert "writes no transcripts" in told.err

@@ -37,7 +37,7 @@ class Utterance:
     sound: Sound  # at 16 kHz
     stamp: int  # stamp of the first sample
     until: int  # stamp of the end of the chunk that ended the utterance
-    reason: str  # why it ended: `silence`, `max_length` or `stream_end`
+    reason: str  # why it ended: `silence`, `max_length` or `stream_end`; "" = it is in progress
 
 
 def utterances_in(recording: Sound, voice: VoiceDetector, settings: UtteranceSettings) -> list[Utterance]:
@@ -125,6 +125,11 @@ class SoundStream:
             return []
         overdue, self._overdue = self._overdue, True
         return self._end() if overdue else []
+
+    def so_far(self) -> Utterance | None:
+        """Return the received part of the utterance in progress; None without one."""
+        cut = self._cutter.so_far()
+        return None if cut is None else self._utterance(cut)
 
     def drop(self) -> None:
         """Drop the stream and the utterance in progress."""

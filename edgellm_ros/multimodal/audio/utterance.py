@@ -61,7 +61,7 @@ class Cut:
 
     samples: np.ndarray  # [N] float32 at 16 kHz
     start: int  # index of the first sample in the stream
-    reason: str  # why the utterance ended
+    reason: str  # why the utterance ended; "" = it is in progress
 
 
 class VoiceDetector(Protocol):
@@ -89,6 +89,10 @@ class UtteranceCutter:
     def speaking(self) -> bool:
         """Return whether an utterance is in progress."""
         return self._speaking
+
+    def so_far(self) -> Cut | None:
+        """Return the utterance in progress, without an end reason; None without one."""
+        return Cut(np.concatenate(list(self._frames)), self._start, "") if self._speaking else None
 
     def add(self, samples: np.ndarray) -> list[Cut]:
         """Add samples [N] float32 and return the utterances that end within them."""

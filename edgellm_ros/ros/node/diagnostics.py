@@ -34,6 +34,10 @@ INPUT_VALUES = (
     "utterances_cut",
     "utterances_stale",
     "utterances_dropped",
+    "utterances_skipped",
+    "transcripts_obeyed",
+    "transcripts_refused",
+    "transcripts_failed",
 )
 
 
@@ -78,6 +82,8 @@ def input_status(parts: Parts, values: Mapping[str, float], parameters: Paramete
         problems += parts.robot_state.problems()
         if parts.speech.problem:
             problems.append((WARN, f"~/audio: {parts.speech.problem}"))
+        if parts.listener is not None and parts.listener.problem:
+            problems.append((WARN, f"~/audio: {parts.listener.problem}"))
     shown: dict[str, object] = {name: values[name] for name in INPUT_VALUES if name in values}
     shown["image_age"], shown["odometry_age"] = metrics.frames.age, metrics.odometry.age
     shown["joint_state_age"], shown["audio_age"] = metrics.joint_states.age, metrics.sound.age

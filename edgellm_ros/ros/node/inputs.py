@@ -17,6 +17,7 @@ from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import String
 
 from edgellm_ros.ros.messaging import overridable
+from edgellm_ros.ros.node.listener import Listener
 from edgellm_ros.ros.node.metrics import NodeMetrics, Rate, RecentProblem
 from edgellm_ros.ros.node.planning.command_trigger import Command, CommandTrigger, Pair
 from edgellm_ros.ros.node.planning.jobs import JobFactory
@@ -56,11 +57,15 @@ class Inputs:
         speech: SpeechInput,
         metrics: NodeMetrics,
         blind: str = "",
+        listener: Listener | None = None,
     ) -> None:
-        """Take what the callbacks fill.
+        """Take what the callbacks fill, and start the listener.
 
         blind: why the engine takes no frames, which are counted and refused then; empty = it takes them.
         """
+        self._listener = listener
+        if listener is not None:
+            listener.start(self._on_heard)
         self._blind = blind
         self._node = node
         self._parameters = parameters
@@ -197,6 +202,10 @@ class Inputs:
             self._node.get_logger().error(f"~/command: {error}", throttle_duration_sec=LOG_THROTTLE_S)
             return
         self._obey([Command(message.data.strip())])
+
+    def _on_heard(self) -> None:
+        if self._listener is not None:
+            self._obey(self._listener.take())
 
     def _on_audio(self, message: Any) -> None:
         self._obey(self._speech.on_message(message))

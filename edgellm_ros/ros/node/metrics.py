@@ -45,6 +45,10 @@ COUNTERS = (
     "utterances",
     "utterances_cut",
     "utterances_stale",
+    "utterances_skipped",
+    "transcripts_obeyed",
+    "transcripts_refused",
+    "transcripts_failed",
     "goals_rejected",
     "chunks_continued",
     "chunks_not_continued",
@@ -52,7 +56,8 @@ COUNTERS = (
     *(
         f"{topic}_published"
         for topic in (
-            "utterance", "generation", "text", "text_stream", "action_chunk", "path", "markers", "overlay",
+            "utterance", "transcript", "generation", "text", "text_stream", "action_chunk", "path", "markers",
+            "overlay",
         )
     ),
 )  # fmt: skip

@@ -12,6 +12,7 @@ engines. Callbacks only move messages; the planning thread runs the engines. par
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
@@ -24,6 +25,7 @@ from rclpy.qos import QoSProfile
 from edgellm_ros.echo import printable
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.parts import AUDIO
+from edgellm_ros.hearing.transcriber import Transcriber
 from edgellm_ros.multimodal.audio.voice_activity import VoiceActivity
 from edgellm_ros.ros.diagnostic_status import make_array
 from edgellm_ros.ros.lifecycle import logged, refuse_impossible_transitions, state_name
@@ -33,7 +35,7 @@ from edgellm_ros.ros.node.engine_checks import engine_problem
 from edgellm_ros.ros.node.parameter_checks import check_parameters, declare_parameters
 from edgellm_ros.ros.node.parts import Parts
 from edgellm_ros.ros.node.plan_server import PlanServer
-from edgellm_ros.ros.node.runtime_opening import close_runtime, open_runtime
+from edgellm_ros.ros.node.runtime_opening import close_runtime, open_runtime, open_transcriber
 from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
 from edgellm_ros.ros.node.settings.parameters import Parameters
 from edgellm_ros.ros.node.speech_input import audio_type
@@ -49,6 +51,7 @@ class EdgeLLMNode(LifecycleNode):
         """Declare the parameters and start /diagnostics; `kwargs` are for LifecycleNode."""
         super().__init__("edgellm", **kwargs)
         self._parts: Parts | None = None
+        self._transcriber: Transcriber | None = None
         self._problem = NOT_CONFIGURED
         self._live_parameters = LiveParameters(declare_parameters(self))
         self._plan_server = PlanServer(self, self._live_parameters)
@@ -89,16 +92,26 @@ class EdgeLLMNode(LifecycleNode):
         parameters = self.parameters
         try:
             audio_type(parameters.audio_transport)  # ValueError if its package is not installed
-            runtime = open_runtime(parameters, self.get_logger())
-            voice = VoiceActivity() if not runtime.parts.missing(AUDIO) else None
+            with ExitStack() as undo:
+                runtime = open_runtime(parameters, self.get_logger())
+                undo.callback(runtime.close)
+                self._transcriber = open_transcriber(parameters)
+                if self._transcriber is not None:
+                    undo.callback(self._transcriber.close)
+                hears = self._transcriber is not None or not runtime.parts.missing(AUDIO)
+                voice = VoiceActivity() if hears else None
+                undo.pop_all()
         except (OSError, ValueError, EngineError) as error:
             self._problem = f"cannot load the engines: {error}"
             self.get_logger().error(self._problem)
             return TransitionCallbackReturn.FAILURE
         try:
-            self._parts = Parts(self, runtime, voice, self._live_parameters, self._plan_server)
+            self._parts = Parts(
+                self, runtime, voice, self._live_parameters, self._plan_server, self._transcriber
+            )
         except BaseException:
             runtime.close()
+            self._close_transcriber()
             raise
         self._problem = ""
         self.get_logger().info(f"engines of {printable(parameters.engine_dir)} loaded on {parameters.device}")
@@ -133,9 +146,12 @@ class EdgeLLMNode(LifecycleNode):
         """
         self.stop_planning("the node shuts down")
         if self._parts is not None:
+            if self._parts.listener is not None:
+                self._parts.listener.close()
             self._parts.worker.close()
             self._parts.outputs.end()
             close_runtime(self._parts.runtime, self.parameters, self.get_logger())
+            self._close_transcriber()
         return super().on_shutdown(state)
 
     @logged
@@ -162,6 +178,12 @@ class EdgeLLMNode(LifecycleNode):
         if parts is not None:
             parts.destroy()
             close_runtime(parts.runtime, self.parameters, self.get_logger())
+            self._close_transcriber()
+
+    def _close_transcriber(self) -> None:
+        transcriber, self._transcriber = self._transcriber, None
+        if transcriber is not None:
+            transcriber.close()
 
     # Parameters
 

@@ -9,10 +9,12 @@ from contextlib import ExitStack
 from rclpy.lifecycle import LifecycleNode
 
 from edgellm_ros.engine_directory.parts import AUDIO, VISUAL
+from edgellm_ros.hearing.transcriber import Transcriber
 from edgellm_ros.multimodal.audio.voice_activity import VoiceActivity
 from edgellm_ros.ros.camera_topic import camera_names
 from edgellm_ros.ros.node.camera.camera_source import CameraSource
 from edgellm_ros.ros.node.inputs import Inputs
+from edgellm_ros.ros.node.listener import Listener
 from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.outputs.outputs import Outputs
 from edgellm_ros.ros.node.plan_server import PlanServer
@@ -49,10 +51,12 @@ class Parts:
         voice: VoiceActivity | None,
         parameters: LiveParameters,
         plan_server: PlanServer,
+        transcriber: Transcriber | None = None,
     ) -> None:
         """Make topics and services, open the action, and start the planning thread.
 
-        `voice` is None if the audio encoder is missing or left out. After an exception the thread has ended.
+        `voice` is None if nothing hears: no speech engine, and the audio encoder is missing or left out.
+        After an exception the threads have ended.
         """
         self.runtime = runtime
         config, start = runtime.config, parameters.current
@@ -103,6 +107,10 @@ class Parts:
             )
             self.loras = LoraChanges(node, parameters, runtime, self.worker)
             undo.callback(self.loras.destroy)
+            self.listener: Listener | None = None
+            if transcriber is not None:
+                self.listener = Listener(node, parameters, transcriber, self.outputs, self.metrics)
+                undo.callback(self.listener.close)
             self._make_sources(node, parameters, voice)
             self.services = Services(node, parameters, runtime, self.worker, self.loras, self.metrics)
             undo.callback(self.services.destroy)
@@ -117,7 +125,15 @@ class Parts:
     ) -> None:
         """Make the sources of requests: speech, and the subscriptions."""
         missing = self.runtime.parts.missing
-        self.speech = SpeechInput(node, parameters, voice, self.outputs, self.metrics, missing(AUDIO))
+        self.speech = SpeechInput(
+            node,
+            parameters,
+            voice,
+            self.outputs,
+            self.metrics,
+            missing=missing(AUDIO),
+            listener=self.listener,
+        )
         self.inputs = Inputs(
             node,
             parameters,
@@ -131,6 +147,7 @@ class Parts:
             speech=self.speech,
             metrics=self.metrics,
             blind=missing(VISUAL),
+            listener=self.listener,
         )
 
     def _gauges(self, node: LifecycleNode) -> dict[str, Callable[[], float]]:
@@ -179,6 +196,8 @@ class Parts:
 
         The runtime remains open, and so does the action for those who want a result.
         """
+        if self.listener is not None:
+            self.listener.close()
         self.worker.close()
         self.loras.destroy()
         self.plan_server.close()

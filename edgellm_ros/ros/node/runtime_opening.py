@@ -10,6 +10,7 @@ from rclpy.impl.rcutils_logger import RcutilsLogger
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.parts import VISUAL
+from edgellm_ros.hearing.transcriber import Transcriber
 from edgellm_ros.ros.node.engine_checks import CHECKED, check_before_loading, engine_problem
 from edgellm_ros.ros.node.settings.loras import parse_loras
 from edgellm_ros.ros.node.settings.parameters import Parameters
@@ -73,6 +74,21 @@ def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceR
         runtime.close()
         raise
     return runtime
+
+
+def open_transcriber(parameters: Parameters) -> Transcriber | None:
+    """Load the speech engine; None without the parameter.
+
+    OSError, ValueError or EngineError for one that cannot be loaded.
+    """
+    if not parameters.speech_engine_dir:
+        return None
+    return Transcriber(
+        parameters.speech_engine_dir,
+        parameters.device,
+        allow_plan_code=parameters.allow_plan_code,
+        cuda_graphs=parameters.cuda_graphs,
+    )
 
 
 def close_runtime(runtime: LLMInferenceRuntime, parameters: Parameters, logger: RcutilsLogger) -> None:

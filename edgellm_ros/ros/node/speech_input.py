@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns ~/audio into commands: cuts it into utterances, reports invalid sound.
 
+With a speech engine the utterances go to it (`listener.py`).
+
 Utterances depend on the messages and their stamps alone; the clock only decides which ones are too old.
 """
 
@@ -16,6 +18,7 @@ from edgellm_ros.multimodal.audio.sound_stream import SoundStream, Utterance
 from edgellm_ros.multimodal.audio.utterance import MAX_LENGTH, STREAM_END
 from edgellm_ros.multimodal.audio.voice_activity import VoiceActivity
 from edgellm_ros.ros.messaging import to_nanoseconds
+from edgellm_ros.ros.node.listener import Listener
 from edgellm_ros.ros.node.messages import to_audio_chunk
 from edgellm_ros.ros.node.metrics import NodeMetrics, RecentProblem
 from edgellm_ros.ros.node.outputs.outputs import Outputs
@@ -52,11 +55,15 @@ class SpeechInput:
         outputs: Outputs,
         metrics: NodeMetrics,
         missing: str = "",
+        listener: Listener | None = None,
     ) -> None:
         """Start with an empty stream.
 
-        Without `voice` (no audio encoder, for the reason `missing`) sound is counted and refused.
+        Without `voice` (no audio encoder, for the reason `missing`) sound is counted and refused. With a
+        listener utterances go to it, and become commands once they are transcribed.
         """
+        self._listener = listener
+        self._followed = 0.0  # s of the utterance in progress that the listener has got
         self._missing = missing
         self._parameters = parameters
         self._stream = SoundStream(voice, parameters.current.utterance) if voice is not None else None
@@ -86,10 +93,12 @@ class SpeechInput:
             self._stream.settings = self._parameters.current.utterance
             encoding, sample_rate, channels, data, stamp = self._read(message)
             self._check_size(data)
-            return self._commands(self._stream.add(encoding, sample_rate, channels, data, stamp))
+            commands = self._commands(self._stream.add(encoding, sample_rate, channels, data, stamp))
         except ValueError as error:
             self._refuse("audio_refused", str(error))
             return []
+        self._follow()
+        return commands
 
     def on_stamp(self, header: Header) -> list[Command]:
         """Return the commands that a camera frame long after the last sound ends."""
@@ -101,6 +110,8 @@ class SpeechInput:
         """Drop the sound received so far."""
         if self._stream is not None:
             self._stream.drop()
+        if self._listener is not None:
+            self._listener.clear()
         self._problem.clear()
 
     def _check_size(self, data: Any) -> None:
@@ -121,7 +132,29 @@ class SpeechInput:
         return pcm.encoding, pcm.sample_rate, pcm.channels, data, stamp
 
     def _commands(self, utterances: list[Utterance]) -> list[Command]:
-        return [Command(sound=utterance.sound) for utterance in utterances if self._accept(utterance)]
+        accepted = [utterance for utterance in utterances if self._accept(utterance)]
+        if self._listener is None:
+            return [Command(sound=utterance.sound) for utterance in accepted]
+        for utterance in accepted:
+            self._listener.add(utterance)
+        return []
+
+    def _follow(self) -> None:
+        """Give the listener the speech so far.
+
+        Only if there is `hearing.partial_interval` more of it, and the engine is free.
+        """
+        if self._listener is None or self._stream is None:
+            return
+        interval = self._parameters.current.hearing.partial_interval
+        if not interval or not self._listener.idle:
+            return
+        so_far = self._stream.so_far()
+        if so_far is None:
+            self._followed = 0.0
+        elif so_far.sound.seconds - self._followed >= interval:
+            self._followed = so_far.sound.seconds
+            self._listener.follow(so_far)
 
     def _accept(self, utterance: Utterance) -> bool:
         """Count and publish an utterance; False if it is too old."""

@@ -12,7 +12,7 @@ from sensor_msgs.msg import Image
 from std_msgs.msg import Header, String
 from visualization_msgs.msg import MarkerArray
 
-from edgellm_ros.msg import ActionChunk, AudioChunk, Generation
+from edgellm_ros.msg import ActionChunk, AudioChunk, Generation, Transcript
 from edgellm_ros.ros.messaging import overridable
 from edgellm_ros.ros.node.camera.camera_source import CameraSource
 from edgellm_ros.ros.node.metrics import NodeMetrics
@@ -26,6 +26,7 @@ from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
 RELIABLE = QoSProfile(depth=10)  # serves reliable and best-effort subscriptions
 TOPICS: dict[str, tuple[type, QoSProfile]] = {
     "utterance": (AudioChunk, RELIABLE),
+    "transcript": (Transcript, RELIABLE),
     "generation": (Generation, RELIABLE),
     "text": (String, RELIABLE),
     # Deep enough for a slow reader to get all pieces of a long answer.
@@ -99,6 +100,10 @@ class Outputs:
     def publish_utterance(self, utterance: AudioChunk) -> None:
         """Publish an utterance with the samples of the model's input."""
         self._publish("utterance", utterance)
+
+    def publish_transcript(self, transcript: Transcript) -> None:
+        """Publish what the speech engine heard."""
+        self._publish("transcript", transcript)
 
     def stream(self, piece: str) -> None:
         """Publish the next piece of an unfinished answer."""

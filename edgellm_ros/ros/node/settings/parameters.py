@@ -19,6 +19,7 @@ from edgellm_ros.multimodal.sound import MAX_SAMPLE_RATE, MIN_SAMPLE_RATE
 from edgellm_ros.ros.messaging import SERVICE_DEPTH
 from edgellm_ros.ros.node.sensors.image_size import MAX_PIXELS
 from edgellm_ros.ros.node.settings.camera import CameraParameters
+from edgellm_ros.ros.node.settings.hearing import HearingSettings
 from edgellm_ros.ros.node.settings.limits import Limits
 from edgellm_ros.ros.node.settings.markers import MarkerSettings
 from edgellm_ros.ros.parameter_table import OFF, SPEC, Spec, declared
@@ -34,6 +35,7 @@ GROUPS = {
     "markers": MarkerSettings,
     "audio_data": PcmFormat,
     "utterance": UtteranceSettings,
+    "hearing": HearingSettings,
     "limits": Limits,
 }
 
@@ -66,6 +68,12 @@ class Parameters(SampledParameters):
     """
 
     engine_dir: str = declared("", "Engine directory made by `edgellm export`.", fixed=True)
+    speech_engine_dir: str = declared(
+        "",
+        "Engine directory of a model for speech, such as Qwen3-ASR: it transcribes the utterances on "
+        "~/audio, and their words become commands; '' = the model itself hears, if it has an audio encoder.",
+        fixed=True,
+    )
     device: str = declared(
         "cpu", "Device that runs the engines.", choices=("cpu", "cuda", "tensorrt"), fixed=True
     )
@@ -319,6 +327,7 @@ class Parameters(SampledParameters):
     markers: MarkerSettings
     audio_data: PcmFormat
     utterance: UtteranceSettings
+    hearing: HearingSettings
     limits: Limits
 
     @classmethod
@@ -385,6 +394,37 @@ SPECS: dict[str, Spec] = {
         "Maximum duration of an utterance in seconds. A longer one is cut and used; the sound after the cut "
         "is ignored until the next silence.",
         1.0,
+        60.0,
+    ),
+    "hearing.language": Spec(
+        "", "Language of the speech, as its English name or code, such as German or de; '' = as heard."
+    ),
+    "hearing.context": Spec(
+        "",
+        "Words that may be said, such as names of places and objects, which the speech engine then prefers.",
+    ),
+    "hearing.min_confidence": Spec(
+        -0.5,
+        "Lowest confidence of a transcript that is obeyed: the mean natural log-probability of its tokens.",
+        -100.0,
+        0.0,
+    ),
+    "hearing.max_letters_per_second": Spec(
+        30.0,
+        "Most letters of a transcript per second of its utterance; with more it is not obeyed.",
+        1.0,
+        1000.0,
+    ),
+    "hearing.wake_word": Spec(
+        "",
+        "Name of the robot, one word or several: only speech that begins with it is obeyed, and up to two "
+        "words such as hey may come before it. '' = all speech is obeyed.",
+    ),
+    "hearing.partial_interval": Spec(
+        0.0,
+        "Time in seconds between two transcripts of an utterance in progress, on ~/transcript with final = "
+        "false; 0 = none.",
+        0.0,
         60.0,
     ),
     "camera.source": Spec(
