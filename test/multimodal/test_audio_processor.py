@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import json
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
+import soxr
 
 from edgellm_ros.multimodal.audio import processor as audio_processor
 from edgellm_ros.multimodal.audio.config import AudioConfig
@@ -102,3 +104,16 @@ def test_the_shortest_sound_has_one_frame():
 def test_samples_without_a_rate_are_no_sound():
     with pytest.raises(ValueError, match="audio must be Sound objects, got ndarray"):
         PROCESSOR.process(np.zeros(16000, np.float32))
+
+
+@pytest.mark.parametrize(("count", "sample_rate"), [(1, 192000), (3, 16000), (4000, 8000), (7999, 16000)])
+def test_a_sound_below_the_least_length_is_extended_with_silence(count, sample_rate):
+    processor = AudioProcessor(dataclasses.replace(CONFIG, min_samples=8000))
+    sound = Sound(make_sound(count / sample_rate, sample_rate), sample_rate)
+    assert len(sound.samples) == count
+    resampled = sound.samples if sample_rate == 16000 else soxr.resample(sound.samples, sample_rate, 16000)
+    extended = np.pad(resampled, (0, 8000 - len(resampled))).astype(np.float32)
+    assert processor.num_frames(sound) == 50
+    np.testing.assert_array_equal(processor.process(sound), PROCESSOR.process(Sound(extended, 16000)))
+    longer = Sound(make_sound(0.6, 16000), 16000)
+    np.testing.assert_array_equal(processor.process(longer), PROCESSOR.process(longer))

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import json
 from pathlib import Path
 
@@ -200,3 +201,37 @@ def test_the_graph_lowered_to_opset_23_computes_the_same(tiny_engine):
     (lowered,) = onnxruntime.InferenceSession(lower_to_opset23(path), options, cpu).run(None, inputs)
     (rows,) = open_session(path).run(None, inputs)  # in an old ONNX Runtime lowered as well
     np.testing.assert_array_equal(lowered, rows)
+
+
+def test_a_single_chunk_is_padded_if_the_family_wants_whole_chunks():
+    features = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(split_chunks(features, 4), features[None])
+    (padded,) = split_chunks(features, 4, whole=True)
+    np.testing.assert_array_equal(padded, [[0, 1, 2, 0], [3, 4, 5, 0]])
+    for whole in (False, True):
+        assert split_chunks(np.zeros((2, 4), np.float32), 4, whole).shape == (1, 2, 4)
+        assert split_chunks(np.zeros((2, 5), np.float32), 4, whole).shape == (2, 2, 4)
+
+
+def test_whole_chunks_change_the_rows_of_a_short_sound_only(device, tiny_engine, config, encode):
+    """The convolutions see zeros after the sound in place of a border."""
+    executor = EngineExecutor.open(tiny_engine / "audio" / "model.onnx", device)
+    whole = AudioRunner(executor, dataclasses.replace(config, whole_chunks=True), device, 60)
+    for seconds, changes in ((0.43, True), (1.0, False), (1.33, False)):
+        rows = device.zeros((whole.num_tokens(sound(seconds)), 48), np.float32)
+        whole.encode(sound(seconds), rows)
+        difference = np.abs(device.download(rows) - encode(sound(seconds))).max()
+        assert (difference > 1e-3) == changes, (seconds, difference)
+
+
+@pytest.mark.only_on("cpu", "cuda", reason="each recorded run of a plan takes memory of its own")
+def test_a_single_whole_chunk_is_run_in_advance_too(device, tiny_engine, config, monkeypatch):
+    executor = EngineExecutor.open(tiny_engine / "audio" / "model.onnx", device)
+    whole, counts = (
+        AudioRunner(executor, dataclasses.replace(config, whole_chunks=True), device, 60, True),
+        set(),
+    )
+    prepare = executor.prepare
+    monkeypatch.setattr(executor, "prepare", lambda *given: counts.add(given[1]["N"]) or prepare(*given))
+    assert whole.warm_up()
+    assert counts == {1, 2, 3, 4}

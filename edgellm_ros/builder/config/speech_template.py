@@ -12,9 +12,10 @@ from typing import Any
 from edgellm_ros.engine_directory.chat_template import ChatTemplate
 
 WORDS = "hello"  # a text of the rendered conversations
-# What a template lacks that writes no turns of the assistant, whose beginning names the language.
+# What a template lacks that writes no turns of the assistant: the one that the model continues. Its beginning
+# names the language.
 ASSISTANT_TURNS = (
-    "{%- for m in messages if m.role == 'assistant' -%}"
+    "{%- for m in messages if m.role == 'assistant' and not add_generation_prompt -%}"
     "{{- '<|im_start|>assistant\\n' -}}"
     "{%- if m.content is string -%}{{- m.content -}}"
     "{%- else -%}{%- for item in m.content if item.type == 'text' -%}{{- item.text -}}{%- endfor -%}"
