@@ -106,10 +106,10 @@ def transcription_request(
     places and objects, which the model then writes more readily. ValueError without sounds, and for an
     unknown language.
     """
-    messages = [Message("system", context)] if context else []
-    messages.append(Message(USER, tuple(map(AudioPart, sounds))))
     if not sounds:
         raise ValueError("a transcript needs at least one sound, got none")
+    messages = [Message("system", context)] if context else []
+    messages.append(Message(USER, tuple(map(AudioPart, sounds))))
     if language is not None:
         messages.append(Message(ASSISTANT, f"language {language_name(language)}{TRANSCRIPT_MARK}"))
     return LLMGenerationRequest(

@@ -164,6 +164,11 @@ def test_a_saved_context_ends_before_the_sounds(runtime):
     assert response.reused_tokens == tokens
 
 
+def test_a_request_without_sounds_is_refused():
+    with pytest.raises(ValueError, match="needs at least one sound, got none"):
+        transcription_request([])
+
+
 def test_an_engine_for_conversations_is_refused(tiny_engine, engine):
     check_transcribes(EngineConfig.load(engine))
     with pytest.raises(ValueError, match=r"\(qwen3_omni_moe_thinker\) writes no transcripts"):
