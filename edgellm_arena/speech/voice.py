@@ -3,18 +3,12 @@
 
 A speaker is one of espeak-ng's English accents with one of its voice variants, a speed and a pitch. Faster or
 slower playback simulates a smaller or larger person. The variants, and one accent, are divided between the
-splits: speakers of the split "test" never occur in training. espeak-ng comes as the wheel `espeakng-loader`,
-which is imported when `speak` is called.
+splits: speakers of the split "test" never occur in training.
 """
 
 from __future__ import annotations
 
-import _ctypes
-import ctypes
-import os
-import threading
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.random import Generator
@@ -22,6 +16,7 @@ from numpy.typing import NDArray
 
 from edgellm_arena.words.language import SPLITS
 from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.voice.espeak import ESPEAK_RATE, PITCH, PITCH_RANGE, RATE, WORD_GAP, open_espeak
 
 ACCENTS = {
     "train": ("en", "en-us", "en-us", "en-gb-x-rp", "en-gb-scotland", "en-029", "en-gb-x-gbclan"),
@@ -40,11 +35,7 @@ VARIANTS = {
         *("Annie", "Andrea", "steph"),
     ),
 }
-ESPEAK_RATE = 22050  # Hz
 SMALLEST, LARGEST = 24500, 20000  # Hz: playback rates of the smallest and the largest person
-_RATE, _PITCH, _RANGE, _WORD_GAP = 1, 3, 4, 7  # espeak_PARAMETER
-_SYNCHRONOUS, _DO_NOT_EXIT, _UTF8 = 2, 0x8000, 1
-_NOISE_SEED = 1
 
 
 @dataclass(frozen=True)
@@ -101,75 +92,14 @@ def speak(text: str, voice: Voice) -> Sound:
     return Sound(samples.astype(np.float32) / 32768.0, voice.sample_rate)
 
 
-_synthesiser = threading.Lock()  # the library keeps its state in globals
-
-
 def _synthesise(text: str, voice: Voice) -> NDArray[np.int16]:
-    """Run the synthesiser and return its samples at ESPEAK_RATE.
-
-    The library's state after one sentence (phase of the voice, echoes, noise) would change the next sentence,
-    and espeak_Terminate does not clear that state. Each sentence therefore loads the library again, which
-    takes 3 of about 7 ms.
-    """
-    import espeakng_loader
-
-    parts: list[NDArray[np.int16]] = []
-
-    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
-    def keep(samples, count, _events) -> int:
-        if samples and count > 0:
-            # No ctypes array of `count`: ctypes creates a type for every length and never frees it.
-            parts.append(np.frombuffer(ctypes.string_at(samples, 2 * count), np.int16))
-        return 0
-
-    data = espeakng_loader.get_data_path()
-    if not Path(data, "voices", "!v", voice.variant).is_file():  # espeak-ng would use another voice
-        raise ValueError(f"espeak-ng has no voice variant {voice.variant!r}")
-    path, voices = espeakng_loader.get_library_path(), None
-    with _synthesiser:
-        library = ctypes.CDLL(path)
-        try:
-            if library.espeak_Initialize(_SYNCHRONOUS, 0, data.encode(), _DO_NOT_EXIT) != ESPEAK_RATE:
-                raise RuntimeError(f"espeak-ng cannot use its data in {data}")
-            # Otherwise espeak_SetVoiceByName makes this list, and no code frees it.
-            library.espeak_ListVoices.restype = ctypes.c_void_p
-            voices = library.espeak_ListVoices(None)
-            library.espeak_SetSynthCallback(keep)
-            library.espeak_ng_SetRandSeed(ctypes.c_long(_NOISE_SEED))
-            name = f"{voice.accent}+{voice.variant}"
-            if library.espeak_SetVoiceByName(name.encode()) != 0:
-                raise ValueError(f"espeak-ng has no accent {voice.accent!r}")
-            settings = (
-                (_RATE, voice.words_per_minute),
-                (_PITCH, voice.pitch),
-                (_RANGE, voice.pitch_range),
-                (_WORD_GAP, voice.word_gap),
-            )
-            for parameter, value in settings:
-                library.espeak_SetParameter(parameter, value, 0)
-            said = text.encode() + b"\0"
-            status = library.espeak_Synth(
-                said, ctypes.c_size_t(len(said)), 0, 0, 0, ctypes.c_uint(_UTF8), None, None
-            )
-            if status != 0:
-                raise RuntimeError(f"espeak-ng ended with status {status}")
-            library.espeak_Terminate()
-        finally:
-            _unload(library, path, voices)
-    return np.concatenate(parts) if parts else np.zeros(0, np.int16)
-
-
-def _unload(library: ctypes.CDLL, path: str, voices: int | None) -> None:
-    """Unload the library and free its list of voices.
-
-    The list is kept if other code has the library loaded too.
-    """
-    _ctypes.dlclose(library._handle)
-    try:
-        kept = ctypes.CDLL(path, os.RTLD_NOLOAD)
-    except OSError:
-        free = ctypes.CDLL(None).free
-        free.argtypes, free.restype = [ctypes.c_void_p], None
-        free(voices)
-    else:
-        _ctypes.dlclose(kept._handle)
+    """Run the synthesiser and return its samples at ESPEAK_RATE."""
+    with open_espeak() as espeak:
+        if not espeak.has_variant(voice.variant):
+            raise ValueError(f"espeak-ng has no voice variant {voice.variant!r}")
+        espeak.set_voice(f"{voice.accent}+{voice.variant}")
+        espeak.set_parameter(RATE, voice.words_per_minute)
+        espeak.set_parameter(PITCH, voice.pitch)
+        espeak.set_parameter(PITCH_RANGE, voice.pitch_range)
+        espeak.set_parameter(WORD_GAP, voice.word_gap)
+        return espeak.synthesise(text)
