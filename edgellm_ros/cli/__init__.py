@@ -24,13 +24,16 @@ from edgellm_ros.cli import (
     generate,
     inspect,
     replay,
+    say,
     security,
     transcribe,
 )
 from edgellm_ros.echo import escaped
 from edgellm_ros.engine.errors import EngineError
 
-SUBCOMMANDS = (export, build, inspect, generate, chat, transcribe, bench, demo, replay, evaluate, security)
+SUBCOMMANDS = (
+    export, build, inspect, generate, chat, transcribe, say, bench, demo, replay, evaluate, security,
+)  # fmt: skip
 BAD_INPUT = 2
 # Errors of bad input. Any other error is a bug and keeps its traceback.
 BAD_INPUT_ERRORS = (ValueError, OSError, ImportError, NotImplementedError, EngineError)
