@@ -63,6 +63,7 @@ def generate_launch_description() -> LaunchDescription:
             "lora": LaunchConfiguration("lora"),
             "device": LaunchConfiguration("device"),
             "chunking": LaunchConfiguration("chunking"),
+            "voice": LaunchConfiguration("voice"),
             "namespace": LaunchConfiguration("namespace"),
             "enclave": "",
             "autostart": LaunchConfiguration("autostart"),
@@ -143,6 +144,12 @@ def generate_launch_description() -> LaunchDescription:
                 default_value="",
                 choices=["", "off", "guided", "frozen", "trained"],
                 description="How a plan continues the last chunk of actions; empty = as in params_file.",
+            ),
+            DeclareLaunchArgument(
+                "voice",
+                default_value="",
+                description="Voice that speaks answers: a Piper voice's MODEL.onnx, or espeak; empty = as in "
+                "params_file.",
             ),
             DeclareLaunchArgument(
                 "out",

@@ -55,6 +55,12 @@ def generate_launch_description() -> LaunchDescription:
                 choices=["", "off", "guided", "frozen", "trained"],
                 description="How a plan continues the last chunk of actions; empty = as in params_file.",
             ),
+            DeclareLaunchArgument(
+                "voice",
+                default_value="",
+                description="Voice that speaks answers: a Piper voice's MODEL.onnx, or espeak; empty = as in "
+                "params_file.",
+            ),
             DeclareLaunchArgument("namespace", default_value="", description="Namespace of the node."),
             DeclareLaunchArgument(
                 "enclave",
@@ -113,7 +119,7 @@ def _start_node(context: LaunchContext) -> list[LifecycleNode]:
         return LaunchConfiguration(name).perform(context)
 
     overrides = {"autostart": value("autostart") == "true", "use_sim_time": value("use_sim_time") == "true"}
-    for name in ("engine_dir", "lora", "device", "chunking"):
+    for name in ("engine_dir", "lora", "device", "chunking", "voice"):
         if value(name):
             overrides[name] = ParameterValue(value(name), value_type=str)  # a name may look like a number
     remappings = [(f"~/{name}", value(f"{name}_topic")) for name in TOPICS]

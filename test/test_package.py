@@ -35,7 +35,7 @@ LAYERS = {
     "builder": CORE - {"kernels"},
     "io": {"multimodal", "engine_directory"},
     "replay": set(),
-    "voice": {"engine"},
+    "voice": {"engine", "multimodal"},
     "ros": BELOW_ROS,
     "evaluation": BELOW_ROS | {"ros"},
     "cli": BELOW_ROS | {"ros", "evaluation"},

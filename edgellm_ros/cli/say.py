@@ -22,7 +22,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--voice",
         default="espeak",
         metavar="MODEL.onnx",
-        help="Piper voice, with MODEL.onnx.json beside it, or espeak, espeak:de and so on (default: %(default)s)",
+        help="Piper voice, with MODEL.onnx.json beside it, or espeak, espeak:de and so on (default: "
+        "%(default)s)",
     )
     parser.add_argument("--out", required=True, metavar="FILE.wav", help="file to write")
     parser.add_argument(

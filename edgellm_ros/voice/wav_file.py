@@ -25,7 +25,7 @@ class WavFile:
         self.sample_rate = sample_rate
         self._bytes = 0
         self._stream = path.open("wb")
-        self._file = wave.open(self._stream, "wb")
+        self._file = wave.open(self._stream, "wb")  # noqa: SIM115
         self._file.setnchannels(1)
         self._file.setsampwidth(2)
         self._file.setframerate(sample_rate)

@@ -15,6 +15,7 @@ from edgellm_arena.ros.microphone import Microphone
 from edgellm_ros.client import PlanClient
 from edgellm_ros.ros.follower.node import FollowerNode
 from edgellm_ros.ros.node.node import EdgeLLMNode
+from edgellm_ros.ros.play.node import PlayNode
 from edgellm_ros.ros.processes import own_domain
 from edgellm_ros.ros.security.access import ARENA_REMAPPINGS
 from edgellm_ros.ros.security.policy import CALL, EXECUTE, PUBLISH, REPLY, REQUEST, SUBSCRIBE, make_enclaves
@@ -25,14 +26,14 @@ pytestmark = [
     pytest.mark.only_on("cpu", reason="names do not depend on the device"),
 ]
 NAMESPACE = "/robot"
-NODES = ("edgellm", "edgellm_follower", "arena", "plan_client")
+NODES = ("edgellm", "edgellm_follower", "edgellm_play", "arena", "plan_client")
 FURTHER = list(CAMERAS)[1:]  # of the policy's cameras; the first one is on ~/image
 ACTION_SERVICES = ("send_goal", "get_result", "cancel_goal")
 ACTION_TOPICS = ("feedback", "status")
 
 
 @pytest.fixture(scope="module")
-def rights(policy_engine) -> Iterator[dict[str, dict[str, set[str]]]]:
+def rights(policy_engine, tmp_path_factory) -> Iterator[dict[str, dict[str, set[str]]]]:
     """What each node publishes, subscribes, serves and calls, by names of the graph.
 
     The node has a policy, with which it opens every topic that it has.
@@ -42,6 +43,8 @@ def rights(policy_engine) -> Iterator[dict[str, dict[str, set[str]]]]:
         arguments += ["-r", f"{node}:{name}:={new}"]
     overrides = [rclpy.Parameter("engine_dir", value=str(policy_engine))]
     stamped = [rclpy.Parameter("stamped", value=True)]  # as the arena expects
+    wav = tmp_path_factory.mktemp("play") / "speech.wav"
+    recorder = [rclpy.Parameter("device", value="none"), rclpy.Parameter("file", value=str(wav))]
     with ExitStack() as stack:
         domain = stack.enter_context(own_domain())
         rclpy.init(args=arguments, domain_id=domain)
@@ -50,6 +53,7 @@ def rights(policy_engine) -> Iterator[dict[str, dict[str, set[str]]]]:
             EdgeLLMNode(parameter_overrides=overrides),
             FollowerNode(parameter_overrides=stamped),
             ArenaLink(),
+            PlayNode(parameter_overrides=recorder),
         )
         user = rclpy.create_node("plan_client")
         for node in (*nodes, user):

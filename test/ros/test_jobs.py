@@ -27,7 +27,7 @@ from edgellm_ros.ros.node.worker.job import CANCELLED, COMPLETED, TIMEOUT, Job, 
 from edgellm_ros.runtime.request import Progress
 
 
-def factory(outputs: object = None, **changes: object) -> JobFactory:
+def factory(outputs: object = None, speech: object = None, **changes: object) -> JobFactory:
     """A factory with these parameters, whose jobs publish to `outputs`, if given."""
     parameters = SimpleNamespace(
         system_prompt="",
@@ -45,7 +45,13 @@ def factory(outputs: object = None, **changes: object) -> JobFactory:
     quiet = SimpleNamespace(
         expire=lambda: None,
         stream=lambda text: None,
+        begin=lambda answer: None,
+        add=lambda answer, text: None,
+        end=lambda answer: None,
+        stop=lambda answer=None: None,
         plan_done=lambda outcome: None,
+        publish=lambda plan: None,
+        publish_actions=lambda plan: None,
         get_logger=lambda: SimpleNamespace(warning=lambda text, **throttle: None),
     )
     live, frames, cameras = LiveParameters(parameters), FrameHistory(1), Cameras(("top", "wrist"))
@@ -55,6 +61,7 @@ def factory(outputs: object = None, **changes: object) -> JobFactory:
         live,
         worker=quiet,
         outputs=outputs or quiet,
+        speech=speech or quiet,
         metrics=quiet,
         frames=frames,
         cameras=cameras,
@@ -126,7 +133,7 @@ def test_the_actions_of_a_plan_leave_before_its_last_words():
     )
     job = factory(outputs).from_command(Command("go"), np.zeros((4, 4, 3), np.uint8))
     job.report(Progress("decode", "I", 1, 1))
-    plan = SimpleNamespace(generation=SimpleNamespace(text="I go."), action_chunks=[])
+    plan = SimpleNamespace(generation=SimpleNamespace(text="I go.", content="I go."), action_chunks=[])
     job.on_done(Outcome(COMPLETED, "", plan))
     assert left == ["I", "actions", " go.", "rest"]
 
@@ -153,3 +160,88 @@ def test_a_job_that_reports_after_its_time_is_stopped():
     job.report(Progress("prefill", "", 0, 0))
     assert job.cancel.is_set()
     assert job.stopped.reason == TIMEOUT
+
+
+class RecordedSpeech:
+    """Keeps what is said, by answer."""
+
+    def __init__(self) -> None:
+        self.answers: list[object] = []
+        self.said: list[str] = []
+
+    def begin(self, answer: object) -> None:
+        self.answers.append(answer)
+        self.said.append("")
+
+    def add(self, answer: object, text: str) -> None:
+        self.said[self.answers.index(answer)] += text
+
+    def end(self, answer: object) -> None:
+        self.said[self.answers.index(answer)] += " END"
+
+    def stop(self, answer: object = None) -> None:
+        self.said[self.answers.index(answer)] += " STOP"
+
+
+def progress(text: str) -> Progress:
+    return Progress(stage="decode", text=text, tokens=1, step=0)
+
+
+def finished(text: str, content: str | None = None) -> Outcome:
+    outputs = SimpleNamespace(text=text, content=text if content is None else content)
+    return Outcome(COMPLETED, result=SimpleNamespace(action_chunks=[], generation=outputs))
+
+
+def goal_job(speech: RecordedSpeech, **goal: object) -> Job:
+    made = Plan.Goal(**{"prompt": "go", **goal})
+    return factory(speech=speech).from_goal(made, "1", lambda progress: None, lambda outcome: None)
+
+
+def test_an_answer_is_spoken_while_it_is_generated():
+    speech = RecordedSpeech()
+    job = goal_job(speech)
+    job.on_progress(progress("I go"))
+    assert speech.said == ["I go"]
+    job.on_done(finished("I go there."))
+    assert speech.said == ["I go there. END"]
+
+
+@pytest.mark.parametrize("reason", [CANCELLED, TIMEOUT])
+def test_an_answer_that_ends_early_stops_its_speech(reason):
+    speech = RecordedSpeech()
+    job = goal_job(speech)
+    job.on_progress(progress("I go"))
+    job.on_done(Outcome(reason))
+    assert speech.said == ["I go STOP"]
+
+
+def test_a_goal_that_was_never_planned_leaves_the_speech_of_others():
+    speech = RecordedSpeech()
+    goal_job(speech).on_done(Outcome(CANCELLED))
+    assert not speech.said
+
+
+def test_answers_for_programs_are_not_spoken():
+    speech = RecordedSpeech()
+    job = goal_job(speech, sampling=SamplingParams(choices=["left", "right"]))
+    job.on_progress(progress("left"))
+    job.on_done(finished("left"))
+    assert not speech.said
+
+
+def test_of_an_answer_with_tool_calls_the_rest_is_spoken():
+    speech = RecordedSpeech()
+    job = goal_job(speech, tools=['{"type": "function"}'])
+    job.on_progress(progress('I look. {"name"'))
+    job.on_done(finished('I look. {"name": "look"}', content="I look."))
+    assert speech.said == ["I look. END"]
+
+
+def test_of_a_command_with_many_plans_the_first_is_spoken():
+    speech = RecordedSpeech()
+    jobs, command = factory(speech=speech), Command("go")
+    for planned, text in ((command, "I go."), (command, "I still go."), (Command("go"), "I go again.")):
+        job = jobs.from_command(planned, None)
+        job.on_progress(progress(text))
+        job.on_done(finished(text))
+    assert speech.said == ["I go. END", "I go again. END"]

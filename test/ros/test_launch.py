@@ -150,7 +150,7 @@ def test_the_node_gets_the_enclave_that_is_given(load, name, enclave, given):
 
 def test_the_policy_has_the_topics_of_the_launch_files(load):
     """Those that differ from the nodes' own names."""
-    defaults = load("follower").TOPICS
+    defaults = {**load("follower").TOPICS, **load("play").TOPICS}
     renamed = {name: new for name, (new, _) in defaults.items() if new != f"~/{name}"}
     assert {name.removeprefix("~/"): new for (_, name), new in REMAPPINGS.items()} == renamed
     demo = load("demo").FOLLOWER_TOPICS

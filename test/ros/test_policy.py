@@ -111,7 +111,10 @@ class TestNames:
         [
             ("~/image:=/camera", "a remapping must be NODE:~/NAME:=NEW"),
             ("edgellm:~/image", "a remapping must be NODE:~/NAME:=NEW"),
-            ("edgelm:~/image:=/camera", "no node 'edgelm', expected one of edgellm, edgellm_follower, arena"),
+            (
+                "edgelm:~/image:=/camera",
+                "no node 'edgelm', expected one of edgellm, edgellm_follower, edgellm_play, arena",
+            ),
             ("edgellm:~/imgae:=/camera", "the node edgellm has no '~/imgae'"),
         ],
     )

@@ -29,6 +29,8 @@ INPUT_VALUES = (
     "joint_states_refused",
     "joint_states_incomplete",
     "audio_refused",
+    "audio_gated",
+    "barge_ins",
     "commands_refused",
     "utterances",
     "utterances_cut",

@@ -215,6 +215,7 @@ class Inputs:
         for command in commands:
             if not self._trigger.is_new(command):
                 continue
+            self._speech.silence_robot()
             pair = self._trigger.on_command(command)
             if pair is not None:
                 self._plan(pair)

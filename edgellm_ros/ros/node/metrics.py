@@ -49,6 +49,11 @@ COUNTERS = (
     "transcripts_obeyed",
     "transcripts_refused",
     "transcripts_failed",
+    "audio_gated",
+    "barge_ins",
+    "sentences_spoken",
+    "sentences_stopped",
+    "sentences_dropped",
     "goals_rejected",
     "chunks_continued",
     "chunks_not_continued",
@@ -57,7 +62,7 @@ COUNTERS = (
         f"{topic}_published"
         for topic in (
             "utterance", "transcript", "generation", "text", "text_stream", "action_chunk", "path", "markers",
-            "overlay",
+            "overlay", "speech",
         )
     ),
 )  # fmt: skip
@@ -125,10 +130,10 @@ class NodeMetrics:
         self.gauges: dict[str, Callable[[], float]] = {}
         self.problem = ""
 
-    def count(self, name: str) -> None:
-        """Add one to a counter; `name` is one of COUNTERS."""
+    def count(self, name: str, number: int = 1) -> None:
+        """Add to a counter; `name` is one of COUNTERS."""
         with self._lock:
-            self._counts[name] += 1
+            self._counts[name] += number
 
     def plan_done(self, outcome: Outcome) -> None:
         """Record the end of a plan; count a skipped frame as dropped."""

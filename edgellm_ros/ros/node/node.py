@@ -39,6 +39,7 @@ from edgellm_ros.ros.node.runtime_opening import close_runtime, open_runtime, op
 from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
 from edgellm_ros.ros.node.settings.parameters import Parameters
 from edgellm_ros.ros.node.speech_input import audio_type
+from edgellm_ros.ros.node.speech_output import open_robots_voice
 
 STOP_TIMEOUT_S = 5.0  # for the running plan to end at its next token
 NOT_CONFIGURED = "not configured"
@@ -92,6 +93,7 @@ class EdgeLLMNode(LifecycleNode):
         parameters = self.parameters
         try:
             audio_type(parameters.audio_transport)  # ValueError if its package is not installed
+            robots_voice = open_robots_voice(parameters)
             with ExitStack() as undo:
                 runtime = open_runtime(parameters, self.get_logger())
                 undo.callback(runtime.close)
@@ -107,7 +109,13 @@ class EdgeLLMNode(LifecycleNode):
             return TransitionCallbackReturn.FAILURE
         try:
             self._parts = Parts(
-                self, runtime, voice, self._live_parameters, self._plan_server, self._transcriber
+                self,
+                runtime,
+                voice,
+                self._live_parameters,
+                self._plan_server,
+                transcriber=self._transcriber,
+                robots_voice=robots_voice,
             )
         except BaseException:
             runtime.close()

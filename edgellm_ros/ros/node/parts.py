@@ -32,10 +32,12 @@ from edgellm_ros.ros.node.sensors.odometry import OdometryBuffer
 from edgellm_ros.ros.node.services import Services
 from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
 from edgellm_ros.ros.node.speech_input import SpeechInput
+from edgellm_ros.ros.node.speech_output import SpeechOutput
 from edgellm_ros.ros.node.worker.clients import Clients
 from edgellm_ros.ros.node.worker.job import PREEMPTED
 from edgellm_ros.ros.node.worker.worker import PlanWorker
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.voice.voice import Voice
 
 
 class Parts:
@@ -51,12 +53,14 @@ class Parts:
         voice: VoiceActivity | None,
         parameters: LiveParameters,
         plan_server: PlanServer,
-        transcriber: Transcriber | None = None,
+        *,
+        transcriber: Transcriber | None,
+        robots_voice: Voice | None,
     ) -> None:
         """Make topics and services, open the action, and start the planning thread.
 
         `voice` is None if nothing hears: no speech engine, and the audio encoder is missing or left out.
-        After an exception the threads have ended.
+        `robots_voice` is None if the robot is silent. After an exception the threads have ended.
         """
         self.runtime = runtime
         config, start = runtime.config, parameters.current
@@ -95,11 +99,17 @@ class Parts:
             self.camera = CameraSource(node, parameters)
             self.outputs = Outputs(node, parameters, self.camera, self.metrics)
             undo.callback(self.outputs.destroy)
+            heard = voice is not None
+            self.speech_output = SpeechOutput(
+                node, parameters, robots_voice, outputs=self.outputs, metrics=self.metrics, hears=heard
+            )
+            undo.callback(self.speech_output.close)
             self.jobs = JobFactory(
                 node,
                 parameters,
                 worker=self.worker,
                 outputs=self.outputs,
+                speech=self.speech_output,
                 metrics=self.metrics,
                 frames=self.frames,
                 cameras=self.cameras,
@@ -133,6 +143,7 @@ class Parts:
             self.metrics,
             missing=missing(AUDIO),
             listener=self.listener,
+            robot=self.speech_output,
         )
         self.inputs = Inputs(
             node,
@@ -160,6 +171,8 @@ class Parts:
             "goals_orphaned": lambda: self.worker.orphaned,
             "driving_started": lambda: self.worker.started("driving"),
             "goals_started": lambda: self.worker.started("goals"),
+            "speaking": lambda: self.speech_output.speaking,
+            "echo_gain": lambda: self.speech_output.echo_gain,
             "chunk_delay": lambda: self.chunking.delay,
             "inputs_connected": lambda: self.inputs.connected,
             "outputs_connected": lambda: self.outputs.connected,
@@ -186,6 +199,7 @@ class Parts:
         self.plan_server.accepts = False
         self.inputs.close()
         ended = self.worker.stop_all(PREEMPTED, message, timeout_s)
+        self.speech_output.stop()
         self.outputs.flush()
         self.camera.close()
         self.outputs.clear_markers()
@@ -202,4 +216,5 @@ class Parts:
         self.loras.destroy()
         self.plan_server.close()
         self.services.destroy()
+        self.speech_output.close()
         self.outputs.destroy()

@@ -24,6 +24,7 @@ from edgellm_ros.ros.node.metrics import NodeMetrics, RecentProblem
 from edgellm_ros.ros.node.outputs.outputs import Outputs
 from edgellm_ros.ros.node.planning.command_trigger import Command
 from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
+from edgellm_ros.ros.node.speech_output import SpeechOutput
 
 LOG_THROTTLE_S = 1.0
 
@@ -56,15 +57,18 @@ class SpeechInput:
         metrics: NodeMetrics,
         missing: str = "",
         listener: Listener | None = None,
+        robot: SpeechOutput | None = None,
     ) -> None:
         """Start with an empty stream.
 
         Without `voice` (no audio encoder, for the reason `missing`) sound is counted and refused. With a
-        listener utterances go to it, and become commands once they are transcribed.
+        listener utterances go to it, and become commands once they are transcribed. robot: whose voice is not
+        listened to.
         """
         self._listener = listener
         self._followed = 0.0  # s of the utterance in progress that the listener has got
         self._missing = missing
+        self._robot = robot
         self._parameters = parameters
         self._stream = SoundStream(voice, parameters.current.utterance) if voice is not None else None
         self._outputs = outputs
@@ -93,7 +97,9 @@ class SpeechInput:
             self._stream.settings = self._parameters.current.utterance
             encoding, sample_rate, channels, data, stamp = self._read(message)
             self._check_size(data)
-            commands = self._commands(self._stream.add(encoding, sample_rate, channels, data, stamp))
+            chunk = encoding, sample_rate, channels, data, stamp
+            chunks = [chunk] if self._robot is None else self._robot.pass_on(chunk)
+            commands = self._commands([found for each in chunks for found in self._stream.add(*each)])
         except ValueError as error:
             self._refuse("audio_refused", str(error))
             return []
@@ -105,6 +111,11 @@ class SpeechInput:
         if self._stream is None:
             return []
         return self._commands(self._stream.time_passed(to_nanoseconds(header.stamp)))
+
+    def silence_robot(self) -> None:
+        """Stop the robot's speech: something else was said to it."""
+        if self._robot is not None:
+            self._robot.stop()
 
     def clear(self) -> None:
         """Drop the sound received so far."""

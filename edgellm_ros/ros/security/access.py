@@ -13,7 +13,12 @@ from enum import Enum
 
 from edgellm_ros.ros.camera_topic import camera_topic
 
-EDGELLM, FOLLOWER, ARENA = "edgellm", "edgellm_follower", "arena"  # nodes of this package
+EDGELLM, FOLLOWER, PLAY, ARENA = (
+    "edgellm",
+    "edgellm_follower",
+    "edgellm_play",
+    "arena",
+)  # nodes of this package
 PLAN_CLIENT = "plan_client"  # a node that sends goals
 OPERATOR = "operator"  # commands, lifecycle, adapters, parameters, stop
 MONITOR = "monitor"  # sees everything, changes nothing
@@ -85,6 +90,7 @@ INTERFACES = (
     Interface(EDGELLM, Kind.OUT, "~/generation", (*READERS, ARENA)),
     Interface(EDGELLM, Kind.OUT, "~/text", READERS),
     Interface(EDGELLM, Kind.OUT, "~/text_stream", (*READERS, ARENA)),
+    Interface(EDGELLM, Kind.OUT, "~/speech", (*READERS, PLAY)),
     Interface(EDGELLM, Kind.OUT, "~/action_chunk", (*READERS, ARENA)),
     Interface(EDGELLM, Kind.OUT, "~/path", READERS),
     Interface(EDGELLM, Kind.OUT, "~/overlay", READERS),
@@ -102,6 +108,8 @@ INTERFACES = (
     Interface(FOLLOWER, Kind.OUT, "~/path", READERS),
     Interface(FOLLOWER, Kind.SERVICE, "~/stop", (*SETTERS, ARENA)),
     Interface(FOLLOWER, Kind.SERVICE, "~/resume", (*SETTERS, ARENA)),
+    *_of_every_node(PLAY),
+    Interface(PLAY, Kind.IN, "~/speech"),
     *_of_every_node(ARENA),
     Interface(ARENA, Kind.OUT, "/clock"),
     Interface(ARENA, Kind.OUT, "/tf", READERS),
@@ -125,6 +133,7 @@ REMAPPINGS = {
     (FOLLOWER, "~/action_chunk"): "edgellm/action_chunk",
     (FOLLOWER, "~/odom"): "odom",
     (FOLLOWER, "~/cmd_vel"): "cmd_vel",
+    (PLAY, "~/speech"): "edgellm/speech",
 }
 ARENA_REMAPPINGS = {
     (FOLLOWER, "~/action_chunk"): "edgellm/action_chunk",

@@ -31,6 +31,7 @@ TOPICS: dict[str, tuple[type, QoSProfile]] = {
     "text": (String, RELIABLE),
     # Deep enough for a slow reader to get all pieces of a long answer.
     "text_stream": (String, QoSProfile(depth=100)),
+    "speech": (AudioChunk, QoSProfile(depth=100)),  # 10 s
     "action_chunk": (ActionChunk, RELIABLE),
     "path": (Path, RELIABLE),
     "markers": (MarkerArray, RELIABLE),
@@ -104,6 +105,10 @@ class Outputs:
     def publish_transcript(self, transcript: Transcript) -> None:
         """Publish what the speech engine heard."""
         self._publish("transcript", transcript)
+
+    def publish_speech(self, chunk: AudioChunk) -> None:
+        """Publish the next chunk of the robot's voice; one without data = silence."""
+        self._publish("speech", chunk)
 
     def stream(self, piece: str) -> None:
         """Publish the next piece of an unfinished answer."""

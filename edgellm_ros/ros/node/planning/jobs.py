@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -34,6 +35,7 @@ from edgellm_ros.ros.node.sensors.cameras import Cameras
 from edgellm_ros.ros.node.sensors.frame_history import FrameHistory
 from edgellm_ros.ros.node.sensors.input_time import Frame
 from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
+from edgellm_ros.ros.node.speech_output import SpeechOutput
 from edgellm_ros.ros.node.worker.job import COMPLETED, PREEMPTED, SKIPPED, Job, Outcome
 from edgellm_ros.ros.node.worker.worker import PlanWorker
 from edgellm_ros.runtime.conversation import Message
@@ -43,6 +45,42 @@ LOG_THROTTLE_S = 1.0
 # Between two progress reports. With a report per token, a plan of 70 ms was 10 ms slower on 2 cores: each
 # message competes with the engine for the interpreter and a core.
 PROGRESS_PERIOD_S = 0.05
+
+
+class _SpokenAnswer:
+    """The speech of one job: from its planning until its text is spoken.
+
+    The speech stops if the job ends early.
+    """
+
+    def __init__(self, speech: SpeechOutput, is_spoken: Callable[[], bool], calls_tools: bool) -> None:
+        """Take what is asked once, when the planning begins: whether the answer is spoken.
+
+        calls_tools: the text may call functions, and is spoken at its end, without the calls.
+        """
+        self._speech, self._is_spoken, self._calls_tools = speech, is_spoken, calls_tools
+        self._spoken: bool | None = None
+
+    def begin(self) -> None:
+        if self._spoken is None:
+            self._spoken = self._is_spoken()
+            if self._spoken:
+                self._speech.begin(self)
+
+    def add(self, text: str) -> None:
+        self.begin()
+        if self._spoken and not self._calls_tools:
+            self._speech.add(self, text)
+
+    def end(self, content: str) -> None:
+        if self._spoken and self._calls_tools:
+            self._speech.add(self, content)
+        if self._spoken:
+            self._speech.end(self)
+
+    def stop(self) -> None:
+        if self._spoken:
+            self._speech.stop(self)
 
 
 class JobFactory:
@@ -55,6 +93,7 @@ class JobFactory:
         *,
         worker: PlanWorker,
         outputs: Outputs,
+        speech: SpeechOutput,
         metrics: NodeMetrics,
         frames: FrameHistory,
         cameras: Cameras,
@@ -65,10 +104,12 @@ class JobFactory:
         self._parameters = parameters
         self._worker = worker
         self._outputs = outputs
+        self._speech = speech
         self._metrics = metrics
         self._chunking = chunking
         self._logger = node.get_logger()
         self._numbers: Counter[str] = Counter()
+        self._spoken: weakref.ref[Command] = weakref.ref(Command())  # the last command with a spoken answer
 
     def from_command(self, command: Command, frame: Frame | None) -> Job:
         """Make the job of a typed or spoken command.
@@ -105,7 +146,13 @@ class JobFactory:
                     throttle_duration_sec=LOG_THROTTLE_S,
                 )
 
-        return self._make(request, lambda progress: None, report)
+        def is_spoken() -> bool:
+            """With plan_on = image a command has many plans, of which the first is spoken."""
+            is_first = self._spoken() is not command
+            self._spoken = weakref.ref(command)
+            return is_first and not request.has_grammar
+
+        return self._make(request, lambda progress: None, report, is_spoken=is_spoken)
 
     def from_goal(
         self,
@@ -148,21 +195,26 @@ class JobFactory:
             state=tuple(goal.state),
             has_grammar=any(texts_of_grammar(goal.sampling)),
         )
-        return self._make(request, on_progress, on_done, goal.client)
+        spoken = not request.has_grammar  # other answers are for programs
+        return self._make(request, on_progress, on_done, client=goal.client, is_spoken=lambda: spoken)
 
     def _make(
         self,
         request: PlanRequest,
         on_progress: Callable[[Progress], None],
         on_done: Callable[[Outcome], None],
+        *,
+        is_spoken: Callable[[], bool],
         client: str = "",
     ) -> Job:
         streamed = 0
+        speech = _SpokenAnswer(self._speech, is_spoken, calls_tools=request.tools is not None)
 
         def stream(text: str) -> None:
             nonlocal streamed
             if len(text) > streamed:
                 self._outputs.stream(text[streamed:])
+                speech.add(text[streamed:])
                 streamed = len(text)
 
         reported_stage, reported_at = "", 0.0
@@ -170,6 +222,7 @@ class JobFactory:
         def progress(now: Progress) -> None:
             nonlocal reported_stage, reported_at
             self._worker.expire()
+            speech.begin()
             first_words = bool(now.text) and not streamed
             if (
                 now.stage == reported_stage
@@ -191,6 +244,9 @@ class JobFactory:
                     self._outputs.publish_actions(outcome.result)
                     stream(outcome.result.generation.text)
                     self._outputs.publish(outcome.result)
+                    speech.end(outcome.result.generation.content)
+                else:
+                    speech.stop()
             except Exception:  # one failed plan must not end the planning thread
                 self._logger.error(traceback.format_exc())
 

@@ -22,6 +22,7 @@ from edgellm_ros.ros.node.settings.camera import CameraParameters
 from edgellm_ros.ros.node.settings.hearing import HearingSettings
 from edgellm_ros.ros.node.settings.limits import Limits
 from edgellm_ros.ros.node.settings.markers import MarkerSettings
+from edgellm_ros.ros.node.settings.speech import SpeechParameters
 from edgellm_ros.ros.parameter_table import OFF, SPEC, Spec, declared
 from edgellm_ros.runtime.decoding.speculative.drafting_config import DRAFTING
 from edgellm_ros.runtime.prompt.tool_calls import TOOL_CALL_FORMATS
@@ -36,6 +37,7 @@ GROUPS = {
     "audio_data": PcmFormat,
     "utterance": UtteranceSettings,
     "hearing": HearingSettings,
+    "speech": SpeechParameters,
     "limits": Limits,
 }
 
@@ -323,11 +325,18 @@ class Parameters(SampledParameters):
         choices=TOOL_CALL_FORMATS,
         fixed=True,
     )
+    voice: str = declared(
+        "",
+        "Voice that speaks answers on ~/speech: path of a Piper voice (MODEL.onnx, with MODEL.onnx.json "
+        "beside it), espeak or espeak:LANGUAGE = espeak-ng's own sound; empty = silent.",
+        fixed=True,
+    )
     camera: CameraParameters
     markers: MarkerSettings
     audio_data: PcmFormat
     utterance: UtteranceSettings
     hearing: HearingSettings
+    speech: SpeechParameters
     limits: Limits
 
     @classmethod
@@ -426,6 +435,28 @@ SPECS: dict[str, Spec] = {
         "false; 0 = none.",
         0.0,
         60.0,
+    ),
+    "speech.barge_in": Spec(
+        6.0,
+        "Level in dB by which a person must be louder than the robot's own echo, as the node measures it, "
+        "and than the noise of the room, to interrupt the robot (barge-in); -1 = no barge-in.",
+        -1.0,
+        60.0,
+    ),
+    "speech.tail": Spec(
+        0.3,
+        "Time in seconds after the robot's speech during which ~/audio is not listened to: the delay of "
+        "playback and the reverberation of the room.",
+        0.0,
+        5.0,
+    ),
+    "speech.noise_scale": Spec(
+        -1.0,
+        "Noise of a Piper voice in waveform and durations; 0 = the same text gives the same sound, -1 = as "
+        "the voice's file says.",
+        -1.0,
+        10.0,
+        fixed=True,
     ),
     "camera.source": Spec(
         "auto",
