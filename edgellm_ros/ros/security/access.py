@@ -90,7 +90,7 @@ INTERFACES = (
     Interface(EDGELLM, Kind.OUT, "~/generation", (*READERS, ARENA)),
     Interface(EDGELLM, Kind.OUT, "~/text", READERS),
     Interface(EDGELLM, Kind.OUT, "~/text_stream", (*READERS, ARENA)),
-    Interface(EDGELLM, Kind.OUT, "~/speech", (*READERS, PLAY)),
+    Interface(EDGELLM, Kind.OUT, "~/speech", READERS),
     Interface(EDGELLM, Kind.OUT, "~/action_chunk", (*READERS, ARENA)),
     Interface(EDGELLM, Kind.OUT, "~/path", READERS),
     Interface(EDGELLM, Kind.OUT, "~/overlay", READERS),
