@@ -8,8 +8,9 @@
 While the robot speaks, and for `tail` seconds after, the gate is closed. The echo's gain is measured: the
 95th percentile of (microphone's level - robot's level) over the last 200 frames in which the gate was closed.
 A person interrupts (barge-in) when 3 of 4 frames in a row are speech and louder than both the expected echo
-and the noise of the room by `barge_in` dB. There is no barge-in before 30 frames, 1 s of the robot's sound,
-were measured.
+and the noise of the room by `barge_in` dB. The detector is reset where the sound becomes louder: the echo is
+speech too, and noise beside it would be taken for speech. There is no barge-in before 30 frames, 1 s of the
+robot's sound, were measured.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class EchoGate:
         self._gains: deque[float] = deque(maxlen=MEASURED)
         self._noise: deque[float] = deque(maxlen=NOISE_FRAMES)
         self._hits: deque[bool] = deque(maxlen=WINDOW)
+        self._was_loud = False  # whether the last frame was louder than echo and noise
         self._rate = 0
         self._rest: NDArray[np.float32] = np.zeros(0, np.float32)
 
@@ -118,9 +120,12 @@ class EchoGate:
                 robot = self._robot_level(first + number * FRAME_S)
                 if robot > AUDIBLE:
                     self._gains.append(level - robot)
-                is_speech = self._detector.probability(frame) >= self._threshold
-                is_louder = level > max(noise, robot + gain) + settings.barge_in
-                self._hits.append(is_speech and is_louder and not math.isnan(gain))
+                is_louder = level > max(noise, robot + gain) + settings.barge_in and not math.isnan(gain)
+                if is_louder and not self._was_loud:
+                    self._detector.reset()
+                is_speech = is_louder and self._detector.probability(frame) >= self._threshold
+                self._hits.append(is_speech)
+                self._was_loud = is_louder
                 if sum(self._hits) >= NEEDED and settings.barge_in >= 0:
                     self._interrupted, self._until = True, -math.inf
                     self._hits.clear()

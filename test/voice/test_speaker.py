@@ -120,14 +120,26 @@ def test_a_new_answer_takes_the_place_of_the_old_one(stage):
     stage.say("one " * 30)
     stage.wait(lambda: stage.played)
     stage.speaker.begin("new")
-    stage.speaker.add("one " * 30, "late text of the old one. ")
+    stage.speaker.add("one " * 30, "late text. And more.\n")
     stage.speaker.add("new", "One two.")
     stage.speaker.end("new")
     stage.wait(lambda: stage.counts[SPOKEN] == 1)
     stage.wait_for_silence()
-    assert stage.voice.sentences[-1] == "One two."
+    assert not any("late" in sentence for sentence in stage.voice.sentences)
     assert stage.played[-2][0].tolist() == [2] * (RATE // 10)
     assert sum(not samples.size for samples, _, _ in stage.played) == 2  # between the answers, and at the end
+
+
+def test_sound_that_is_made_during_a_stop_is_not_played(stage):
+    stage.voice.may_speak.clear()
+    stage.say("One two.")
+    time.sleep(0.05)  # the voice waits within the sentence
+    stage.speaker.stop()
+    stage.voice.may_speak.set()
+    stage.wait(lambda: stage.voice.sentences)
+    time.sleep(0.1)
+    assert not stage.played
+    assert stage.counts == {STOPPED: 1}
 
 
 def test_only_the_answer_that_is_spoken_can_be_stopped_by_name(stage):
