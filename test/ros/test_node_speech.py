@@ -109,6 +109,20 @@ class TestAnswers:
         assert peer.transition("activate")
         peer.connect()
 
+    def test_the_microphone_is_not_listened_to_meanwhile(self, peer):
+        before = peer.metrics()
+        peer.command(WORDS)
+        first_sound(peer)
+        for _ in range(5):
+            peer.sound(np.zeros(RATE // 10, "<i2").tobytes())
+        peer.wait(lambda: peer.metrics()["audio_gated"] == before["audio_gated"] + 5, "gated sound")
+        end_of_sound(peer)
+        peer.listen(0.5)  # longer than speech.tail
+        peer.sound(np.zeros(RATE // 10, "<i2").tobytes())
+        received = before["audio_received"] + 6
+        peer.wait(lambda: peer.metrics()["audio_received"] == received, "sound")
+        assert peer.metrics()["audio_gated"] == before["audio_gated"] + 5
+
     def test_an_answer_with_a_grammar_is_not_spoken(self, peer):
         goal = Plan.Goal(prompt=WORDS, action_samples=0, sampling=SamplingParams(choices=["left", "right"]))
         peer.plan(goal)

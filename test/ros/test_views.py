@@ -230,7 +230,8 @@ class TestQos:
         for topic in ("image", "odom", "command", "audio", "camera_info"):
             assert f"qos_overrides./edgellm/{topic}.subscription.depth" in names
         for topic in (
-            "utterance", "generation", "text", "text_stream", "speech", "action_chunk", "path", "markers", "overlay",
+            "utterance", "generation", "text", "text_stream", "speech", "action_chunk", "path", "markers",
+            "overlay",
         ):  # fmt: skip
             assert f"qos_overrides./edgellm/{topic}.publisher.reliability" in names
         assert "qos_overrides./tf_static.subscription.reliability" in names
