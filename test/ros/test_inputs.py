@@ -49,7 +49,7 @@ class Topics:
             frames=FrameHistory(1),
             cameras=Cameras(()),
             joints=None,
-            speech=SimpleNamespace(on_stamp=lambda header: []),
+            speech=SimpleNamespace(on_stamp=lambda header: [], silence_robot=lambda: None),
             metrics=NodeMetrics(),
         ).open()
 

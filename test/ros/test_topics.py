@@ -471,7 +471,7 @@ class TestServices:
     def test_metrics_tell_who_is_connected(self, peer):
         metrics = peer.metrics()
         assert metrics["inputs_connected"] == 4
-        assert metrics["outputs_connected"] == 8
+        assert metrics["outputs_connected"] == 9
 
 
 class TestDiagnostics:
