@@ -63,6 +63,7 @@ def generate_launch_description() -> LaunchDescription:
             "lora": LaunchConfiguration("lora"),
             "device": LaunchConfiguration("device"),
             "chunking": LaunchConfiguration("chunking"),
+            "speech_engine_dir": LaunchConfiguration("speech_engine_dir"),
             "voice": LaunchConfiguration("voice"),
             "namespace": LaunchConfiguration("namespace"),
             "enclave": "",
@@ -144,6 +145,12 @@ def generate_launch_description() -> LaunchDescription:
                 default_value="",
                 choices=["", "off", "guided", "frozen", "trained"],
                 description="How a plan continues the last chunk of actions; empty = as in params_file.",
+            ),
+            DeclareLaunchArgument(
+                "speech_engine_dir",
+                default_value="",
+                description="Engine directory of a model for speech, which transcribes commands; empty = the "
+                "demo's model hears.",
             ),
             DeclareLaunchArgument(
                 "voice",

@@ -56,6 +56,12 @@ def generate_launch_description() -> LaunchDescription:
                 description="How a plan continues the last chunk of actions; empty = as in params_file.",
             ),
             DeclareLaunchArgument(
+                "speech_engine_dir",
+                default_value="",
+                description="Engine directory of a model for speech, which transcribes commands; empty = as in "
+                "params_file.",
+            ),
+            DeclareLaunchArgument(
                 "voice",
                 default_value="",
                 description="Voice that speaks answers: a Piper voice's MODEL.onnx, or espeak; empty = as in "
@@ -119,7 +125,7 @@ def _start_node(context: LaunchContext) -> list[LifecycleNode]:
         return LaunchConfiguration(name).perform(context)
 
     overrides = {"autostart": value("autostart") == "true", "use_sim_time": value("use_sim_time") == "true"}
-    for name in ("engine_dir", "lora", "device", "chunking", "voice"):
+    for name in ("engine_dir", "lora", "device", "chunking", "speech_engine_dir", "voice"):
         if value(name):
             overrides[name] = ParameterValue(value(name), value_type=str)  # a name may look like a number
     remappings = [(f"~/{name}", value(f"{name}_topic")) for name in TOPICS]

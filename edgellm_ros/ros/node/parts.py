@@ -99,11 +99,8 @@ class Parts:
             self.camera = CameraSource(node, parameters)
             self.outputs = Outputs(node, parameters, self.camera, self.metrics)
             undo.callback(self.outputs.destroy)
-            heard = voice is not None
-            self.speech_output = SpeechOutput(
-                node, parameters, robots_voice, outputs=self.outputs, metrics=self.metrics, hears=heard
-            )
-            undo.callback(self.speech_output.close)
+            self._make_speech(node, parameters, transcriber, robots_voice, hears=voice is not None)
+            undo.callback(self._close_speech)
             self.jobs = JobFactory(
                 node,
                 parameters,
@@ -117,10 +114,6 @@ class Parts:
             )
             self.loras = LoraChanges(node, parameters, runtime, self.worker)
             undo.callback(self.loras.destroy)
-            self.listener: Listener | None = None
-            if transcriber is not None:
-                self.listener = Listener(node, parameters, transcriber, self.outputs, self.metrics)
-                undo.callback(self.listener.close)
             self._make_sources(node, parameters, voice)
             self.services = Services(node, parameters, runtime, self.worker, self.loras, self.metrics)
             undo.callback(self.services.destroy)
@@ -129,6 +122,27 @@ class Parts:
             plan_server.open(self.worker, self.jobs, self.metrics, self.clients)
             undo.pop_all()
         self.metrics.gauges = self._gauges(node)
+
+    def _make_speech(
+        self,
+        node: LifecycleNode,
+        parameters: LiveParameters,
+        transcriber: Transcriber | None,
+        robots_voice: Voice | None,
+        hears: bool,
+    ) -> None:
+        """Make the robot's voice, and the thread of the speech engine, if there is one."""
+        self.speech_output = SpeechOutput(
+            node, parameters, robots_voice, outputs=self.outputs, metrics=self.metrics, hears=hears
+        )
+        self.listener: Listener | None = None
+        if transcriber is not None:
+            self.listener = Listener(node, parameters, transcriber, self.outputs, self.metrics)
+
+    def _close_speech(self) -> None:
+        if self.listener is not None:
+            self.listener.close()
+        self.speech_output.close()
 
     def _make_sources(
         self, node: LifecycleNode, parameters: LiveParameters, voice: VoiceActivity | None

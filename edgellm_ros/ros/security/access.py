@@ -87,6 +87,7 @@ INTERFACES = (
     Interface(EDGELLM, Kind.IN, "~/camera_info", (ARENA,)),
     Interface(EDGELLM, Kind.IN, "/tf_static", (ARENA,)),
     Interface(EDGELLM, Kind.OUT, "~/utterance", READERS),
+    Interface(EDGELLM, Kind.OUT, "~/transcript", READERS),
     Interface(EDGELLM, Kind.OUT, "~/generation", (*READERS, ARENA)),
     Interface(EDGELLM, Kind.OUT, "~/text", READERS),
     Interface(EDGELLM, Kind.OUT, "~/text_stream", (*READERS, ARENA)),
