@@ -32,7 +32,7 @@ ON_DOUBLE := test/engine test/runtime test/diffusion test/multimodal --device te
 .DELETE_ON_ERROR:
 
 demo: venv ## one closed-loop episode with a spoken command over ROS 2 topics, and a picture of the episode
-	$(BIN)/edgellm demo --spoken --action-samples 4
+	$(BIN)/edgellm demo --spoken --voice espeak --action-samples 4
 
 # Each installation and mypy keep one core busy. With --jobs=2 two of them run at a time.
 prepare: venv lint $(STAMPS)/voices $(STAMPS)/parity ## install what test and parity need, and check style and types

@@ -58,8 +58,8 @@ def generate_launch_description() -> LaunchDescription:
             DeclareLaunchArgument(
                 "speech_engine_dir",
                 default_value="",
-                description="Engine directory of a model for speech, which transcribes commands; empty = as in "
-                "params_file.",
+                description="Engine directory of a model for speech, which transcribes commands; empty = as "
+                "in params_file.",
             ),
             DeclareLaunchArgument(
                 "voice",

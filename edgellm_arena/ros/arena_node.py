@@ -32,16 +32,17 @@ from edgellm_arena.driving.smoothness import named_jumps
 from edgellm_arena.episodes.closed_loop import LATENCY_STEPS, REPLAN_STEPS, Drive, Plan, drive
 from edgellm_arena.episodes.delayed_loop import Execution, delay_in_steps, drive_delayed
 from edgellm_arena.episodes.episode import EPISODE_FAMILIES, EPISODE_SEEDS, Episode, World, make_episode
-from edgellm_arena.episodes.picture import save_episode
 from edgellm_arena.episodes.scoring import names_target
 from edgellm_arena.ros.arena_link import PARTS, ArenaLink, LinkError, Timing
+from edgellm_arena.ros.episode_files import save_files
 from edgellm_arena.ros.follower_link import FollowerLink
-from edgellm_arena.ros.microphone import Microphone, save_wav
+from edgellm_arena.ros.microphone import Microphone
 from edgellm_arena.speech.person import SAY_AT_MOST, Person, person_of
 from edgellm_arena.world.unicycle import DT, HISTORY, HORIZON, State, wrap
 from edgellm_ros.echo import quoted
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.ros.signals import restore_signals
+from edgellm_ros.voice.voice import Voice, open_voice
 
 STEP_NS = round(DT * 1e9)
 PAUSE_STEPS = 2 * HISTORY  # simulated rest between two episodes, longer than the history of a plan
@@ -75,6 +76,13 @@ PARAMETERS = {
     "out": (
         "",
         "Folder for a picture of each episode and its spoken command as a WAV file; empty = none.",
+        None,
+        None,
+    ),
+    "voice": (
+        "",
+        "Voice of the robot, as the node's parameter voice: a further WAV file has what one hears in the "
+        "episode, the person, the motor and the robot's answer; empty = none.",
         None,
         None,
     ),
@@ -133,6 +141,7 @@ class ArenaNode(ArenaLink):
         self._microphone = Microphone(self) if self.value("spoken") else None
         self._follower = FollowerLink(self) if self.value("follower") else None
         self._execution = self._read_execution()  # None = lock_step
+        self._voice = self._open_voice()
         self._delay_steps = delay_in_steps(self.value("inference_delay"))
 
     def value(self, name: str):
@@ -192,11 +201,7 @@ class ArenaNode(ArenaLink):
         picture = None
         if self.value("out"):
             folder = Path(self.value("out"))
-            folder.mkdir(parents=True, exist_ok=True)
-            picture = str(folder / f"episode_{number:03d}.png")
-            save_episode(picture, world, driven.plans)
-            if recording is not None:
-                save_wav(folder / f"episode_{number:03d}.wav", recording)
+            picture = save_files(folder, number, world, driven.plans, recording, self._voice)
         self.report(
             "outcome",
             number=number,
@@ -248,6 +253,13 @@ class ArenaNode(ArenaLink):
         if self._follower is not None:
             raise LinkError(f"execution {execution} is not for a robot that the follower drives")
         return Execution(execution)
+
+    def _open_voice(self) -> Voice | None:
+        """Open the robot's voice; LinkError for one that cannot be used."""
+        try:
+            return open_voice(self.value("voice"), noise_scale=0.0) if self.value("voice") else None
+        except (OSError, ValueError, ImportError) as error:
+            raise LinkError(f"voice: {error}") from None
 
     def _read_family(self) -> str | None:
         """Return the family of all episodes; LinkError for an unknown one."""

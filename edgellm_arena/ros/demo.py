@@ -76,6 +76,7 @@ class DemoOptions:
     follower: bool = False
     inference_delay: float = 0.0  # s
     execution: str = "auto"
+    voice: str = ""  # of the robot, in the sound of an episode; empty = no such file
     chunking: str = "off"  # or "auto", which run_demo resolves
 
 
@@ -171,6 +172,7 @@ def arena_arguments(options: DemoOptions) -> list[str]:
         "out": str(options.out.resolve()),
         "question": QUESTION,
         "spoken": options.spoken,
+        "voice": options.voice,
         "follower": options.follower,
         "execution": options.execution,
         "inference_delay": float(options.inference_delay),

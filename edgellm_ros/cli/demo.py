@@ -62,10 +62,26 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="give commands as speech in noisy rooms on ~/audio, instead of text on ~/command",
     )
     parser.add_argument(
+        "--voice",
+        default="",
+        metavar="NAME",
+        help="write what one hears in each episode too, with the robot's answer in this voice: MODEL.onnx of "
+        "a Piper voice, or espeak (default: no such file)",
+    )
+    parser.add_argument(
         "--follower",
         action="store_true",
         help="drive by the velocity commands of the node edgellm_follower instead of the action chunks",
     )
+    _add_timing(parser)
+    arguments.add_device(parser)
+    arguments.add_decode(parser)
+    arguments.add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_timing(parser: argparse.ArgumentParser) -> None:
+    """Add the options of plans that take time."""
     parser.add_argument(
         "--inference-delay",
         type=arguments.number(0.0, 60.0),
@@ -89,10 +105,20 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="how the node fits a chunk of actions to the chunk before it (default: trained with "
         "--inference-delay, if the checkpoint is trained for it, else off)",
     )
-    arguments.add_device(parser)
-    arguments.add_decode(parser)
-    arguments.add_json(parser)
-    parser.set_defaults(run=run)
+
+
+def voice_name(given: str) -> str:
+    """Return the voice for a process in another folder.
+
+    ValueError for a file that is not there.
+    """
+    from edgellm_ros.voice.voice import ESPEAK
+
+    if not given or given.partition(":")[0] == ESPEAK:
+        return given
+    if not Path(given).is_file():
+        raise ValueError(f"--voice {given}: expected espeak, or the file MODEL.onnx of a Piper voice")
+    return str(Path(given).resolve())
 
 
 def run(args: argparse.Namespace) -> int:
@@ -125,6 +151,7 @@ def run(args: argparse.Namespace) -> int:
         inference_delay=args.inference_delay,
         execution=args.execution,
         chunking=args.chunking,
+        voice=voice_name(args.voice),
     )
     display = Display(sys.stderr, args.episodes)
     try:

@@ -48,7 +48,7 @@ def demo(checkpoint: Path, out: Path, *arguments: str) -> subprocess.CompletedPr
 @pytest.fixture(scope="module")
 def spoken(tiny_checkpoint, tmp_path_factory) -> dict:
     out = tmp_path_factory.mktemp("spoken")
-    done = demo(tiny_checkpoint, out, "--seed", str(SEED), "--spoken")
+    done = demo(tiny_checkpoint, out, "--seed", str(SEED), "--spoken", "--voice", "espeak")
     assert done.returncode == 0, done.stderr
     return {"summary": json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr, "out": out}
 
@@ -89,6 +89,15 @@ def test_the_spoken_command_lies_beside_the_picture(spoken):
         samples = np.frombuffer(wav.readframes(wav.getnframes()), "<i2")
     recording = person_of(EPISODE).say(make_episode(EPISODE).command.text)
     assert np.array_equal(samples / np.float32(32768), recording.samples)
+
+
+def test_what_one_hears_in_the_episode_begins_with_the_command(spoken):
+    with wave.open(str(spoken["out"] / "episode_000.wav")) as wav:
+        command = wav.readframes(wav.getnframes())
+    with wave.open(str(spoken["out"] / "episode_000_sound.wav")) as wav:
+        heard = wav.readframes(wav.getnframes())
+    assert heard[: len(command)] == command
+    assert len(heard) >= len(command) + 2 * 16000 * spoken["summary"]["simulated_seconds"]
 
 
 def test_over_topics_the_robot_hears_and_answers_exactly_as_in_process(spoken):
