@@ -38,6 +38,7 @@ from edgellm_ros.engine_directory.parts import ACTION, VISUAL
 
 LLM = "llm"
 STANDARD, CUDA, CHAIN_CUDA, CPU = "", "cuda", f"{CHAIN}.cuda", "cpu"
+LARGE_HEAD = 2**22  # values of a draft head's matrices: 16 MB in fp32
 Graphs = dict[tuple[str, str], GraphBuilder]  # by part and form
 
 
@@ -147,11 +148,18 @@ def _adapt_to_cpu(part: str, graph: GraphBuilder, int8: bool) -> bool:
     """Adapt a graph to a CPU; return whether it differs from the standard graph."""
     differs = attend_to_visible_rows(graph.graph)
     differs |= any(value.name == names.KV_LENGTH for value in graph.graph.inputs)
-    # Guesses of a draft head do not change answers, so rounding its products costs no more than guesses.
-    if not int8 and (part != DRAFT or graph.dtype != FLOAT):
+    # Guesses of a draft head do not change answers, so rounding its products costs no more than guesses. Less
+    # time is taken by matrices that the processor's cache does not hold.
+    if not int8 and (part != DRAFT or graph.dtype != FLOAT or _matrix_values(graph) < LARGE_HEAD):
         return differs
     # The LM head finds values that are not finite, which pixels never are.
     return multiply_in_int8(graph, lm_head=part == DRAFT, by_rows=part not in (VISUAL, DRAFT)) or differs
+
+
+def _matrix_values(graph: GraphBuilder) -> int:
+    """Return the number of values in constant matrices."""
+    tensors = (value.const_value for value in graph.graph.initializers.values())
+    return sum(tensor.size for tensor in tensors if tensor is not None and len(tensor.shape) == 2)
 
 
 def _share_weights(artefact: Artefact, built: Graphs, sources: Sources) -> None:
