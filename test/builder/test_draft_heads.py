@@ -12,12 +12,14 @@ import re
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import ExportOptions, check, export, inspect, render, render_check
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.draft.base_states import read_base_state_layers
+from edgellm_ros.builder.exporter import artefacts
 from edgellm_ros.engine_directory.config import EngineConfig
 from fixtures.changed_json import change
 from fixtures.decoder_checkpoint import LLAMA3, write_decoder_checkpoint
@@ -469,3 +471,17 @@ def test_the_fusion_of_large_states_stays_finite_in_half_precision(base, tmp_pat
     (fused,) = session.run(["fused_hidden_states"], inputs)
     assert float(fused.max()) == 65504.0
     assert math.isfinite(float(fused.min()))
+
+
+@pytest.mark.parametrize(
+    ("large_from", "precision", "rounds"), [(1, "fp32", True), (1, "fp16", False), (2**30, "fp32", False)]
+)
+def test_a_large_head_multiplies_in_8_bits_on_a_cpu(
+    base, head, tmp_path, monkeypatch, large_from, precision, rounds
+):
+    monkeypatch.setattr(artefacts, "LARGE_HEAD", large_from)
+    export(base, tmp_path / "engine", draft=head, precision=precision)
+    graph = onnx.load(tmp_path / "engine" / "draft" / "model.cpu.onnx", load_external_data=False).graph
+    operators = [node.op_type for node in graph.node]
+    assert ("DynamicQuantizeMatMul" in operators) == rounds
+    assert ("MatMul" in operators) != rounds
