@@ -31,32 +31,40 @@ def _storage(fields: Fields, capacity: int, device: str) -> dict[str, Tensor]:
 
 
 class ReplayBuffer:
-    """The newest situations, sampled uniformly."""
+    """The newest samples, sampled uniformly: situations, or rows of other fields.
 
-    def __init__(self, capacity: int, device: str):
+    host: fields that are also kept on the host. Of situations that is the meaning, by which clips are
+    selected.
+    """
+
+    def __init__(
+        self, capacity: int, device: str, fields: Fields = FIELDS, host: tuple[str, ...] = ("meaning",)
+    ):
         self.capacity, self.device, self.size, self._next, self.total = capacity, device, 0, 0, 0
-        self._fields = _storage(FIELDS, capacity, device)
-        self._meaning = np.zeros(capacity, np.int64)  # on the host too, where clips are selected
+        self._fields = _storage(fields, capacity, device)
+        self._host = {name: np.zeros((capacity, *fields[name][0]), np.int64) for name in host}
 
     def add(self, chunk: Chunk) -> None:
         """Append a chunk; the oldest samples are overwritten."""
-        count = len(chunk["ids"])
+        count = len(next(iter(chunk.values())))
         start = self._next if self._next + count <= self.capacity else 0
         for name, value in chunk.items():
             self._fields[name][start : start + count] = to_device(value, self.device)
-        self._meaning[start : start + count] = chunk["meaning"]
+        for name, kept in self._host.items():
+            kept[start : start + count] = chunk[name]
         self._next = start + count
         self.size = max(self.size, self._next)
         self.total += count
 
-    def sample(self, rng: np.random.Generator, count: int) -> tuple[Batch, np.ndarray]:
+    def sample(self, rng: np.random.Generator, count: int) -> tuple[Batch, Chunk]:
         """Sample a batch uniformly with replacement.
 
-        Also returns the meanings of its commands [count].
+        Also returns its fields on the host, as int64.
         """
         rows = rng.integers(self.size, size=count)
         index = to_device(rows, self.device)
-        return {name: value[index] for name, value in self._fields.items()}, self._meaning[rows]
+        batch = {name: value[index] for name, value in self._fields.items()}
+        return batch, {name: value[rows] for name, value in self._host.items()}
 
 
 class ClipBank:

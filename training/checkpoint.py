@@ -9,17 +9,28 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from torch import nn
 from transformers import Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration
 
 from training.expert import ExpertDims, FlowExpert
-from training.hearing import WordHead
+from training.hearing import WordHead, scale_convolutions
 from training.policy import Policy
 from training.spec import HISTORY
 from training.tokenizer import PAD
 
 IMAGE_MEAN_STD = ([0.5, 0.5, 0.5], [0.5, 0.5, 0.5])
 SHARD_BYTES = 15_000_000
+FEATURE_EXTRACTOR = {  # as published with Qwen3-Omni
+    "feature_extractor_type": "WhisperFeatureExtractor",
+    "feature_size": 128,
+    "sampling_rate": 16000,
+    "hop_length": 160,
+    "n_fft": 400,
+    "chunk_length": 300,
+    "padding_side": "right",
+    "padding_value": 0.0,
+    "return_attention_mask": True,
+    "dither": 0.0,
+}
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -126,21 +137,14 @@ def expert_config(tokenizer: Tokenizer, dims: ExpertDims, action_space: dict) ->
 
 
 def new_thinker(config: Qwen3OmniMoeThinkerConfig) -> Qwen3OmniMoeThinkerForConditionalGeneration:
-    """Make a thinker with random weights.
-
-    transformers initialises every weight with a standard deviation of 0.02. The convolutions' output for a
-    sound would then be 500 times smaller than the position embeddings that are added to it. Here both have
-    the same scale.
-    """
+    """Make a thinker with random weights."""
     thinker = Qwen3OmniMoeThinkerForConditionalGeneration(config)
-    tower = thinker.model.audio_tower
-    for conv in (tower.conv2d1, tower.conv2d2, tower.conv2d3):
-        nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
-    nn.init.kaiming_normal_(tower.conv_out.weight, nonlinearity="linear")
+    scale_convolutions(thinker.model.audio_tower)
     return thinker
 
 
-def _write_json(path: Path, value: dict) -> None:
+def write_json(path: Path, value: dict) -> None:
+    """Write a readable JSON file."""
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
@@ -156,12 +160,12 @@ def save_checkpoint(
     thinker.to(torch.float16).save_pretrained(directory, max_shard_size=SHARD_BYTES)
     token = tokenizer.token_to_id
     stops = [token("<|im_end|>"), token("<|traj_future_start|>")]
-    _write_json(
+    write_json(
         directory / "generation_config.json",
         {"do_sample": False, "eos_token_id": stops, "pad_token_id": token("<|endoftext|>")},
     )
     mean, std = IMAGE_MEAN_STD
-    _write_json(
+    write_json(
         directory / "preprocessor_config.json",
         {
             "image_processor_type": "Qwen2VLImageProcessor",
@@ -177,20 +181,11 @@ def save_checkpoint(
             "merge_size": 2,
             "resample": 3,
             "size": {"shortest_edge": 224 * 320, "longest_edge": 224 * 320},
-            "feature_extractor_type": "WhisperFeatureExtractor",
-            "feature_size": 128,
-            "sampling_rate": 16000,
-            "hop_length": 160,
-            "n_fft": 400,
-            "chunk_length": 300,
-            "padding_side": "right",
-            "padding_value": 0.0,
-            "return_attention_mask": True,
-            "dither": 0.0,
+            **FEATURE_EXTRACTOR,
         },
     )
     tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
-    _write_json(
+    write_json(
         directory / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -207,7 +202,7 @@ def save_checkpoint(
 def save_expert(directory: Path, expert: FlowExpert, config: dict) -> None:
     """Write an action expert in float16."""
     directory.mkdir(parents=True, exist_ok=True)
-    _write_json(directory / "config.json", config)
+    write_json(directory / "config.json", config)
     state = expert.state_dict().items()
     weights = {name: value.detach().to(torch.float16).contiguous().cpu() for name, value in state}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})

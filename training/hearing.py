@@ -57,6 +57,18 @@ def vary(samples: Tensor, count: Tensor, rng: np.random.Generator) -> tuple[Tens
     return torch.where(inside, x.round(), 0).to(torch.int16), torch.from_numpy(counts)
 
 
+def scale_convolutions(tower: nn.Module) -> None:
+    """Give an encoder's convolutions random weights of a useful scale.
+
+    transformers initialises every weight with a standard deviation of 0.02. The convolutions' output for a
+    sound would then be 500 times smaller than the position embeddings that are added to it. After this, both
+    have the same scale.
+    """
+    for conv in (tower.conv2d1, tower.conv2d2, tower.conv2d3):
+        nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+    nn.init.kaiming_normal_(tower.conv_out.weight, nonlinearity="linear")
+
+
 class LogMel(nn.Module):
     """Whisper's log-mel features of a batch of clips."""
 
@@ -99,13 +111,15 @@ class LogMel(nn.Module):
 class AudioForward(nn.Module):
     """Batched forward pass of transformers' audio encoder, for clips of at most 8 s.
 
-    8 s is the encoder's attention window. A clip of less than one chunk is padded to one chunk, as
-    transformers does if the same call has a longer clip; alone, its last token differs a little.
+    tower: with its two projections inside, as Qwen3-Omni's, or the encoder of Qwen3-ASR, whose projector
+    comes extra. 8 s is the encoder's attention window. A clip of less than one chunk is padded to one chunk,
+    as Qwen3-ASR does, and Qwen3-Omni if the same call has a longer clip; alone, the last token of such a clip
+    differs a little in Qwen3-Omni.
     """
 
-    def __init__(self, tower: nn.Module):
+    def __init__(self, tower: nn.Module, projector: nn.Module | None = None):
         super().__init__()
-        self.tower = tower
+        self.tower, self.projector = tower, projector
         table = tower.positional_embedding.positional_embedding
         self.register_buffer("positions", table[:CHUNK_TOKENS].clone(), persistent=False)
 
@@ -127,7 +141,8 @@ class AudioForward(nn.Module):
         for layer in tower.layers:
             x = x + self._attend(layer.self_attn, layer.self_attn_layer_norm(x), seen)
             x = x + layer.fc2(layer.activation_fn(layer.fc1(layer.final_layer_norm(x))))
-        return tower.proj2(tower.act(tower.proj1(tower.ln_post(x))))
+        x = tower.ln_post(x)
+        return tower.proj2(tower.act(tower.proj1(x))) if self.projector is None else self.projector(x)
 
     @staticmethod
     def _attend(attention: nn.Module, x: Tensor, seen: Tensor) -> Tensor:
@@ -157,10 +172,10 @@ def ctc_loss(log_probabilities: Tensor, tokens: Tensor, words: Tensor, word_coun
     """Compute the CTC loss per word.
 
     words: token ids [B, W] from 0; log_probabilities: [T, B, V + 1]. The lengths tokens and word_counts [B]
-    are on the CPU, which saves a wait for the GPU.
+    are on the CPU, which saves a wait for the GPU. A sound without words counts as one word.
     """
     loss = F.ctc_loss(log_probabilities, words + 1, tokens, word_counts, zero_infinity=True, reduction="none")
-    return (loss / word_counts.to(loss.device)).mean()
+    return (loss / word_counts.clamp(min=1).to(loss.device)).mean()
 
 
 def greedy_words(log_probabilities: Tensor, tokens: Tensor) -> list[list[int]]:

@@ -17,6 +17,21 @@ FLOW_SAMPLES = 2
 Batch = dict[str, Tensor]
 
 
+def answer_losses(head: nn.Module, batch: Batch, hidden: Tensor, window: int) -> Tensor:
+    """Compute the cross-entropy [B, window] of answer tokens; 0 after the answer.
+
+    batch: ids [B, L], prompt_length and length [B]; hidden: the text model's last states [B, L, H].
+    """
+    start, length = batch["prompt_length"].long(), batch["length"].long()
+    index = start[:, None] + torch.arange(window, device=start.device)
+    valid = index < length[:, None]
+    index = index.clamp(max=batch["ids"].shape[1] - 1)
+    states = hidden.gather(1, (index - 1)[..., None].expand(-1, -1, hidden.shape[-1]))
+    targets = batch["ids"].long().gather(1, index).masked_fill(~valid, -100)
+    loss = F.cross_entropy(head(states).float().flatten(0, 1), targets.flatten(), reduction="none")
+    return loss.view_as(targets)
+
+
 class Policy(nn.Module):
     """Thinker, expert and word head.
 
@@ -61,15 +76,7 @@ class Policy(nn.Module):
 
     def answer_loss(self, batch: Batch, hidden: Tensor, window: int = ANSWER_WINDOW) -> Tensor:
         """Compute the cross-entropy [B, window] of answer tokens; 0 after the answer."""
-        start, length = batch["prompt_length"].long(), batch["length"].long()
-        index = start[:, None] + torch.arange(window, device=start.device)
-        valid = index < length[:, None]
-        index = index.clamp(max=batch["ids"].shape[1] - 1)
-        states = hidden.gather(1, (index - 1)[..., None].expand(-1, -1, hidden.shape[-1]))
-        logits = self.thinker.thinker.lm_head(states)
-        targets = batch["ids"].long().gather(1, index).masked_fill(~valid, -100)
-        loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
-        return loss.view_as(targets)
+        return answer_losses(self.thinker.thinker.lm_head, batch, hidden, window)
 
     def flow_loss(
         self, batch: Batch, cache: list, delays: Tensor | None = None, size: int = FLOW_SAMPLES

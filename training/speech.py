@@ -49,12 +49,17 @@ def meaning_shares() -> np.ndarray:
     return shares / shares.sum()
 
 
-def heard_words(text: str, writer: SequenceWriter) -> list[int]:
-    """Return the token ids of a sentence's words, each with the space before it.
+def heard_text(text: str) -> str:
+    """Return a sentence's words in lower case, as they are heard.
 
-    Punctuation is left out, because it cannot be heard.
+    Punctuation cannot be heard.
     """
-    return writer.text(" " + " ".join(word.strip(".,:?!") for word in text.lower().split()))
+    return " ".join(word.strip(".,:?!") for word in text.lower().split())
+
+
+def heard_words(text: str, writer: SequenceWriter) -> list[int]:
+    """Return the token ids of a sentence's heard words, each with the space before it."""
+    return writer.text(" " + heard_text(text))
 
 
 def record_command(text: str, split: str, rng: np.random.Generator, rooms: int = 1) -> list[Sound]:
@@ -85,10 +90,13 @@ def write_clip(out: Chunk, i: int, sound: Sound, meaning: int, words: list[int])
     out["word_count"][i] = len(words)
 
 
-def clip_writer(tokenizer: Tokenizer, seed: int) -> Callable[[Chunk, int], None]:
+def clip_writer(
+    tokenizer: Tokenizer, seed: int, words_of: Callable[[str, SequenceWriter], list[int]] = heard_words
+) -> Callable[[Chunk, int], None]:
     """Make a SampleStream's function that writes spoken commands as CLIP_FIELDS.
 
-    Speakers are of the training split. Each worker starts with one clip of every meaning.
+    Speakers are of the training split. Each worker starts with one clip of every meaning. words_of: makes the
+    words of a sentence.
     """
     writer = SequenceWriter(tokenizer)
     rng = np.random.default_rng([seed, 2])
@@ -100,7 +108,7 @@ def clip_writer(tokenizer: Tokenizer, seed: int) -> Callable[[Chunk, int], None]
         if not waiting:
             meaning = int(first.pop()) if first else int(rng.choice(len(MEANINGS), p=shares))
             text = sample_command(rng, *MEANINGS[meaning]).text
-            words = heard_words(text, writer)
+            words = words_of(text, writer)
             for sound in record_command(text, "train", rng, ROOMS_PER_SENTENCE):
                 waiting.append((sound, meaning, words))
         write_clip(chunk, i, *waiting.pop())

@@ -167,7 +167,7 @@ class ThinkerForward(nn.Module):
         """Compute the text model's inputs [B, L, H] from tokens, image and sounds."""
         h = self.thinker.model.language_model.embed_tokens(sequences.ids)
         h = h.scatter(1, _image_index(sequences), sequences.image.to(h.dtype))
-        return h if sequences.sounds is None else _with_sounds(h, sequences.sounds)
+        return h if sequences.sounds is None else with_sounds(h, sequences.sounds)
 
     def run(
         self, sequences: Sequences, h: Tensor, kept: tuple[int, ...] = ()
@@ -197,7 +197,7 @@ def _image_index(sequences: Sequences) -> Tensor:
     return index[..., None].expand(-1, -1, size)
 
 
-def _with_sounds(h: Tensor, sounds: Sounds) -> Tensor:
+def with_sounds(h: Tensor, sounds: Sounds) -> Tensor:
     """Insert the embeddings of the sounds into the first rows of h [B, L, H]."""
     count, most = sounds.embeddings.shape[:2]
     offset = torch.arange(h.shape[1], device=h.device) - sounds.start[:, None]

@@ -55,17 +55,25 @@ def train_tokenizer(sentences: Iterable[str], text_vocab_size: int, num_trajecto
 
     The trajectory tokens `<|traj_0|>`, ... have consecutive ids.
     """
+    normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    names = [*CONTROL_TOKENS, *(f"<|traj_{i}|>" for i in range(num_trajectory_tokens))]
+    return byte_level_bpe(sentences, text_vocab_size, normalizer, names)
+
+
+def byte_level_bpe(
+    sentences: Iterable[str], size: int, normalizer: normalizers.Normalizer, control: Iterable[str]
+) -> Tokenizer:
+    """Train byte-level BPE of `size` tokens and append the control tokens."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=text_vocab_size,
+        vocab_size=size,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         special_tokens=[],
         show_progress=False,
     )
     tokenizer.train_from_iterator(sentences, trainer)
-    names = [*CONTROL_TOKENS, *(f"<|traj_{i}|>" for i in range(num_trajectory_tokens))]
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in control])
     return tokenizer

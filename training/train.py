@@ -62,10 +62,10 @@ def action_space_of(args: argparse.Namespace, chunks: list[Chunk]) -> dict:
     return {**ACTION_SPACE, "mean": np.round(mean, 3).tolist(), "std": np.round(std, 3).tolist()}
 
 
-def optimizer_for(policy: Policy, rate: float, device: str) -> torch.optim.Optimizer:
+def optimizer_for(model: nn.Module, rate: float, device: str) -> torch.optim.Optimizer:
     """Make AdamW without weight decay for norms, biases and embeddings."""
     decay, keep = [], []
-    for name, parameter in policy.named_parameters():
+    for name, parameter in model.named_parameters():
         (decay if parameter.ndim >= 2 and "embed" not in name else keep).append(parameter)
     groups = [{"params": decay, "weight_decay": 0.05}, {"params": keep, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=device == "cuda")
@@ -101,8 +101,8 @@ class Samples:
 
         Also returns their words [S, W], and on the host their numbers of tokens and words [S].
         """
-        batch, meanings = self.buffer.sample(self.rng, count)
-        clips, lengths = self.bank.sample(self.rng, meanings[:spoken])
+        batch, known = self.buffer.sample(self.rng, count)
+        clips, lengths = self.bank.sample(self.rng, known["meaning"][:spoken])
         samples, count = vary(clips["samples"], lengths["count"], self.rng)
         on_device = to_device(count.numpy(), samples.device)
         say_commands(batch, samples, on_device, self.log_mel, self.marks)

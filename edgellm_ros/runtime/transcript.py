@@ -137,7 +137,7 @@ def read_transcript(
         chosen = zip(tokens[start:end], response.logprobs[start:end], strict=True)
         confidence = sum(dict(entries)[token] for token, entries in chosen) / (end - start)
     answer = response.text.strip()
-    text, found = (answer, forced) if forced is not None else _split(answer)
+    text, found = (answer, forced) if forced is not None else split_answer(answer)
     return Transcript(collapse_repetitions(text).strip(), found, confidence)
 
 
@@ -150,7 +150,7 @@ def collapse_repetitions(text: str) -> str:
     return SAME_PATTERNS.sub(r"\1", SAME_CHARACTERS.sub(r"\1", text))
 
 
-def _split(answer: str) -> tuple[str, str | None]:
+def split_answer(answer: str) -> tuple[str, str | None]:
     """Return text and language of an answer that begins with the language."""
     before, mark, text = answer.partition(TRANSCRIPT_MARK)
     if not mark:
