@@ -181,6 +181,7 @@ def test_a_short_run_learns_and_its_engine_transcribes(tokenizer, tmp_path):
 def test_scores_count_words_sentences_and_what_is_made_up():
     assert edits(["go", "to", "a", "red", "box"], ["go", "to", "the", "box"]) == 2
     assert edits([], ["stop", "now"]) == 2
+    assert edits(["go", "box"], ["go", "to", "the", "box"]) == 2
     sound = Sound(np.zeros(32000, np.float32), 16000)
     clips = [Clip(sound, "go to the red box"), Clip(sound, "stop")]
     found = [Transcript("Go to the red box.", "English", -0.1), Transcript("top", "English", -0.9)]
