@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,8 @@ from edgellm_arena.episodes.closed_loop import Plan, drive
 from edgellm_arena.episodes.episode import Episode, World
 from edgellm_arena.episodes.scoring import names_target
 from edgellm_arena.speech.person import SAY_AT_MOST, person_of
+from edgellm_ros.hearing.rule import HearingRule
+from edgellm_ros.hearing.transcriber import Transcriber
 from edgellm_ros.multimodal.audio.sound_stream import utterances_in
 from edgellm_ros.multimodal.audio.utterance import UtteranceSettings
 from edgellm_ros.multimodal.audio.voice_activity import VoiceActivity
@@ -31,15 +33,24 @@ class Played:
     metrics: tuple[Mapping[str, float], ...]  # of each request: seconds per stage
 
 
-def play(runtime: LLMInferenceRuntime, episode: Episode, noise_seed: int, spoken: bool = False) -> Played:
+def play(
+    runtime: LLMInferenceRuntime,
+    episode: Episode,
+    noise_seed: int,
+    spoken: bool = False,
+    transcriber: Transcriber | None = None,
+) -> Played:
     """Play one episode to its end, with one noise seed for all of its plans.
 
     The world, the camera trigger, the replan interval and the simulated latency are those of `edgellm demo`.
     `spoken`: a person says the command in a noisy room, and the node's voice activity detection finds it.
+    With a transcriber its words are the command, if the node's default rules obey them.
     """
     world = World(episode)
     prompt, audio = episode.command.text, tuple[Sound, ...]()
-    if spoken:
+    if spoken and transcriber is not None:
+        prompt = obeyed(episode, transcriber)
+    elif spoken:
         sound = heard(episode)
         prompt, audio = "", () if sound is None else (sound,)
     metrics: list[Mapping[str, float]] = []
@@ -65,15 +76,32 @@ def play(runtime: LLMInferenceRuntime, episode: Episode, noise_seed: int, spoken
     return Played(world, answers, driven.clipped, names_target(answers[0], episode), tuple(metrics))
 
 
-def heard(episode: Episode) -> Sound | None:
-    """Return the last utterance that the node hears in the recording of the command.
+def utterances(episode: Episode) -> Iterator[Sound]:
+    """Yield what the node hears of the command each time that a person says it.
 
-    The command is repeated until it is heard. None if it never is.
+    Of a recording with several utterances that is the last; one without any is left out.
     """
     voice = VoiceActivity()
     for time in range(SAY_AT_MOST):
         recording = person_of(episode.seed).say(episode.command.text, time)
-        utterances = utterances_in(recording, voice, UtteranceSettings())
-        if utterances:
-            return utterances[-1].sound
-    return None
+        found = utterances_in(recording, voice, UtteranceSettings())
+        if found:
+            yield found[-1].sound
+
+
+def heard(episode: Episode) -> Sound | None:
+    """Return the first utterance that the node hears; None if it hears none."""
+    return next(utterances(episode), None)
+
+
+def obeyed(episode: Episode, transcriber: Transcriber) -> str:
+    """Return the words of the first utterance that the node's default rules obey.
+
+    "" if they obey none.
+    """
+    rule = HearingRule()
+    for sound in utterances(episode):
+        verdict = rule.judge(transcriber.transcribe(sound), sound.seconds)
+        if verdict.command:
+            return verdict.command
+    return ""

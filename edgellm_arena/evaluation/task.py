@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +19,7 @@ from edgellm_arena.episodes.episode import make_episode
 from edgellm_arena.evaluation.play import Played, play
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.evaluation.task import Outcome, Run, engine_digest
+from edgellm_ros.hearing.transcriber import Transcriber
 from edgellm_ros.runtime.decoding.speculative.drafting_config import OFF
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
@@ -40,6 +41,8 @@ class ArenaTask:
     spoken: bool
     family: str | None  # of all episodes; None: as the seed decides
     workers: int  # that are at work at the same time
+    speech_engine_dir: Path | None = None  # engine that transcribes the spoken commands
+    speech_engine: str = ""  # digest of it
 
     failures: ClassVar = (EngineError,)
     # NumPy's products of the arena are small.
@@ -57,28 +60,33 @@ class ArenaTask:
 
     @contextmanager
     def open(self) -> Iterator[Run]:
-        """Load the engine.
+        """Load the engines.
 
-        ValueError if it is not the engine of the evaluation.
+        ValueError if one is not that of the evaluation.
         """
         cv2.setNumThreads(self.threads)
-        if engine_digest(self.engine_dir, self.lora) != self.engine:
-            raise ValueError(f"{self.engine_dir}: not the engine with which the evaluation began")
+        _check_digest(self.engine_dir, self.lora, self.engine)
         # An episode must not depend on those before it, nor on the computer's speed: on some models a reused
         # prefix changes numbers by rounding, and so do drafts, which measured times pause.
-        with LLMInferenceRuntime(
-            self.engine_dir,
-            self.device,
-            self.threads,
-            prefix_cache_bytes=0,
-            decode=self.decode,
-            drafting=OFF,
-        ) as runtime:
+        options: dict[str, Any] = {
+            "threads": self.threads,
+            "prefix_cache_bytes": 0,
+            "decode": self.decode,
+            "drafting": OFF,
+        }
+        with ExitStack() as opened:
+            runtime = opened.enter_context(LLMInferenceRuntime(self.engine_dir, self.device, **options))
             runtime.switch_lora_weights(self.lora)
+            transcriber = None
+            if self.speech_engine_dir is not None:
+                _check_digest(self.speech_engine_dir, "", self.speech_engine)
+                transcriber = opened.enter_context(
+                    Transcriber(self.speech_engine_dir, self.device, **options)
+                )
 
             def run(item: str) -> Outcome:
                 episode = make_episode(int(item), self.family)
-                played = play(runtime, episode, episode.seed, self.spoken)
+                played = play(runtime, episode, episode.seed, self.spoken, transcriber)
                 return {"result": _result(played), "measured": self._measured(played)}
 
             yield run
@@ -89,6 +97,11 @@ class ArenaTask:
             "first_words_s": [float(metrics["first_token_s"]) for metrics in played.metrics],
             "workers": self.workers,
         }
+
+
+def _check_digest(engine_dir: Path, lora: str, expected: str) -> None:
+    if engine_digest(engine_dir, lora) != expected:
+        raise ValueError(f"{engine_dir}: not the engine with which the evaluation began")
 
 
 def _result(played: Played) -> dict[str, Any]:

@@ -66,6 +66,13 @@ PARAMETERS = {
         None,
         None,
     ),
+    "transcribed": (
+        False,
+        "Whether the edgellm node has a speech engine: what is said counts as heard when the node obeys its "
+        "transcript.",
+        None,
+        None,
+    ),
     "follower": (
         False,
         "Drive by the stamped commands of edgellm_follower (rate 10, stamped) instead of the action chunks.",
@@ -138,7 +145,7 @@ class ArenaNode(ArenaLink):
         self._family = self._read_family()
         self._stamp_ns = 10 * 10**9  # in ROS, time 0 means that there is no time
         self._heading = 0.0  # of the robot, a step ago
-        self._microphone = Microphone(self) if self.value("spoken") else None
+        self._microphone = Microphone(self, self.value("transcribed")) if self.value("spoken") else None
         self._follower = FollowerLink(self) if self.value("follower") else None
         self._execution = self._read_execution()  # None = lock_step
         self._voice = self._open_voice()

@@ -70,6 +70,7 @@ class DemoOptions:
     first_episode: int = 0  # of those of the seed
     family: str = ""  # of all episodes; empty = as the seed decides
     spoken: bool = False
+    speech_engine: Path | None = None  # that transcribes spoken commands; None: the model itself hears
     lora: str = ""
     decode: str = "auto"
     precision: str = "fp32"
@@ -110,9 +111,10 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
     )
     options = resolved(options, config)
     find_adapter(options.engine_dir, options.lora)
-    if options.spoken and config.audio is None:
+    if options.spoken and options.speech_engine is None and config.audio is None:
         raise EngineError(
-            f"{options.checkpoint} has no audio encoder: leave --spoken out, or name a checkpoint with one"
+            f"{options.checkpoint} has no audio encoder: leave --spoken out, or name a checkpoint with one "
+            "or a --speech-engine"
         )
     options.out.mkdir(parents=True, exist_ok=True)
     outcomes: list[dict[str, Any]] = []
@@ -157,6 +159,8 @@ def node_arguments(options: DemoOptions) -> list[str]:
         "max_input_age": 1.0 + options.inference_delay,
         "input_reliability": "reliable",
     }
+    if options.speech_engine is not None:
+        parameters["speech_engine_dir"] = str(options.speech_engine.resolve())
     if options.chunking != "off":
         parameters["chunking"] = options.chunking
     return ["-m", NODE_MODULE, *ros_arguments(parameters)]
@@ -173,6 +177,7 @@ def arena_arguments(options: DemoOptions) -> list[str]:
         "question": QUESTION,
         "spoken": options.spoken,
         "voice": options.voice,
+        "transcribed": options.speech_engine is not None,
         "follower": options.follower,
         "execution": options.execution,
         "inference_delay": float(options.inference_delay),

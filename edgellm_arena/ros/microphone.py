@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import wave
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,9 @@ from edgellm_ros.ros.messaging import to_time
 AHEAD = 5  # pieces of DT s that are sent before the node has received them: 0.5 s, less than max_input_age
 RECEIVED_S, POLL_S = 30.0, 0.005
 RELIABLE = QoSProfile(depth=50)
+OBEYED = "transcripts_obeyed"
+# What becomes of an utterance in a speech engine.
+TRANSCRIBED = (OBEYED, "transcripts_refused", "transcripts_failed", "utterances_skipped")
 
 
 class Microphone:
@@ -33,8 +36,9 @@ class Microphone:
     the same on every computer.
     """
 
-    def __init__(self, link: ArenaLink) -> None:
-        self._link = link
+    def __init__(self, link: ArenaLink, transcribed: bool = False) -> None:
+        """Publish through `link`; transcribed: the node has a speech engine."""
+        self._link, self._transcribed = link, transcribed
         self._publisher = link.create_publisher(AudioChunk, "edgellm/audio", RELIABLE)
         self._metrics = link.create_client(GetMetrics, "edgellm/get_metrics")
         link.needed.append(self._publisher)
@@ -42,8 +46,9 @@ class Microphone:
     def record(self, sound: Sound, advance: Callable[[], int]) -> int:
         """Send a sound in pieces; return the number of utterances that the node heard.
 
-        `advance()` advances simulated time by DT and returns the stamp (ns) before. LinkError if the node
-        does not receive the pieces.
+        With a speech engine, those whose transcripts it obeys. `advance()` advances simulated time by DT and
+        returns the stamp (ns) before. LinkError if the node does not receive the pieces, or does not
+        transcribe them.
         """
         before = self._counts()
         data = to_s16(sound)
@@ -54,31 +59,42 @@ class Microphone:
             self._send(sound.sample_rate, stamp, data[start : start + size].tobytes())
             sent += 1
             if sent % AHEAD == 0:
-                self._wait_until_received(before["audio_received"] + sent)
+                self._wait_until(["audio_received"], before["audio_received"] + sent)
         self._send(sound.sample_rate, 0, b"")  # switched off
-        after = self._wait_until_received(before["audio_received"] + sent + 1)
-        return round(after["utterances"] - before["utterances"])
+        after = self._wait_until(["audio_received"], before["audio_received"] + sent + 1)
+        if not self._transcribed:
+            return round(after["utterances"] - before["utterances"])
+        ended = sum(before[name] for name in TRANSCRIBED)
+        after = self._wait_until(TRANSCRIBED, ended + after["utterances"] - before["utterances"])
+        return round(after[OBEYED] - before[OBEYED])
 
     def _send(self, sample_rate: int, stamp: int, data: bytes) -> None:
         message = AudioChunk(encoding=AudioChunk.S16LE, sample_rate=sample_rate, channels=1, data=data)
         message.header.stamp, message.header.frame_id = to_time(stamp), "microphone"
         self._publisher.publish(message)
 
-    def _wait_until_received(self, count: float) -> dict[str, float]:
+    def _wait_until(self, names: Sequence[str], count: float) -> dict[str, float]:
+        """Wait until counters of the node have a sum of `count`.
+
+        Returns all counters.
+        """
         deadline = time.monotonic() + RECEIVED_S
-        while (counts := self._counts())["audio_received"] < count:
+        while True:
+            counts = self._counts()
+            found = sum(counts[name] for name in names)
+            if found >= count:
+                return counts
             if time.monotonic() > deadline:
                 raise LinkError(
-                    f"{count - counts['audio_received']:.0f} pieces of sound did not reach "
-                    f"{self._link.node_name} within {RECEIVED_S:.0f} s"
+                    f"{self._link.node_name}: expected {count:.0f} of {' + '.join(names)} within "
+                    f"{RECEIVED_S:.0f} s, got {found:.0f}"
                 )
             self._link.spin_until(lambda: False, POLL_S)
-        return counts
 
     def _counts(self) -> dict[str, float]:
         response = self._link.call(self._metrics, GetMetrics.Request())
         counts = dict(zip(response.names, response.values, strict=True))
-        return {name: counts.get(name, 0.0) for name in ("audio_received", "utterances")}
+        return {name: counts.get(name, 0.0) for name in ("audio_received", "utterances", *TRANSCRIBED)}
 
 
 def to_s16(sound: Sound) -> np.ndarray:

@@ -67,6 +67,33 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_speech_engine(parser: argparse.ArgumentParser) -> None:
+    """Add the option --speech-engine (None if it is not given)."""
+    parser.add_argument(
+        "--speech-engine",
+        type=Path,
+        metavar="DIR",
+        help="with --spoken: engine directory of a model for speech, such as Qwen3-ASR, which transcribes "
+        "the commands (default: the model itself hears)",
+    )
+
+
+def check_speech_option(args: argparse.Namespace) -> None:
+    """Raise ValueError for a speech engine that cannot be used.
+
+    That is one without --spoken, or one that writes no transcripts.
+    """
+    from edgellm_ros.hearing.transcriber import check_speech_engine
+
+    if args.speech_engine is None:
+        return
+    if not args.spoken:
+        raise ValueError(
+            f"--speech-engine {args.speech_engine} is for spoken commands: expected --spoken too"
+        )
+    check_speech_engine(args.speech_engine)
+
+
 def require_arena(what: str) -> None:
     """Raise ImportError unless the package `edgellm_arena` can be imported."""
     try:

@@ -61,6 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         action="store_true",
         help="give commands as speech in noisy rooms on ~/audio, instead of text on ~/command",
     )
+    arena_options.add_speech_engine(parser)
     parser.add_argument(
         "--voice",
         default="",
@@ -127,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
     from edgellm_arena.ros.demo import DemoError, DemoOptions, run_demo
     from edgellm_arena.ros.display import Display
 
+    arena_options.check_speech_option(args)
     seed, first_episode = args.seed, 0
     if args.episode_seed is not None:
         if (args.episodes, args.seed) != (1, 1):
@@ -144,6 +146,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         action_samples=args.action_samples,
         spoken=args.spoken,
+        speech_engine=args.speech_engine,
         lora=args.lora,
         decode=args.decode,
         precision=args.precision or "fp32",

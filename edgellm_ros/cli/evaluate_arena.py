@@ -42,6 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParse
     )
     arena_options.add_model(parser)
     parser.add_argument("--spoken", action="store_true", help="speak the commands in noisy rooms")
+    arena_options.add_speech_engine(parser)
     arguments.add_decode(parser, auto=False)
     parser.add_argument(
         "--threads",
@@ -73,8 +74,10 @@ def prepare(args: argparse.Namespace, status: Callable[[str], None]) -> Evaluati
     from edgellm_ros.evaluation.task import code_digest, engine_digest
 
     engine_dir, config = _engine(args, status)
-    _check_drives(engine_dir, config, args.spoken)
+    arena_options.check_speech_option(args)
+    _check_drives(engine_dir, config, args.spoken and args.speech_engine is None)
     engine = engine_digest(engine_dir, args.lora)
+    speech_engine = engine_digest(args.speech_engine) if args.speech_engine is not None else ""
 
     def task(workers: int) -> ArenaTask:
         return ArenaTask(
@@ -87,6 +90,8 @@ def prepare(args: argparse.Namespace, status: Callable[[str], None]) -> Evaluati
             spoken=args.spoken,
             family=args.family,
             workers=workers,
+            speech_engine_dir=args.speech_engine and args.speech_engine.resolve(),
+            speech_engine=speech_engine,
         )
 
     options = {
@@ -95,6 +100,7 @@ def prepare(args: argparse.Namespace, status: Callable[[str], None]) -> Evaluati
         "precision": config.precision,
         "lora": canonical_name(args.lora),
         "spoken": args.spoken,
+        "speech_engine": speech_engine,
         "family": args.family,
         "device": args.device,
         "decode": args.decode,

@@ -21,6 +21,17 @@ from edgellm_ros.runtime.transcript import (
 )
 
 
+def check_speech_engine(engine_dir: str | Path) -> None:
+    """Raise ValueError unless an engine writes transcripts.
+
+    The error names the directory.
+    """
+    try:
+        check_transcribes(EngineConfig.load(engine_dir))
+    except ValueError as error:
+        raise ValueError(f"{engine_dir}: {error}") from None
+
+
 class Transcriber:
     """An engine that writes transcripts.
 
@@ -33,10 +44,7 @@ class Transcriber:
         options: further arguments of LLMInferenceRuntime. ValueError for an engine that writes no
         transcripts; OSError or EngineError for one that cannot be loaded.
         """
-        try:
-            check_transcribes(EngineConfig.load(engine_dir))
-        except ValueError as error:
-            raise ValueError(f"{engine_dir}: {error}") from None
+        check_speech_engine(engine_dir)
         self._runtime = LLMInferenceRuntime(engine_dir, device, **options)
 
     @property

@@ -174,6 +174,17 @@ def test_spoken_commands_for_an_engine_without_ears(edgellm, engine_without_audi
     assert_refused(edgellm("evaluate", "arena", *options), "has no audio encoder: leave --spoken out")
 
 
+def test_a_speech_engine_without_spoken_commands(edgellm, arena_engine, tmp_path):
+    options = ("--engine", arena_engine, "--speech-engine", arena_engine, "--out", tmp_path / "out")
+    assert_refused(edgellm("evaluate", "arena", *options), "--speech-engine", "expected --spoken too")
+
+
+def test_a_speech_engine_that_writes_no_transcripts(edgellm, arena_engine, tmp_path):
+    options = ("--engine", arena_engine, "--spoken", "--speech-engine", arena_engine)
+    run = edgellm("evaluate", "arena", *options, "--out", tmp_path / "out")
+    assert_refused(run, str(arena_engine), "writes no transcripts")
+
+
 def test_without_ray_the_error_says_what_to_install(edgellm, arena_engine, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     run = edgellm("evaluate", "arena", "--engine", arena_engine, "--ray", "--out", tmp_path / "out")

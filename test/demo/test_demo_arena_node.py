@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -29,8 +30,10 @@ from edgellm_arena.ros.demo import (
     node_arguments,
     resolved,
 )
+from edgellm_arena.ros.microphone import Microphone
 from edgellm_ros.cli.arena_options import FAMILIES
 from edgellm_ros.cli.demo import CHUNKING, EPISODES_PER_SEED, EXECUTIONS
+from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.ros.messaging import to_nanoseconds, to_time
 from edgellm_ros.ros.node.settings.parameters import SPECS
 from edgellm_ros.ros.processes import Child, own_domain, ros_environment
@@ -158,6 +161,14 @@ class TestArguments:
         assert 'chunking:="frozen"' in node
         assert 'execution:="auto"' in arena
 
+    def test_a_speech_engine_is_told_to_both_nodes(self):
+        node, arena = self.words(spoken=True, speech_engine=Path("/engines/speech"))
+        assert 'speech_engine_dir:="/engines/speech"' in node
+        assert "transcribed:=true" in arena
+        node, arena = self.words(spoken=True)
+        assert not any("speech_engine_dir" in word for word in node)
+        assert "transcribed:=false" in arena
+
     @pytest.mark.parametrize(
         ("learned", "fields", "expected"),
         [
@@ -185,6 +196,49 @@ class TestArguments:
         assert EXECUTIONS == NODE_EXECUTIONS
         assert FAMILIES == EPISODE_FAMILIES
         assert EPISODES_PER_SEED == EPISODE_SEEDS
+
+
+class CountingLink:
+    """A node whose counters have the values of a script, one for each call."""
+
+    node_name = "edgellm"
+
+    def __init__(self, *script: dict[str, float]):
+        self.script, self.needed = list(script), []
+
+    def create_publisher(self, *_) -> SimpleNamespace:
+        return SimpleNamespace(publish=lambda message: None)
+
+    def create_client(self, *_) -> None:
+        return None
+
+    def call(self, *_) -> SimpleNamespace:
+        counts = self.script.pop(0)
+        return SimpleNamespace(names=list(counts), values=list(counts.values()))
+
+    def spin_until(self, *_) -> None:
+        return None
+
+
+class TestMicrophone:
+    SOUND = Sound(np.zeros(4800, np.float32), 16000)  # three pieces, and the end
+    BEFORE: ClassVar = {"audio_received": 7.0, "utterances": 2.0, "transcripts_obeyed": 2.0}
+    RECEIVED: ClassVar = {**BEFORE, "audio_received": 11.0, "utterances": 3.0}
+
+    def test_without_a_speech_engine_an_utterance_is_heard(self):
+        link = CountingLink(self.BEFORE, {**self.BEFORE, "audio_received": 10.0}, self.RECEIVED)
+        assert Microphone(link).record(self.SOUND, lambda: 0) == 1
+        assert not link.script
+
+    @pytest.mark.parametrize(
+        ("counter", "heard"),
+        [("transcripts_obeyed", 1), ("transcripts_refused", 0), ("transcripts_failed", 0)],
+    )
+    def test_with_a_speech_engine_its_transcript_is_awaited(self, counter, heard):
+        ended = {**self.RECEIVED, counter: self.RECEIVED.get(counter, 0.0) + 1}
+        link = CountingLink(self.BEFORE, self.RECEIVED, self.RECEIVED, self.RECEIVED, ended)
+        assert Microphone(link, transcribed=True).record(self.SOUND, lambda: 0) == heard
+        assert not link.script
 
 
 class TestMessages:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Driving an episode with a driver that is not the model."""
+"""Driving an episode without the model, and hearing its command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from edgellm_arena.driving import expert
 from edgellm_arena.driving.expert import BRISK, CAREFUL, Manner
 from edgellm_arena.episodes.closed_loop import Plan, drive
 from edgellm_arena.episodes.episode import Outcome, World, dead_ahead_episode, make_episode
+from edgellm_arena.evaluation.play import obeyed, play
 from edgellm_arena.world.unicycle import State, to_base, wrap
+from edgellm_ros.runtime.transcript import Transcript
 
 
 def expert_driver(world: World, manner: Manner = BRISK):
@@ -124,3 +126,38 @@ def test_a_plan_that_is_too_short_is_an_error():
     world = World(make_episode(3))
     with pytest.raises(ValueError, match="the plan has 5 actions, expected at least 11"):
         drive(world, lambda frame: Plan("", np.zeros((5, 2))), replan_steps=8, latency_steps=3)
+
+
+class ScriptedTranscriber:
+    """Writes given words with given confidences, and keeps the sounds."""
+
+    def __init__(self, *script: tuple[str, float]):
+        self.script, self.sounds = list(script), []
+
+    def transcribe(self, sound):
+        self.sounds.append(sound)
+        text, confidence = self.script.pop(0)
+        return Transcript(text, "English", confidence)
+
+
+def test_the_first_words_that_are_sure_enough_are_obeyed():
+    transcriber = ScriptedTranscriber(("mumble", -3.0), ("go to the red box", -0.1))
+    assert obeyed(make_episode(3), transcriber) == "go to the red box"
+    first, again = transcriber.sounds
+    assert not np.array_equal(first.samples, again.samples)
+    assert obeyed(make_episode(3), ScriptedTranscriber(*[("mumble", -3.0)] * 3)) == ""
+
+
+def test_words_of_a_speech_engine_are_a_typed_command():
+    class Asked(Exception):
+        pass
+
+    class Runtime:
+        def handle_request(self, request):
+            raise Asked(request)
+
+    transcriber = ScriptedTranscriber(("go to the red box", -0.1))
+    with pytest.raises(Asked) as asked:
+        play(Runtime(), make_episode(3), 0, spoken=True, transcriber=transcriber)
+    (request,) = asked.value.args
+    assert (request.prompt, request.audio) == ("go to the red box", ())

@@ -130,8 +130,20 @@ def test_a_model_that_cannot_hear_is_not_spoken_to(tmp_path):
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
         f"edgellm demo: error: {checkpoint} has no audio encoder: leave --spoken out, or name a checkpoint "
-        "with one"
+        "with one or a --speech-engine"
     )
+
+
+def test_words_that_a_speech_engine_is_not_sure_of_move_no_robot(tiny_checkpoint, tmp_path):
+    from edgellm_ros.builder import export
+    from fixtures.qwen3_asr_checkpoint import ORIGINAL, write_qwen3_asr
+
+    export(write_qwen3_asr(tmp_path / "speech", ORIGINAL), tmp_path / "ears")
+    done = demo(tiny_checkpoint, tmp_path, "--spoken", "--speech-engine", str(tmp_path / "ears"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["plans"] == 0
+    log = (tmp_path / "edgellm_node.log").read_text()
+    assert log.count("~/audio: not obeyed: ") == 6  # the question and the command, each said three times
 
 
 def test_a_recording_of_16_bits_survives_a_file(tmp_path):
