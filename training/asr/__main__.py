@@ -123,7 +123,7 @@ def train(args: argparse.Namespace, clips: Clips, recogniser: Recogniser, device
             answer, ctc = both_losses(losses, clips, args.batch)
         optimizer.zero_grad(set_to_none=True)
         (answer + args.ctc * ctc).backward()
-        norm = nn.utils.clip_grad_norm_(recogniser.parameters(), 1.0)
+        norms = [nn.utils.clip_grad_norm_(group, 1.0) for group in recogniser.groups()]
         optimizer.step()
         decay = min(0.999, (step + 1) / (step + 10))
         with torch.no_grad():
@@ -133,7 +133,7 @@ def train(args: argparse.Namespace, clips: Clips, recogniser: Recogniser, device
             report = time.monotonic()
             print(
                 f"{report - begin:6.0f} s  step {step:6d}  answer {answer.item():.4f}  ctc {ctc.item():.4f}  "
-                f"norm {norm.item():.2f}  clips {clips.buffer.total}",
+                f"norms {norms[0].item():.2f} {norms[1].item():.2f}  clips {clips.buffer.total}",
                 flush=True,
             )
     minutes = (time.monotonic() - begin) / 60

@@ -82,6 +82,12 @@ class Recogniser(nn.Module):
         self.audio = AudioForward(model.model.audio_tower, model.model.multi_modal_projector)
         self.words = WordHead(model.config.audio_config.output_dim, model.config.pad_token_id)
 
+    def groups(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """Return the parameters of encoder and word head, and those of the text model."""
+        hearing = [*self.audio.parameters(), *self.words.parameters()]
+        known = {id(parameter) for parameter in hearing}
+        return hearing, [each for each in self.parameters() if id(each) not in known]
+
     def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute the text model's inputs and the embeddings of the sounds.
 
