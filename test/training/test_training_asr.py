@@ -153,7 +153,7 @@ def test_a_short_run_learns_and_its_engine_transcribes(tokenizer, tmp_path):
     optimizer = torch.optim.AdamW(recogniser.parameters(), lr=3e-3)
     losses = []
     for _ in range(STEPS):
-        answer, ctc = both_losses(recogniser.losses, clips, 8)
+        answer, ctc = both_losses(recogniser.losses, clips, 5)
         optimizer.zero_grad()
         (answer + 0.3 * ctc).backward()
         for group in recogniser.groups():
