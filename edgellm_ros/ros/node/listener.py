@@ -165,14 +165,15 @@ class Listener:
         self._outputs.publish_transcript(self._message(job, transcript, verdict))
         if not job.final:
             return
-        self._metrics.count("transcripts_obeyed" if verdict.command else "transcripts_refused")
         if not verdict.command:
+            self._metrics.count("transcripts_refused")
             self._node.get_logger().info(f"~/audio: not obeyed: {verdict.reason}")
             return
         with self._changed:
             if job.cancel.is_set():
                 return
             self._commands.append(Command(verdict.command))
+        self._metrics.count("transcripts_obeyed")
         if self._ready is not None:
             self._ready.trigger()
 
