@@ -471,7 +471,7 @@ class TestServices:
     def test_metrics_tell_who_is_connected(self, peer):
         metrics = peer.metrics()
         assert metrics["inputs_connected"] == 4
-        assert metrics["outputs_connected"] == 9
+        assert metrics["outputs_connected"] == 10
 
 
 class TestDiagnostics:
