@@ -45,6 +45,7 @@ from fixtures.dflash_checkpoints import write_qwen3_with_drafter
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
 from fixtures.mtp_checkpoints import write_mimo
 from fixtures.qwen2_5_vl_checkpoint import write_qwen2_5_vl_checkpoint
+from fixtures.qwen3_asr_checkpoint import ORIGINAL, write_qwen3_asr
 from fixtures.qwen3_vl_checkpoint import write_qwen3_vl_checkpoint
 from fixtures.random_head import base_config, write_random_head
 from fixtures.seed_oss_family import SEED_OSS, write_seed_oss_checkpoint
@@ -79,6 +80,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "qwen3_vl": write_qwen3_vl_checkpoint,
     "internvl": partial(write_internvl_checkpoint, vision={"use_qk_norm": True}),
     "seed_oss": write_seed_oss_checkpoint,
+    "qwen3_asr": partial(write_qwen3_asr, layout=ORIGINAL),
 }
 CHECKPOINTS["mimo"] = write_mimo
 DECODERS = ("qwen2", "qwen3", "llama")  # sliding windows, norms of heads, biases of all layers
@@ -118,7 +120,8 @@ TOWERS = [
     for family, precision in itertools.product(("internvl", "qwen2_5_vl", "qwen3_vl"), PRECISIONS)
 ]
 TEXTS = [Case("llm", "fp16", family=name) for name in ("seed_oss", "mimo", *DECODERS)]
-CASES = [*WITH_OPTIONS, *PLAIN, *TOWERS, *TEXTS]
+SPEECH = [Case(part, "fp16", family="qwen3_asr") for part in ("llm", "audio")]
+CASES = [*WITH_OPTIONS, *PLAIN, *TOWERS, *TEXTS, *SPEECH]
 DECODER_CASES = [case for case in CASES if case.family in DECODERS]
 WITH_WINDOWS = [case for case in TOWERS if case.family == "qwen2_5_vl"]
 WITH_ATTENTION_LAYERS = [*PLAIN, *DECODER_CASES, *WITH_WINDOWS]
