@@ -9,17 +9,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm_arena.speech.rooms import hear, sample_room
-from edgellm_arena.speech.voice import sample_voice, speak
 from edgellm_ros.builder import export
 from edgellm_ros.hearing.transcriber import Transcriber
 from edgellm_ros.multimodal.sound import Sound
-from edgellm_ros.ros.messaging import to_nanoseconds, to_time
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 from fixtures.qwen3_asr_checkpoint import ORIGINAL, write_qwen3_asr
+from fixtures.spoken_commands import RATE, recorded_sentence, say
 
-RATE, PIECE = 16000, 1600
 EIGHT_TOKENS = SamplingParams(max_tokens=8)
 QUIET_S = 0.5
 
@@ -47,16 +44,7 @@ def node(start_node, peer, tiny_engine, speech_engine):
 @pytest.fixture(scope="module")
 def recorded() -> np.ndarray:
     """A sentence with silence around it, as the robot's microphone records it: int16."""
-    rng = np.random.default_rng(3)
-    sound = hear(speak("go to the red box", sample_voice(rng)), sample_room(rng), rng, 0.5, 1.2)
-    return np.rint(sound.samples * 32767).astype("<i2")
-
-
-def say(peer, recorded: np.ndarray) -> None:
-    end = to_nanoseconds(peer.now())
-    for start in range(0, len(recorded), PIECE):
-        stamp = to_time(end - (len(recorded) - start) * 10**9 // RATE)
-        peer.sound(recorded[start : start + PIECE].tobytes(), stamp)
+    return recorded_sentence()
 
 
 def test_an_utterance_is_planned_as_the_words_of_its_transcript(

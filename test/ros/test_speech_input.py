@@ -6,6 +6,7 @@ The model hears, and has random weights.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,23 +16,21 @@ from edgellm_ros.msg import AudioChunk
 from rclpy.clock import Clock
 from rclpy.logging import get_logger
 
-from edgellm_arena.speech.rooms import hear, sample_room
-from edgellm_arena.speech.voice import sample_voice, speak
 from edgellm_ros.multimodal.audio.pcm import PcmFormat
 from edgellm_ros.multimodal.audio.utterance import UtteranceSettings
 from edgellm_ros.multimodal.audio.voice_activity import VoiceActivity
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.ros.messaging import to_nanoseconds, to_time
 from edgellm_ros.ros.node.metrics import NodeMetrics
+from edgellm_ros.ros.node.settings.hearing import HearingSettings
 from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
 from edgellm_ros.ros.node.speech_input import SpeechInput, audio_type
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 from fixtures.node_limits import limits
 from fixtures.peer import image_message
+from fixtures.spoken_commands import PIECE, RATE, recorded_sentence, say
 
-RATE = 16000
-PIECE = 1600  # samples
 QUIET_S = 0.5
 EIGHT_TOKENS = SamplingParams(max_tokens=8)
 
@@ -59,17 +58,7 @@ def fresh(node, peer):
 @pytest.fixture(scope="module")
 def recorded() -> np.ndarray:
     """A sentence with silence around it, as the robot's microphone records it: int16."""
-    rng = np.random.default_rng(3)
-    sound = hear(speak("go to the red box", sample_voice(rng)), sample_room(rng), rng, 0.5, 1.2)
-    return np.rint(sound.samples * 32767).astype("<i2")
-
-
-def say(peer, recorded: np.ndarray, piece: int = PIECE, end_s: float = 0.0) -> None:
-    """Send a sound whose last sample was taken `end_s` ago."""
-    end = to_nanoseconds(peer.now()) - round(end_s * 1e9)
-    for start in range(0, len(recorded), piece):
-        stamp = to_time(end - (len(recorded) - start) * 10**9 // RATE)
-        peer.sound(recorded[start : start + piece].tobytes(), stamp)
+    return recorded_sentence()
 
 
 def utterance(peer) -> AudioChunk:
@@ -335,3 +324,63 @@ class TestAudioCommonMsgs:
         with pytest.raises(ValueError, match="audio_common_msgs is not installed"):
             audio_type("audio_data")
         assert audio_type("chunk") is AudioChunk
+
+
+class LoudIsSpeech:
+    """A voice detector for which all sound that is not silence is speech."""
+
+    def reset(self) -> None:
+        pass
+
+    def probability(self, frame: np.ndarray) -> float:
+        return float(frame.any())
+
+
+class TestSpeechInProgress:
+    @pytest.fixture
+    def listener(self):
+        heard = SimpleNamespace(idle=True, followed=[], added=[])
+        heard.follow, heard.add = heard.followed.append, heard.added.append
+        return heard
+
+    @pytest.fixture
+    def speech(self, listener):
+        parameters = SimpleNamespace(
+            utterance=UtteranceSettings(),
+            hearing=HearingSettings(partial_interval=0.5),
+            audio_data=PcmFormat("S16LE", RATE, 1),
+            max_input_age=1.0,
+            limits=limits(message_bytes=10**6),
+        )
+        node = SimpleNamespace(get_clock=Clock, get_logger=lambda: get_logger("test_speech_input"))
+        outputs = SimpleNamespace(publish_utterance=lambda message: None)
+        return SpeechInput(
+            node, LiveParameters(parameters), LoudIsSpeech(), outputs, NodeMetrics(), listener=listener
+        )
+
+    def send(self, speech: SpeechInput, seconds: float, level: int) -> None:
+        for _ in range(round(seconds * 10)):
+            speech.on_message(SimpleNamespace(data=np.full(RATE // 10, level, "<i2").tobytes()))
+
+    def test_it_is_followed_each_time_that_there_is_an_interval_more(self, speech, listener):
+        self.send(speech, 1.8, 1000)
+        lengths = [each.sound.seconds for each in listener.followed]
+        assert len(lengths) == 3
+        assert all(0.5 <= later - earlier < 0.7 for earlier, later in pairwise([0.0, *lengths]))
+
+    def test_it_is_not_followed_while_the_engine_is_busy(self, speech, listener):
+        listener.idle = False
+        self.send(speech, 1.8, 1000)
+        assert not listener.followed
+
+    def test_the_next_utterance_is_followed_from_its_begin_also_if_the_engine_was_busy(
+        self, speech, listener
+    ):
+        self.send(speech, 3.0, 1000)
+        listener.idle = False
+        self.send(speech, 1.2, 0)
+        assert len(listener.added) == 1
+        self.send(speech, 0.3, 1000)
+        listener.idle, listener.followed[:] = True, []
+        self.send(speech, 0.5, 1000)
+        assert [round(each.sound.seconds) for each in listener.followed] == [1]

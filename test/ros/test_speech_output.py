@@ -14,12 +14,12 @@ import soxr
 from rclpy.clock import Clock
 from rclpy.logging import get_logger
 
-from edgellm_arena.speech.voice import Voice, speak
 from edgellm_ros.multimodal.audio.utterance import UtteranceSettings
 from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
 from edgellm_ros.ros.node.settings.speech import SpeechParameters
 from edgellm_ros.ros.node.speech_output import HELD_S, SpeechOutput, open_robots_voice
 from edgellm_ros.voice.voice import open_voice
+from fixtures.spoken_commands import interrupting_person
 
 pytestmark = pytest.mark.real_time
 RATE = 16000
@@ -85,10 +85,7 @@ def robot():
 
 @pytest.fixture(scope="module")
 def person() -> np.ndarray:
-    sound = speak("stop please, go to the red box", Voice(variant="f2"))
-    samples = soxr.resample(sound.samples, sound.sample_rate, RATE)
-    samples = samples[np.abs(samples).argmax() - RATE // 50 :]
-    return samples * 0.12 / np.sqrt(np.square(samples).mean())
+    return interrupting_person(0.12)
 
 
 def listen(robot: Robot, seconds: float, person: np.ndarray | None = None) -> tuple[list[int], float]:
@@ -124,7 +121,7 @@ def test_a_person_stops_the_robot_and_is_heard_from_the_beginning(robot, person)
     assert sum(passed) / RATE > 1.0 + HELD_S - 0.3  # with what came before it was noticed
 
 
-def test_the_robot_speaks_to_its_end_where_nobody_interrupts(robot):
+def test_the_robot_speaks_to_its_end_without_an_interruption(robot):
     robot.output.begin(robot)
     robot.output.add(robot, "I see a red box. It is red.")
     robot.output.end(robot)

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import soxr
 
-from edgellm_arena.speech.voice import Voice, speak
 from edgellm_ros.multimodal.audio.voice_activity import VoiceActivity
 from edgellm_ros.voice.echo_gate import EchoGate, EchoSettings, Hearing
 from edgellm_ros.voice.voice import open_voice
 from edgellm_ros.voice.voice import speak as robot_speaks
+from fixtures.spoken_commands import interrupting_person
 
 RATE = 16000
 CHUNK = 512
@@ -36,11 +36,8 @@ def robot() -> tuple[np.ndarray, int]:
 
 @pytest.fixture(scope="module")
 def person() -> np.ndarray:
-    """A person at -20 dB of full scale, from the first loud sample on."""
-    sound = speak("stop please, go to the red box", Voice(variant="f2"))
-    samples = soxr.resample(sound.samples, sound.sample_rate, RATE)
-    samples = samples[np.abs(samples).argmax() - RATE // 50 :]
-    return samples * 0.1 / np.sqrt(np.square(samples).mean())
+    """A person at -20 dB of full scale."""
+    return interrupting_person(0.1)
 
 
 @dataclass

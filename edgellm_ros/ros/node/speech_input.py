@@ -158,13 +158,13 @@ class SpeechInput:
         if self._listener is None or self._stream is None:
             return
         interval = self._parameters.current.hearing.partial_interval
-        if not interval or not self._listener.idle:
+        if not interval:
             return
         so_far = self._stream.so_far()
-        if so_far is None:
-            self._followed = 0.0
-        elif so_far.sound.seconds - self._followed >= interval:
-            self._followed = so_far.sound.seconds
+        seconds = 0.0 if so_far is None else so_far.sound.seconds
+        self._followed = min(self._followed, seconds)  # a new utterance is shorter than the last one
+        if so_far is not None and seconds - self._followed >= interval and self._listener.idle:
+            self._followed = seconds
             self._listener.follow(so_far)
 
     def _accept(self, utterance: Utterance) -> bool:
