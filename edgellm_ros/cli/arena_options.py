@@ -83,7 +83,7 @@ def check_speech_option(args: argparse.Namespace) -> None:
 
     That is one without --spoken, or one that writes no transcripts.
     """
-    from edgellm_ros.hearing.transcriber import check_speech_engine
+    from edgellm_ros.hearing.transcriber import speech_engine_config
 
     if args.speech_engine is None:
         return
@@ -91,7 +91,7 @@ def check_speech_option(args: argparse.Namespace) -> None:
         raise ValueError(
             f"--speech-engine {args.speech_engine} is for spoken commands: expected --spoken too"
         )
-    check_speech_engine(args.speech_engine)
+    speech_engine_config(args.speech_engine)
 
 
 def require_arena(what: str) -> None:

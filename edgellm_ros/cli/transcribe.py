@@ -50,31 +50,20 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the sounds, then print the transcript of each."""
-    from edgellm_ros.engine_directory.config import EngineConfig
-    from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-    from edgellm_ros.runtime.transcript import (
-        check_transcribes,
-        language_name,
-        read_transcript,
-        transcription_request,
-    )
+    from edgellm_ros.hearing.transcriber import Transcriber, speech_engine_config
+    from edgellm_ros.runtime.transcript import language_name
 
-    config = EngineConfig.load(args.engine_dir)
-    try:
-        check_transcribes(config)
-    except ValueError as error:
-        raise ValueError(f"{args.engine_dir}: {error}") from None
-    language = None if args.language is None else language_name(args.language)
+    config = speech_engine_config(args.engine_dir)
+    language = "" if args.language is None else language_name(args.language)
     read = sound_reader(args.engine_dir, config)
     sounds = [read(path) for path in args.sounds]
     results = []
-    with LLMInferenceRuntime(args.engine_dir, args.device) as runtime:
+    with Transcriber(args.engine_dir, args.device) as transcriber:
         for path, sound in zip(args.sounds, sounds, strict=True):
             try:
-                response = runtime.handle_request(transcription_request([sound], language, args.context))
+                transcript, response = transcriber.answer(sound, language, args.context)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from None
-            transcript = read_transcript(response, config, language)
             results.append(_to_json(path, sound, transcript, response))
             if not args.json:
                 print(f"{path}: {transcript.text}" if len(sounds) > 1 else transcript.text, flush=True)

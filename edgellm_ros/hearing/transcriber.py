@@ -12,24 +12,26 @@ from typing import Any
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import LLMGenerationResponse
 from edgellm_ros.runtime.transcript import (
     Transcript,
     check_transcribes,
-    language_name,
     read_transcript,
     transcription_request,
 )
 
 
-def check_speech_engine(engine_dir: str | Path) -> None:
-    """Raise ValueError unless an engine writes transcripts.
+def speech_engine_config(engine_dir: str | Path) -> EngineConfig:
+    """Return the configuration of an engine that writes transcripts.
 
-    The error names the directory.
+    ValueError, which names the directory, for another engine.
     """
     try:
-        check_transcribes(EngineConfig.load(engine_dir))
+        config = EngineConfig.load(engine_dir)
+        check_transcribes(config)
     except ValueError as error:
         raise ValueError(f"{engine_dir}: {error}") from None
+    return config
 
 
 class Transcriber:
@@ -44,7 +46,7 @@ class Transcriber:
         options: further arguments of LLMInferenceRuntime. ValueError for an engine that writes no
         transcripts; OSError or EngineError for one that cannot be loaded.
         """
-        check_speech_engine(engine_dir)
+        speech_engine_config(engine_dir)
         self._runtime = LLMInferenceRuntime(engine_dir, device, **options)
 
     @property
@@ -60,9 +62,15 @@ class Transcriber:
         names of places and objects. cancel: when set, the transcript ends at the next token. ValueError for
         an unknown language, or a sound that is too long for the engine.
         """
-        forced = language_name(language) if language else None
-        request = replace(transcription_request([sound], forced, context), cancel=cancel)
-        return read_transcript(self._runtime.handle_request(request), self._runtime.config, forced)
+        return self.answer(sound, language, context, cancel)[0]
+
+    def answer(
+        self, sound: Sound, language: str = "", context: str = "", cancel: Event | None = None
+    ) -> tuple[Transcript, LLMGenerationResponse]:
+        """Do as `transcribe`; return the engine's answer too, with its times."""
+        request = replace(transcription_request([sound], language or None, context), cancel=cancel)
+        response = self._runtime.handle_request(request)
+        return read_transcript(response, self._runtime.config, language or None), response
 
     def close(self) -> None:
         """Free the engine; may be called twice."""
