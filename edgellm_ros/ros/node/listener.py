@@ -125,14 +125,15 @@ class Listener:
         self._problem.clear()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread; may be called twice."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         self.clear()
-        if self._ready is not None:
+        ready, self._ready = self._ready, None
+        if ready is not None:
             self._thread.join(END_TIMEOUT_S)
-            self._node.destroy_guard_condition(self._ready)
+            self._node.destroy_guard_condition(ready)
 
     def _drop_partial(self) -> None:
         self._waiting = deque(job for job in self._waiting if job.final)
@@ -161,7 +162,7 @@ class Listener:
         )
         if job.cancel.is_set():
             return
-        verdict = settings.rule.judge(transcript, sound.seconds) if job.final else Verdict("", "")
+        verdict = settings.judge(transcript, sound.seconds) if job.final else Verdict("", "")
         self._outputs.publish_transcript(self._message(job, transcript, verdict))
         if not job.final:
             return
@@ -174,8 +175,9 @@ class Listener:
                 return
             self._commands.append(Command(verdict.command))
         self._metrics.count("transcripts_obeyed")
-        if self._ready is not None:
-            self._ready.trigger()
+        ready = self._ready  # None from `close` on
+        if ready is not None:
+            ready.trigger()
 
     def _message(self, job: _Job, transcript: Transcript, verdict: Verdict) -> TranscriptMessage:
         message = TranscriptMessage(

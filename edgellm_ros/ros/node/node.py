@@ -154,9 +154,8 @@ class EdgeLLMNode(LifecycleNode):
         """
         self.stop_planning("the node shuts down")
         if self._parts is not None:
-            if self._parts.listener is not None:
-                self._parts.listener.close()
             self._parts.worker.close()
+            self._parts.close_speech()
             self._parts.outputs.end()
             close_runtime(self._parts.runtime, self.parameters, self.get_logger())
             self._close_transcriber()

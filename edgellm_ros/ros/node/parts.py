@@ -100,7 +100,7 @@ class Parts:
             self.outputs = Outputs(node, parameters, self.camera, self.metrics)
             undo.callback(self.outputs.destroy)
             self._make_speech(node, parameters, transcriber, robots_voice, hears=voice is not None)
-            undo.callback(self._close_speech)
+            undo.callback(self.close_speech)
             self.jobs = JobFactory(
                 node,
                 parameters,
@@ -139,7 +139,11 @@ class Parts:
         if transcriber is not None:
             self.listener = Listener(node, parameters, transcriber, self.outputs, self.metrics)
 
-    def _close_speech(self) -> None:
+    def close_speech(self) -> None:
+        """End the threads of the robot's voice and of the speech engine.
+
+        May be called twice.
+        """
         if self.listener is not None:
             self.listener.close()
         self.speech_output.close()
@@ -224,11 +228,9 @@ class Parts:
 
         The runtime remains open, and so does the action for those who want a result.
         """
-        if self.listener is not None:
-            self.listener.close()
         self.worker.close()
         self.loras.destroy()
         self.plan_server.close()
         self.services.destroy()
-        self.speech_output.close()
+        self.close_speech()
         self.outputs.destroy()
