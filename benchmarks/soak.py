@@ -48,11 +48,11 @@ from benchmarks.memory import Memory
 from benchmarks.node_process import NodeProcess
 from edgellm_arena.episodes.episode import World, make_episode
 from edgellm_arena.ros.arena_link import to_image
-from edgellm_arena.ros.microphone import to_s16
 from edgellm_arena.speech.person import person_of
 from edgellm_arena.speech.rooms import hear
 from edgellm_arena.speech.voice import speak
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.multimodal.audio.pcm import to_int16
 from edgellm_ros.ros.messaging import NANOSECONDS, to_nanoseconds, to_time
 
 CYCLE_S, PIECE_S, BEFORE_S = 14.4, 0.4, 1.0  # of a cycle, of a chunk of sound, from a cycle's start to speech
@@ -73,7 +73,7 @@ class Moment:
         spoken = speak(world.episode.command.text, person.voice)
         rng = np.random.default_rng(seed)
         after = CYCLE_S - BEFORE_S - spoken.seconds
-        samples = to_s16(hear(spoken, person.room, rng, BEFORE_S, after))[: round(CYCLE_S * RATE)]
+        samples = to_int16(hear(spoken, person.room, rng, BEFORE_S, after).samples)[: round(CYCLE_S * RATE)]
         size = round(PIECE_S * RATE)
         self.pieces = [samples[start : start + size].tobytes() for start in range(0, len(samples), size)]
         self.frame = world.camera()

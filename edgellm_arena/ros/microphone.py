@@ -7,19 +7,20 @@ Stamps are in simulated time.
 from __future__ import annotations
 
 import time
-import wave
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 from edgellm_ros.msg import AudioChunk
 from edgellm_ros.srv import GetMetrics
 from rclpy.qos import QoSProfile
 
 from edgellm_arena.ros.arena_link import ArenaLink, LinkError
 from edgellm_arena.world.unicycle import DT
+from edgellm_ros.multimodal.audio.pcm import to_int16
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.ros.messaging import to_time
+from edgellm_ros.voice.wav_file import WavFile
 
 AHEAD = 5  # pieces of DT s that are sent before the node has received them: 0.5 s, less than max_input_age
 RECEIVED_S, POLL_S = 30.0, 0.005
@@ -51,7 +52,7 @@ class Microphone:
         transcribe them.
         """
         before = self._counts()
-        data = to_s16(sound)
+        data = to_int16(sound.samples)
         size = round(DT * sound.sample_rate)
         sent = 0
         for start in range(0, len(data), size):
@@ -97,18 +98,7 @@ class Microphone:
         return {name: counts.get(name, 0.0) for name in ("audio_received", "utterances", *TRANSCRIBED)}
 
 
-def to_s16(sound: Sound) -> np.ndarray:
-    """Convert samples [N] to signed 16-bit integers, little endian.
-
-    A recording of 16 bits loses nothing.
-    """
-    return np.clip(np.rint(sound.samples * 32768), -32768, 32767).astype("<i2")
-
-
 def save_wav(file: str | Path, sound: Sound) -> None:
     """Write a sound as a WAV file of 16 bits."""
-    with wave.open(str(file), "wb") as wav:
-        wav.setnchannels(1)
-        wav.setsampwidth(2)
-        wav.setframerate(sound.sample_rate)
-        wav.writeframes(to_s16(sound).tobytes())
+    with closing(WavFile(Path(file), sound.sample_rate)) as wav:
+        wav.write(to_int16(sound.samples))

@@ -64,6 +64,14 @@ class PcmFormat:
         return values if self.channels == 1 else (values[0::2] + values[1::2]) / np.float32(2)
 
 
+def to_int16(samples: np.ndarray) -> np.ndarray:
+    """Convert samples [N] of full scale -1..1 to little-endian 16-bit integers.
+
+    What was decoded from 16 bits loses nothing; what is beyond full scale is clipped.
+    """
+    return np.clip(np.rint(samples * 32768), -32768, 32767).astype("<i2")
+
+
 def join(chunks: Sequence[tuple[PcmFormat, Any]]) -> Sound:
     """Join chunks (format and raw bytes) into one sound.
 

@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import QoSProfile
 
 from edgellm_ros.msg import AudioChunk
-from edgellm_ros.multimodal.audio.pcm import PcmFormat
+from edgellm_ros.multimodal.audio.pcm import PcmFormat, to_int16
 from edgellm_ros.ros.lifecycle import Stop, run_process, spin_once
 from edgellm_ros.ros.messaging import check_qos_overrides, overridable
 from edgellm_ros.ros.parameter_table import Spec, declare, value_problem
@@ -84,7 +83,7 @@ class PlayNode(Node):
             return
         try:
             pcm = PcmFormat(message.encoding, message.sample_rate, message.channels)
-            samples = np.clip(np.rint(pcm.decode(message.data) * 32768), -32768, 32767).astype(np.int16)
+            samples = to_int16(pcm.decode(message.data))
         except ValueError as error:
             self._log(f"~/speech: {error}")
             return
