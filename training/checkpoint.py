@@ -136,6 +136,12 @@ def expert_config(tokenizer: Tokenizer, dims: ExpertDims, action_space: dict) ->
     }
 
 
+def round_to_saved(module: torch.nn.Module) -> None:
+    """Give parameters the values that a checkpoint, in float16, has of them."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.half().float()
+
+
 def new_thinker(config: Qwen3OmniMoeThinkerConfig) -> Qwen3OmniMoeThinkerForConditionalGeneration:
     """Make a thinker with random weights."""
     thinker = Qwen3OmniMoeThinkerForConditionalGeneration(config)

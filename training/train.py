@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from training.buffer import ClipBank, ReplayBuffer, audio_marks, say_commands
-from training.checkpoint import load_policy, new_thinker, save_checkpoint, thinker_config
+from training.checkpoint import load_policy, new_thinker, round_to_saved, save_checkpoint, thinker_config
 from training.data import FIELDS, situation_writers
 from training.evaluate import evaluate
 from training.expert import ExpertDims, FlowExpert
@@ -210,8 +210,7 @@ def train(args: argparse.Namespace, ranks: Ranks, samples: Samples, policy: Poli
     made = f"{samples.buffer.total} situations and {samples.bank.total} clips"
     if ranks.first:
         print(f"{step} steps of {ranks.count} x {args.batch}, {made} each, {minutes:.1f} minutes", flush=True)
-    for parameter in average.parameters():  # the checkpoint is saved in float16: score the saved values
-        parameter.data = parameter.data.half().float()
+    round_to_saved(average)  # score the saved values
     return average
 
 

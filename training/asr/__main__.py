@@ -31,6 +31,7 @@ from training.asr.score import score
 from training.asr.sounds import transcript_writers
 from training.asr.tokens import CONTEXTS, Sequences, contexts, sentences, train_tokenizer
 from training.buffer import ReplayBuffer
+from training.checkpoint import round_to_saved
 from training.hearing import LogMel, ctc_loss, token_count, vary
 from training.policy import Batch
 from training.schedule import Schedule
@@ -141,8 +142,7 @@ def train(args: argparse.Namespace, clips: Clips, recogniser: Recogniser, device
     print(
         f"{step} steps of {args.batch}, {made}; answer {answer.item():.4f}  ctc {ctc.item():.4f}", flush=True
     )
-    for parameter in average.parameters():  # the checkpoint is saved in float16: score the saved values
-        parameter.data = parameter.data.half().float()
+    round_to_saved(average)  # score the saved values
     return average
 
 
