@@ -9,24 +9,13 @@ import pytest
 import soxr
 
 from edgellm_ros.multimodal.audio import processor as audio_processor
-from edgellm_ros.multimodal.audio.config import AudioConfig
 from edgellm_ros.multimodal.audio.processor import AudioProcessor
 from edgellm_ros.multimodal.sound import Sound
 from fixtures.reference_inputs import BANDS, FRAMES, make_sound
+from fixtures.whisper_features import WHISPER
 
 REFERENCES = json.loads((Path(__file__).parents[1] / "data" / "transformers_references.json").read_text())
-CONFIG = AudioConfig(
-    d_model=8,
-    encoder_layers=1,
-    encoder_attention_heads=1,
-    output_dim=8,
-    n_window=50,
-    n_window_infer=800,
-    num_mel_bins=128,
-    sampling_rate=16000,
-    n_fft=400,
-    hop_length=160,
-)
+CONFIG = WHISPER
 PROCESSOR = AudioProcessor(CONFIG)
 
 

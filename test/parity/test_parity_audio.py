@@ -24,13 +24,13 @@ from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.engine.device import CpuDevice  # noqa: E402
 from edgellm_ros.engine.executor import EngineExecutor  # noqa: E402
 from edgellm_ros.engine_directory.config import EngineConfig  # noqa: E402
-from edgellm_ros.multimodal.audio.config import AudioConfig  # noqa: E402
 from edgellm_ros.multimodal.audio.processor import AudioProcessor  # noqa: E402
 from edgellm_ros.multimodal.audio.runner import AudioRunner  # noqa: E402
 from edgellm_ros.multimodal.sound import Sound  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402
 from fixtures.tiny_checkpoint import write_tiny_checkpoint  # noqa: E402
+from fixtures.whisper_features import WHISPER  # noqa: E402
 
 FEATURES_TOLERANCE = 1e-4
 TOLERANCE = 1e-3
@@ -45,7 +45,6 @@ SIZES = {
         "n_window_infer": 800,
     },
 }
-WHISPER = AudioConfig(8, 1, 1, 8, 50, 800, num_mel_bins=128, sampling_rate=16000, n_fft=400, hop_length=160)
 
 
 @pytest.fixture(scope="module", params=[*SIZES, "trained"])

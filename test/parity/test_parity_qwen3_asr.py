@@ -29,7 +29,6 @@ from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.engine.device import CpuDevice  # noqa: E402
 from edgellm_ros.engine.executor import EngineExecutor  # noqa: E402
 from edgellm_ros.engine_directory.config import EngineConfig  # noqa: E402
-from edgellm_ros.multimodal.audio.config import AudioConfig  # noqa: E402
 from edgellm_ros.multimodal.audio.processor import AudioProcessor  # noqa: E402
 from edgellm_ros.multimodal.audio.runner import AudioRunner  # noqa: E402
 from edgellm_ros.multimodal.sound import Sound  # noqa: E402
@@ -38,26 +37,14 @@ from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # 
 from edgellm_ros.runtime.transcript import LANGUAGES, read_transcript, transcription_request  # noqa: E402
 from fixtures.qwen3_asr_checkpoint import ALIASES, LAYOUTS, ORIGINAL, TEMPLATES, TRANSFORMERS, write_qwen3_asr  # noqa: E402
 from fixtures.reference_inputs import make_sound  # noqa: E402
+from fixtures.whisper_features import WHISPER  # noqa: E402
 
 ROWS_TOLERANCE = 2e-5
 COUNT = 8  # checkpoints of each layout
 LONG = ORIGINAL, 0  # the checkpoint that also takes the long sound
 LONG_SECONDS = 40.0
 SECONDS = [0.1, 0.3, 0.73, 1.0, 1.5, 8.1]
-EXTRACTOR = AudioConfig(
-    d_model=8,
-    encoder_layers=1,
-    encoder_attention_heads=1,
-    output_dim=8,
-    n_window=50,
-    n_window_infer=800,
-    num_mel_bins=128,
-    sampling_rate=16000,
-    n_fft=400,
-    hop_length=160,
-    min_samples=8000,
-    whole_chunks=True,
-)
+EXTRACTOR = dataclasses.replace(WHISPER, min_samples=8000, whole_chunks=True)
 CONTEXT = "charging dock, forklift"
 # Context, seconds of each sound, language that is forced.
 PROMPTS = [("", [0.3], None), (CONTEXT, [0.73, 0.1, 1.5], None), (CONTEXT, [8.1], "German")]
