@@ -5,7 +5,7 @@ A model for speech writes words for any sound, also for noise. A transcript is a
 
   words           there are letters or digits in it
   confidence      the mean log-probability of its tokens is high enough
-  pace            nobody speaks more letters in the time of the sound
+  pace            a person can speak its letters in the time of the sound
   wake word       one of the first words is the robot's name, if it has one; the command follows it
 """
 

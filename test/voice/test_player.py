@@ -68,7 +68,7 @@ def test_silence_drops_what_waits_at_once():
     assert sink.written[-1] == "closed"
 
 
-def test_a_full_buffer_drops_and_nobody_waits():
+def test_a_full_buffer_drops_without_a_wait():
     sink = SlowSink()
     player = Player(sink, 2.5, print)
     began = time.monotonic()
