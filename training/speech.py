@@ -17,6 +17,7 @@ from edgellm_arena.episodes.situation import KINDS
 from edgellm_arena.speech.rooms import MICROPHONE_RATE, hear, sample_room
 from edgellm_arena.speech.voice import sample_voice, speak
 from edgellm_arena.words.language import sample_command
+from edgellm_ros.multimodal.audio.pcm import to_int16
 from edgellm_ros.multimodal.sound import Sound
 from training.data import MEANINGS, SequenceWriter
 from training.stream import Chunk, Fields
@@ -83,7 +84,7 @@ def write_clip(out: Chunk, i: int, sound: Sound, meaning: int, words: list[int])
         found = f"{len(sound.samples)} samples and {len(words)} words"
         raise ValueError(f"expected at most {MAX_SAMPLES} samples and {MAX_WORDS} words, got {found}")
     out["samples"][i] = 0
-    out["samples"][i, : len(sound.samples)] = np.rint(sound.samples * 32768)
+    out["samples"][i, : len(sound.samples)] = to_int16(sound.samples)
     out["count"][i], out["meaning"][i] = len(sound.samples), meaning
     out["words"][i] = 0
     out["words"][i, : len(words)] = words

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from edgellm_arena.words.language import sample_command
 from edgellm_ros.builder.families.qwen3_asr.config import MIN_SAMPLES
 from edgellm_ros.hearing.rule import WORD, HearingRule
+from edgellm_ros.multimodal.audio.pcm import to_int16
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.runtime.transcript import Transcript, split_answer
 from training.asr.model import Recogniser
@@ -50,7 +51,7 @@ def transcribe(
         some = sounds[first : first + BATCH]
         samples = np.zeros((len(some), MAX_SAMPLES), np.int16)
         for row, sound in zip(samples, some, strict=True):
-            row[: len(sound.samples)] = np.rint(np.clip(sound.samples, -1, 1) * 32767)
+            row[: len(sound.samples)] = to_int16(sound.samples)
         count = torch.tensor([max(len(sound.samples), MIN_SAMPLES) for sound in some])
         tokens, befores = token_count(count), [sequences.before(context)] * len(some)
         written = sequences.write(befores, tokens.tolist(), [[]] * len(some))
