@@ -39,7 +39,8 @@ IMAGE_EMBEDS = "image_embeds"
 # audio/model.onnx
 INPUT_FEATURES = "input_features"
 TOKEN_INDEX = "token_index"
-POSITION_INDEX = "position_index"
+POSITION_INDEX = "position_index"  # of encoders whose tokens attend within windows
+FRAME_MASK = "frame_mask"  # of encoders whose tokens attend within chunks
 AUDIO_EMBEDS = "audio_embeds"
 # prefix/model.onnx of a policy, which has IMAGE_EMBEDS too
 TOKEN_IDS = "token_ids"

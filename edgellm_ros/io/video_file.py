@@ -23,13 +23,13 @@ def read_video(path: str | Path, fps: float, config: EngineConfig) -> Video:
     """Read about `fps` frames per second of a file that OpenCV can decode.
 
     As in transformers, timestamps are counted from the beginning of the file, and the rate of the video is
-    that of the sampled frames, or `fps` for models with exact positions. ValueError or FileNotFoundError for
+    that of the sampled frames, or `fps` for the Omni models. ValueError or FileNotFoundError for
     a file that cannot be read, and for an engine that takes no videos.
     """
     import cv2
 
     from edgellm_ros.multimodal.video import Video
-    from edgellm_ros.multimodal.video_config import AS_EXACT_POSITIONS
+    from edgellm_ros.multimodal.video_config import OMNI_POSITIONS
     from edgellm_ros.multimodal.video_processor import VideoProcessor
     from edgellm_ros.multimodal.vision_config import QwenVisionTower
 
@@ -53,7 +53,7 @@ def read_video(path: str | Path, fps: float, config: EngineConfig) -> Video:
     finally:
         capture.release()
     times = [index / file_fps for index in indices]
-    if config.video.timestamps != AS_EXACT_POSITIONS:
+    if config.video.timestamps not in OMNI_POSITIONS:
         fps = len(indices) / total * file_fps
     return Video(frames, times, fps=fps)
 

@@ -12,6 +12,7 @@ import numpy as np
 from edgellm_ros.echo import quoted
 from edgellm_ros.multimodal.device_image import Image, as_image
 from edgellm_ros.multimodal.image_pixels import check_image
+from edgellm_ros.multimodal.sound import Sound
 
 MAX_SECONDS = 1e10  # stamps since 1970 are allowed
 MIN_FPS, MAX_FPS = 1e-6, 1e6
@@ -21,14 +22,16 @@ MIN_FPS, MAX_FPS = 1e-6, 1e6
 class Video:
     """Frames of one size, oldest first, and their times.
 
-    A video has timestamps or fps or both; frame i of a video without timestamps was taken at i / fps.
-    ValueError for no frames, frames of different sizes, another number of timestamps than frames, timestamps
-    that do not increase, and values that are not finite or out of range.
+    A video has timestamps or fps or both; frame i of a video without timestamps was taken at i / fps. Its
+    sound, if it has one, begins at the first frame. ValueError for no frames, frames of different sizes,
+    another number of timestamps than frames, timestamps that do not increase, values that are not finite or
+    out of range, and a sound that is no Sound.
     """
 
     frames: Sequence[Image]  # uint8 [H, W, 3] each, RGB
     timestamps: Sequence[float] | None = None  # of each frame in seconds
     fps: float | None = None  # mean number of frames per second; None = that of the timestamps
+    sound: Sound | None = None  # what was heard meanwhile; the prompt has it between the frames
 
     def __post_init__(self) -> None:
         if not isinstance(self.frames, (list, tuple, np.ndarray)):
@@ -49,6 +52,8 @@ class Video:
         if self.timestamps is None and self.fps is None:
             raise ValueError("a video needs timestamps or fps")
         object.__setattr__(self, "frames", frames)
+        if self.sound is not None and not isinstance(self.sound, Sound):
+            raise ValueError(f"sound must be a Sound, got {type(self.sound).__name__}")
         if self.fps is not None and not _is_number(self.fps, MIN_FPS, MAX_FPS):
             raise ValueError(f"fps must be a number from {MIN_FPS:g} to {MAX_FPS:g}, got {quoted(self.fps)}")
         object.__setattr__(self, "timestamps", self._checked_timestamps())

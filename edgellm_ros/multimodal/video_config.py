@@ -11,9 +11,11 @@ LIMITS_OF_A_FRAME, LIMITS_OF_ALL_FRAMES = "qwen2_vl", "qwen3_vl"
 PROCESSORS = (LIMITS_OF_A_FRAME, LIMITS_OF_ALL_FRAMES)
 # How a prompt tells times: as words before each group of frames, or as positions on the time axis of mRoPE.
 # Positions are rounded down to whole ones, and the text continues after the video's rows and columns; or they
-# are exact, and the text continues after the last of them too.
+# are exact or whole, and the text continues after the last of them too.
 AS_TEXT, AS_POSITIONS, AS_EXACT_POSITIONS = "text", "positions", "exact_positions"
-TIMESTAMPS = (AS_TEXT, AS_POSITIONS, AS_EXACT_POSITIONS)
+AS_WHOLE_POSITIONS = "whole_positions"
+OMNI_POSITIONS = (AS_EXACT_POSITIONS, AS_WHOLE_POSITIONS)  # of the Omni models, after which text continues
+TIMESTAMPS = (AS_TEXT, AS_POSITIONS, *OMNI_POSITIONS)
 
 
 BICUBIC = 3  # PIL's code of the filter that images are resized with
@@ -42,6 +44,9 @@ class VideoConfig:
     rescale_factor: float
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
+    # Positions of a chunk of a video with sound, in which the rows of its frames are followed by those of its
+    # sound; 0 = the engine takes no sound of a video.
+    sound_chunk: int = 0
 
     def __post_init__(self) -> None:
         check_bicubic(self.resample)
@@ -54,8 +59,9 @@ class VideoConfig:
         for low, high in (("min_pixels", "max_pixels"), ("min_frames", "max_frames")):
             if getattr(self, high) < getattr(self, low):
                 raise ValueError(f"{high} {getattr(self, high)} is less than {low} {getattr(self, low)}")
-        if self.max_video_tokens < 0:
-            raise ValueError(f"max_video_tokens must not be negative, got {self.max_video_tokens}")
+        for name in ("max_video_tokens", "sound_chunk"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         positions = self.timestamps != AS_TEXT
         if not 0 <= self.tokens_per_second < math.inf or (self.tokens_per_second > 0) != positions:
             expected = "positive" if positions else "0"

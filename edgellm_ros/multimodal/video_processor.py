@@ -4,8 +4,8 @@
 A group has temporal_patch_size frames, 2 in all published models. Every patch spans the frames of its group,
 and patches attend to their own group only.
 
-Reference: transformers, Qwen2VLVideoProcessor, Qwen3VLVideoProcessor, Qwen3VLProcessor and
-Qwen3OmniMoeProcessor.
+Reference: transformers, Qwen2VLVideoProcessor, Qwen3VLVideoProcessor, Qwen3VLProcessor,
+Qwen2_5OmniProcessor and Qwen3OmniMoeProcessor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ import numpy as np
 from edgellm_ros.multimodal.image_pixels import ResizedImage, whole_image
 from edgellm_ros.multimodal.patch_processor import check_aspect_ratio, fit_area
 from edgellm_ros.multimodal.video import Video
-from edgellm_ros.multimodal.video_config import AS_EXACT_POSITIONS, LIMITS_OF_A_FRAME, VideoConfig
+from edgellm_ros.multimodal.video_config import (
+    AS_EXACT_POSITIONS,
+    LIMITS_OF_A_FRAME,
+    OMNI_POSITIONS,
+    VideoConfig,
+)
 from edgellm_ros.multimodal.vision_config import QwenVisionTower
 
 
@@ -83,9 +88,12 @@ class VideoProcessor:
         length, per_second = self.tower.temporal_patch_size, np.float32(self._config.tokens_per_second)
         groups = np.arange(-(-len(video.frames) // length), dtype=np.float32)
         seconds = np.float32(length / video.sampled_fps)
-        if self._config.timestamps == AS_EXACT_POSITIONS:
-            return tuple((groups * seconds * per_second).tolist())
-        return tuple(np.floor(groups * (per_second * seconds)).tolist())
+        if self._config.timestamps in OMNI_POSITIONS:
+            times = groups * seconds * per_second
+        else:
+            times = groups * (per_second * seconds)
+        exact = self._config.timestamps == AS_EXACT_POSITIONS
+        return tuple((times if exact else np.floor(times)).tolist())
 
     def sample(self, total: int, file_fps: float, fps: float) -> list[int]:
         """Choose frames of a video file with `total` frames, about `fps` per second.

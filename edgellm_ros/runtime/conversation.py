@@ -108,9 +108,15 @@ def videos_of(messages: Iterable[Message]) -> tuple[Video, ...]:
     return tuple(part.video for message in messages for part in message.parts if isinstance(part, VideoPart))
 
 
-def sounds_of(messages: Iterable[Message]) -> tuple[Sound, ...]:
-    """Return all sounds in the order of the conversation."""
-    return tuple(part.sound for message in messages for part in message.parts if isinstance(part, AudioPart))
+def sounds_of(messages: Iterable[Message]) -> tuple[tuple[Sound, bool], ...]:
+    """Return all sounds in their order, and whether each is a video's."""
+    heard = (
+        (part.sound, False) if isinstance(part, AudioPart) else (part.video.sound, True)
+        for message in messages
+        for part in message.parts
+        if isinstance(part, (AudioPart, VideoPart))
+    )
+    return tuple((sound, of_video) for sound, of_video in heard if sound is not None)
 
 
 def _check_message(message: Message, where: str) -> None:

@@ -26,7 +26,7 @@ MAX_DENOISE_STEPS = 1000
 MAX_SPEED = 1000.0  # m/s; speeds become float32 positions
 # Variables of a chat template that a request sets by fields of its own.
 TEMPLATE_FIELDS = ("messages", "tools", "enable_thinking", "add_generation_prompt", "continue_final_message")
-# Arguments of transformers' processor of Qwen3-Omni, which puts a video's sound between its rows.
+# Arguments of transformers' processors of Qwen-Omni, which put a video's sound between its rows.
 AUDIO_IN_VIDEO = ("use_audio_in_video", "load_audio_from_video")
 
 
@@ -145,8 +145,20 @@ class LLMGenerationRequest:
 
     @property
     def prompt_audio(self) -> tuple[Sound, ...]:
-        """All sounds of the prompt in their order."""
-        return self.audio if self.messages is None else sounds_of(self.messages)
+        """All sounds of the prompt in their order, with those of videos."""
+        return tuple(sound for sound, _ in self._heard)
+
+    @property
+    def sounds_of_videos(self) -> tuple[bool, ...]:
+        """Whether each sound of `prompt_audio` is that of a video."""
+        return tuple(of_video for _, of_video in self._heard)
+
+    @property
+    def _heard(self) -> tuple[tuple[Sound, bool], ...]:
+        if self.messages is not None:
+            return sounds_of(self.messages)
+        of_videos = ((video.sound, True) for video in self.videos if video.sound is not None)
+        return (*of_videos, *((sound, False) for sound in self.audio))
 
     def _check_conversation(self) -> None:
         if not isinstance(self.continue_final_message, bool):
@@ -181,7 +193,8 @@ class LLMGenerationRequest:
         mixed = [name for name in AUDIO_IN_VIDEO if self.chat_template_kwargs.get(name)]
         if mixed:
             raise ValueError(
-                f"chat_template_kwargs: {mixed[0]} is not supported: give the sound of a video beside it"
+                f"chat_template_kwargs: {mixed[0]} is not supported: give the sound with its video "
+                "(Video.sound)"
             )
 
 

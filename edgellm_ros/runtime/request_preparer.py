@@ -23,7 +23,7 @@ from edgellm_ros.runtime.engines.lm_heads import LMHeads
 from edgellm_ros.runtime.grammar.grammar import Grammars
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
 from edgellm_ros.runtime.prompt.rope import get_rope_index, plain_rope_index
-from edgellm_ros.runtime.prompt.video_layout import VideoLayout, lay_out_video
+from edgellm_ros.runtime.prompt.video_layout import VideoLayout, lay_out_video, lay_out_video_with_sound
 from edgellm_ros.runtime.request import LLMGenerationRequest, check_speed
 from edgellm_ros.runtime.text.text_stream import TextStream
 from edgellm_ros.runtime.text.tokenizer import Tokenizer
@@ -98,9 +98,10 @@ class RequestPreparer:
             return None
         request = dataclasses.replace(answered.request, on_progress=None, cancel=None)
         grids, videos, sounds = answered.image_grids, answered.videos, answered.audio_tokens
+        own = _own_sounds(request, sounds)
         try:
             token_ids = self._prompts.next_turn_prefix(
-                request, answered.text.text, answered.image_tokens, sounds, _token_ids(videos)
+                request, answered.text.text, answered.image_tokens, own, _token_ids(videos)
             )
             turn = self._make_sequence(request, token_ids, grids, videos, sounds, answered.first_row)
         except ValueError:
@@ -126,7 +127,8 @@ class RequestPreparer:
         image_tokens = [height * width for height, width in grids]
         videos = [self._lay_out(video) for video in request.prompt_videos]
         audio_tokens = [self._audio.num_tokens(sound) for sound in sounds] if self._audio else []
-        token_ids = self._prompts.build(request, image_tokens, audio_tokens, history, _token_ids(videos))
+        own = _own_sounds(request, audio_tokens)
+        token_ids = self._prompts.build(request, image_tokens, own, history, _token_ids(videos))
         sequence = self._make_sequence(request, token_ids, grids, videos, audio_tokens, first_row)
         grammar = request.sampling.grammar
         if grammar is not None:
@@ -203,6 +205,10 @@ class RequestPreparer:
         assert vision is not None
         assert vision.videos is not None  # `_check_against_engine` has refused the request
         grid, tokens = vision.video_grid(video), config.special_tokens
+        if video.sound is not None:
+            assert self._audio is not None  # as above
+            sound_tokens = self._audio.num_tokens(video.sound)
+            return lay_out_video_with_sound(video, grid, vision.videos, config.video, tokens, sound_tokens)
         return lay_out_video(video, grid, vision.videos, config.video, self._tokenizer, tokens)
 
     def _check_against_engine(self, request: LLMGenerationRequest) -> None:
@@ -213,6 +219,10 @@ class RequestPreparer:
             raise ValueError("this engine takes no videos, the request has a video")
         if request.prompt_videos and missing(VISUAL):
             raise ValueError(f"{missing(VISUAL)}, the request has a video")
+        if any(request.sounds_of_videos) and not self._config.video.sound_chunk:
+            raise ValueError(
+                "this engine takes no videos with sound, the request has one: give the sound on its own"
+            )
         if request.prompt_audio and missing(AUDIO):
             raise ValueError(f"{missing(AUDIO)}, the request has audio")
         if request.logprobs > self._config.llm.output_vocab_size:
@@ -246,6 +256,12 @@ class RequestPreparer:
                 f"action_samples is {request.action_samples}; this engine takes at most "
                 f"{self._action.max_samples} (max_action_samples)"
             )
+
+
+def _own_sounds(request: LLMGenerationRequest, audio_tokens: Sequence[int]) -> list[int]:
+    """Return the number of tokens of each sound that is not a video's."""
+    counted = zip(audio_tokens, request.sounds_of_videos, strict=True)
+    return [tokens for tokens, of_video in counted if not of_video]
 
 
 def _token_ids(videos: Sequence[VideoLayout]) -> list[Sequence[int]]:

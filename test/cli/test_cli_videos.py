@@ -117,6 +117,7 @@ def test_a_video_file_is_a_part_of_a_message(edgellm, engine, write):
         ({"video": "clip.avi"}, ["missing key 'fps'"]),
         ({"video": "clip.avi", "fps": "2"}, ["fps: expected a positive number, got '2'"]),
         ({"video": "no.avi", "fps": 2}, ["video: ", "no.avi: no such file"]),
+        ({"frames": NAMES, "fps": 2, "audio": "no.wav"}, ["content[0].audio: ", "has no audio encoder"]),
         ({"video": "empty.avi", "fps": 2}, ["empty.avi: not a video that OpenCV can read"]),
     ],
 )

@@ -71,6 +71,18 @@ def test_an_input_audio_is_a_sound_file_in_base64(tmp_path, kind):
     assert part.sound.sample_rate == 16000
 
 
+def test_a_video_may_have_its_sound_beside_its_frames(tmp_path):
+    (tmp_path / "clip.wav").write_bytes(sound_file("wav"))
+    (tmp_path / "0.png").write_bytes(PNG)
+    frames = {"type": "video", "frames": ["0.png", "0.png"], "fps": 2}
+    video = read(tmp_path, {**frames, "audio": "clip.wav"}).video
+    np.testing.assert_array_equal(video.sound.samples, read_sound(sound_file("wav"), 30).samples)
+    assert (len(video.frames), video.fps) == (2, 2)
+    assert read(tmp_path, frames).video.sound is None
+    with pytest.raises(ValueError, match=r"content\[1\]\.audio: .*no\.wav: no such file"):
+        read(tmp_path, {**frames, "audio": "no.wav"})
+
+
 def test_all_places_of_images_and_sounds_take_data_urls(tmp_path):
     image, sound = f"data:image/png;base64,{text(PNG)}", f"data:audio/wav;base64,{text(sound_file('wav'))}"
     request = {"prompt": "go", "images": [image], "audio": [sound]}

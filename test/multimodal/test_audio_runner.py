@@ -12,7 +12,8 @@ from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.onnxruntime.opset23 import lower_to_opset23
 from edgellm_ros.engine.onnxruntime.session import open_session
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.multimodal.audio.runner import KEPT_SOUNDS, AudioRunner, split_chunks, window_mask
+from edgellm_ros.multimodal.audio.encoder_inputs import split_chunks, window_mask
+from edgellm_ros.multimodal.audio.runner import KEPT_SOUNDS, AudioRunner
 from edgellm_ros.multimodal.sound import Sound
 from fixtures.reference_inputs import make_sound
 

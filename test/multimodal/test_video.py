@@ -31,6 +31,7 @@ FRAMES = [make_image(20, 30), make_image(20, 30)]
         ({"timestamps": None, "fps": 0}, "fps must be a number from 1e-06 to 1e.06, got 0"),
         ({"timestamps": None, "fps": float("nan")}, "fps must be .*, got nan"),
         ({"timestamps": None, "fps": True}, "fps must be .*, got True"),
+        ({"sound": np.zeros(9, np.float32)}, "sound must be a Sound, got ndarray"),
     ],
 )
 def test_an_invalid_video_is_refused_with_the_value(parameters, message):

@@ -133,7 +133,10 @@ def test_positions_of_groups_are_their_seconds_whole_or_exact():
     ("changes", "message"),
     [
         ({"processor": "clip"}, "processor must be one of qwen2_vl, qwen3_vl, got 'clip'"),
-        ({"timestamps": "none"}, "timestamps must be one of text, positions, exact_positions, got 'none'"),
+        (
+            {"timestamps": "none"},
+            "timestamps must be one of text, positions, exact_positions, whole_positions, got 'none'",
+        ),
         ({"timestamps": "positions"}, "tokens_per_second must be positive .* as positions, got 0.0"),
         ({"tokens_per_second": 2.0}, "tokens_per_second must be 0 with timestamps as text, got 2.0"),
         ({"max_pixels": 10}, "max_pixels 10 is less than min_pixels 20000"),

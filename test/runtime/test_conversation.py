@@ -113,7 +113,7 @@ def text_of(builder, tokenizer, one: LLMGenerationRequest) -> str:
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs must not have 'tools'"),
         (
             {"chat_template_kwargs": {"use_audio_in_video": True}},
-            "chat_template_kwargs: use_audio_in_video is not supported: give the sound of a video beside it",
+            "chat_template_kwargs: use_audio_in_video is not supported: give the sound with its video",
         ),
         ({"messages": [HELLO], "continue_final_message": 1}, "continue_final_message must be True or False"),
         ({"prompt": "x", "continue_final_message": True}, "continue_final_message needs messages"),

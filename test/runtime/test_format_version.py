@@ -15,7 +15,7 @@ from edgellm_ros.fused.description.expert import FusedExpertModel
 from edgellm_ros.fused.description.vision import FusedVisionModel
 
 FILES = (EngineConfig, FusedModel, FusedDraftModel, FusedExpertModel, FusedVisionModel)
-KEYS_OF_VERSION = (18, "919210234b9abc89")  # and a digest of all keys
+KEYS_OF_VERSION = (19, "c3bed0eedba1ed35")  # and a digest of all keys
 
 
 def classes_of(hint: object) -> Iterator[type]:

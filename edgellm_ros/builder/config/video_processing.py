@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the configuration of a checkpoint's video processor.
 
-Source: transformers, Qwen2VLVideoProcessor, Qwen3VLVideoProcessor, AutoVideoProcessor and
-Qwen3OmniMoeProcessor.
+Source: transformers, Qwen2VLVideoProcessor, Qwen3VLVideoProcessor, AutoVideoProcessor,
+Qwen2_5OmniProcessor and Qwen3OmniMoeProcessor.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_section
 from edgellm_ros.builder.config.image_processing import area_limits, colours
 from edgellm_ros.multimodal.video_config import (
-    AS_EXACT_POSITIONS,
     AS_POSITIONS,
     AS_TEXT,
     BICUBIC,
@@ -69,15 +68,17 @@ def read_video(
     tower: ConfigSection,
     default_class: str,
     tokens_per_second: float | None = None,
-    exact_positions: bool = False,
+    *,
+    timestamps: str = AS_POSITIONS,
     limits: tuple[int, int] | None = None,
+    sound_chunk: int = 0,
 ) -> VideoConfig | None:
     """Read a tower's video processor; None without one or without a token for videos.
 
     config: the section with `video_token_id`. tower: the section of the vision tower. default_class: for
     checkpoints that name neither a video nor an image processor's class. tokens_per_second: positions per
-    second on mRoPE's time axis; None = times are words of the prompt. exact_positions: whether these are not
-    rounded, see `video_config`. limits: smallest and largest area in pixels of a model whose processor has
+    second on mRoPE's time axis; None = times are words of the prompt. timestamps, sound_chunk: see
+    `VideoConfig`. limits: smallest and largest area in pixels of a model whose processor has
     its own, whatever the checkpoint says. ValueError if the video processor has other sizes, or a setting
     that is not supported.
     """
@@ -97,12 +98,11 @@ def read_video(
         processor.one_of(step, [True], default=True)
     capped = processor.flag("cap_pixels_per_frame", False)
     low, high = limits or _pixel_limits(processor, defaults, name)
-    as_positions = AS_EXACT_POSITIONS if exact_positions else AS_POSITIONS
     return processor.make(
         VideoConfig,
         token_id=config.integer("video_token_id"),
         processor=defaults.processor,
-        timestamps=AS_TEXT if tokens_per_second is None else as_positions,
+        timestamps=AS_TEXT if tokens_per_second is None else timestamps,
         tokens_per_second=tokens_per_second or 0.0,
         min_pixels=low,
         max_pixels=high,
@@ -113,6 +113,7 @@ def read_video(
         rescale_factor=processor.number("rescale_factor", 1 / 255),
         image_mean=_values(processor, "image_mean", defaults.mean),
         image_std=_values(processor, "image_std", defaults.std),
+        sound_chunk=sound_chunk,
     )
 
 

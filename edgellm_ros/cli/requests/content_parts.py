@@ -7,10 +7,12 @@ of OpenAI's API      {"type": "image_url", "image_url": {"url": "data:image/png;
 videos               {"type": "video", "frames": ["0.png", "1.png"], "timestamps": [0.0, 0.5]}, in seconds
                      {"type": "video", "frames": ["0.png", "1.png"], "fps": 2}
                      {"type": "video", "video": "clip.mp4", "fps": 2}
+with their sound     {"type": "video", "video": "clip.mp4", "fps": 2, "audio": "clip.wav"}
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -104,16 +106,26 @@ def _sound(data: Any, where: str, readers: FileReaders) -> Sound:
 
 
 def _video(data: dict[str, Any], where: str, folder: Path, readers: FileReaders) -> VideoPart:
-    from edgellm_ros.multimodal.video import Video
     from edgellm_ros.runtime.conversation import VideoPart
 
+    video = _frames(data, where, folder, readers)
+    if "audio" not in data:
+        return VideoPart(video)
+    sound = read_media(readers.sound, "audio", folder, data["audio"], f"{where}.audio")
+    return VideoPart(dataclasses.replace(video, sound=sound))
+
+
+def _frames(data: dict[str, Any], where: str, folder: Path, readers: FileReaders) -> Video:
+    """Read a video without its sound."""
+    from edgellm_ros.multimodal.video import Video
+
     if "video" in data:
-        check_object(data, where, ("type", "video", "fps"), required=("fps",))
+        check_object(data, where, ("type", "video", "fps", "audio"), required=("fps",))
         fps = data["fps"]
         if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < math.inf:
             raise ValueError(f"{where}.fps: expected a positive number, got {described(fps)}")
-        return VideoPart(_video_file(data["video"], fps, f"{where}.video", folder, readers))
-    check_object(data, where, ("type", "frames", "timestamps", "fps"), required=("frames",))
+        return _video_file(data["video"], fps, f"{where}.video", folder, readers)
+    check_object(data, where, ("type", "frames", "timestamps", "fps", "audio"), required=("frames",))
     names = data["frames"]
     if not isinstance(names, list):
         raise ValueError(f"{where}.frames: expected a list of file names, got {described(names)}")
@@ -122,7 +134,7 @@ def _video(data: dict[str, Any], where: str, folder: Path, readers: FileReaders)
         for index, name in enumerate(names)
     ]
     try:
-        return VideoPart(Video(frames, data.get("timestamps"), data.get("fps")))
+        return Video(frames, data.get("timestamps"), data.get("fps"))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 

@@ -2,8 +2,9 @@
 """Computes log-mel features of a sound like the checkpoint's feature extractor.
 
 Reference: transformers, WhisperFeatureExtractor (log of the power in mel bands, clamped to 80 dB below the
-sound's loudest value) as Qwen3OmniMoeProcessor calls it for one sound: without padding or truncation. The
-reference computes in float32, this module in float64; the two differ by the reference's rounding.
+sound's loudest value) as Qwen3OmniMoeProcessor calls it for one sound, without padding or truncation, or as
+Qwen2_5OmniProcessor does, which puts zeros after the sound (`AudioConfig.ends_in_silence`). The reference
+computes in float32, this module in float64; the two differ by the reference's rounding.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ class AudioProcessor:
         """Compute the number of frames of a sound from its length.
 
         There is one frame per `hop_length` samples. ValueError if the argument is not a Sound, or too short
-        for one analysis window and not extended.
+        for the encoder and not extended.
         """
         if not isinstance(sound, Sound):
             raise ValueError(f"audio must be Sound objects, got {type(sound).__name__}")
         config, rate = self._config, sound.sample_rate
         samples = (2 * len(sound.samples) * config.sampling_rate + rate) // (2 * rate)  # soxr's rounding
         samples = max(samples, config.min_samples)
-        if samples <= config.n_fft // 2:
+        if samples < config.shortest:
             raise ValueError(
                 f"a sound of {sound.seconds:.3f} s is too short, expected more than "
-                f"{config.n_fft / 2 / config.sampling_rate:.4f} s"
+                f"{(config.shortest - 1) / config.sampling_rate:.4f} s"
             )
-        return samples // config.hop_length
+        return config.num_frames(samples)
 
     def process(self, sound: Sound) -> np.ndarray:
         """Compute log-mel features [mel bins, frames] float32. ValueError as `num_frames`."""
@@ -53,7 +54,10 @@ class AudioProcessor:
         if sound.sample_rate != config.sampling_rate:
             samples = soxr.resample(samples, sound.sample_rate, config.sampling_rate)
         samples = np.pad(samples.astype(np.float64), (0, max(0, config.min_samples - len(samples))))
-        padded = np.pad(samples, config.n_fft // 2, mode="reflect")
+        half = config.n_fft // 2
+        if config.ends_in_silence:
+            samples = np.pad(samples, (0, half))
+        padded = np.pad(samples, half, mode="reflect")
         frames = np.lib.stride_tricks.sliding_window_view(padded, config.n_fft)[:: config.hop_length]
         decades = np.empty((config.num_mel_bins, count))
         for start in range(0, count, BLOCK):

@@ -16,6 +16,7 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.multimodal.audio.config import AudioConfig
+from edgellm_ros.multimodal.audio.encoder_inputs import make_inputs, split_chunks
 from edgellm_ros.multimodal.audio.processor import AudioProcessor
 from edgellm_ros.multimodal.sound import Sound
 
@@ -46,14 +47,7 @@ class AudioRunner:
         self._device = device
         self._max_tokens = max_tokens
         self._processor = AudioProcessor(config)
-        chunks = -(-max_tokens // config.chunk_tokens)
-        self._features = device.empty((chunks, config.num_mel_bins, config.chunk_frames), np.float32)
-        self._mask = device.empty((max_tokens, max_tokens), np.bool_)
-        # Only the last chunk of a sound is padded, so its tokens are the first rows, whatever its length.
-        self._token_index = device.empty((max_tokens,), np.int64)
-        self._position_index = device.empty((max_tokens,), np.int64)
-        device.upload(self._token_index, np.arange(max_tokens))
-        device.upload(self._position_index, np.arange(max_tokens) % config.chunk_tokens)
+        self._inputs = make_inputs(config, device, max_tokens)
         width, dtype = executor.bindings[AUDIO_EMBEDS].shape[1], executor.dtype(AUDIO_EMBEDS)
         assert isinstance(width, int)
         self._whole = device.empty((max_tokens, width), dtype) if pads else None  # rows of whole chunks
@@ -92,12 +86,13 @@ class AudioRunner:
                 self._device.copy(audio_rows, self._place(place, tokens))
                 return False
         config = self._config
-        chunks = split_chunks(self._processor.process(sound), config.chunk_frames, config.whole_chunks)
+        features = self._processor.process(sound)
+        chunks, frames = split_chunks(features, config.chunk_frames, config.whole_chunks), features.shape[1]
         whole = chunks.shape[0] * config.chunk_tokens
         if self._whole is None or chunks.shape[2] < config.chunk_frames or whole > self._max_tokens:
-            self._run(chunks, tokens, audio_rows)
+            self._run(chunks, frames, tokens, audio_rows)
         else:
-            self._run(chunks, tokens, self._whole.rows(0, whole))
+            self._run(chunks, frames, tokens, self._whole.rows(0, whole))
             self._device.copy(audio_rows, self._whole.rows(0, tokens))
         self._keep(sound, audio_rows)
         return True
@@ -135,55 +130,16 @@ class AudioRunner:
             silence = np.zeros((count, config.num_mel_bins, config.chunk_frames), np.float32)
             tokens = count * config.chunk_tokens
             for _ in range(2):  # the second run is recorded
-                self._run(silence, tokens, self._whole.rows(0, tokens))
+                self._run(silence, count * config.chunk_frames, tokens, self._whole.rows(0, tokens))
             self._executor.keep_graph()
         return most >= least
 
-    def _run(self, chunks: np.ndarray, tokens: int, rows: Tensor) -> None:
-        """Run the encoder over chunks [N, M, frames].
+    def _run(self, chunks: np.ndarray, frames: int, tokens: int, rows: Tensor) -> None:
+        """Run the encoder over chunks [N, M, T] of a sound of `frames` frames.
 
         The first `tokens` of the rows are the sound's, the others are padding.
         """
-        computed = rows.shape[0]
-        features = self._features.view(*chunks.shape)
-        self._device.upload(features, chunks)
-        mask = self._mask.view(1, 1, computed, computed)
-        self._device.upload(mask, window_mask(computed, self._config, tokens)[None, None])
-        tensors = {
-            "input_features": features,
-            "token_index": self._token_index.rows(0, computed),
-            "position_index": self._position_index.rows(0, computed),
-            "attention_mask": mask,
-            AUDIO_EMBEDS: rows,
-        }
-        dims = {"N": chunks.shape[0], "T": chunks.shape[2], "A": computed}
-        self._executor.prepare(0, dims, tensors, self._device.stream)
+        tensors, dims = self._inputs.upload(chunks, frames, tokens, rows.shape[0])
+        self._executor.prepare(0, dims, {**tensors, AUDIO_EMBEDS: rows}, self._device.stream)
         self._executor.execute(self._device.stream)
         self._executor.record_repeated(self._device.stream)
-
-
-def split_chunks(features: np.ndarray, chunk_frames: int, whole: bool = False) -> np.ndarray:
-    """Split features [M, frames] into chunks [N, M, chunk_frames].
-
-    The last chunk is padded with zeros. `whole`: also if it is the only one; otherwise a single chunk keeps
-    its own length. The padding changes what the convolutions compute, so each family does as its reference.
-    """
-    bins, frames = features.shape
-    if frames <= chunk_frames and not whole:
-        return features[None]
-    count = -(-frames // chunk_frames)
-    padded = np.pad(features, ((0, 0), (0, count * chunk_frames - frames)))
-    return np.ascontiguousarray(padded.reshape(bins, count, chunk_frames).transpose(1, 0, 2))
-
-
-def window_mask(computed: int, config: AudioConfig, tokens: int | None = None) -> np.ndarray:
-    """Make the attention mask [computed, computed] bool.
-
-    The mask is true inside a window of n_window_infer frames. tokens: of the sound; only padding attends to
-    what is after them. None = all.
-    """
-    window = config.chunk_tokens * (config.n_window_infer // config.chunk_frames)
-    numbers = np.arange(computed)
-    padding = numbers >= (computed if tokens is None else tokens)
-    windows = numbers // window + computed * padding  # the padding is in windows of its own
-    return windows[:, None] == windows

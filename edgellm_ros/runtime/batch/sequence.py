@@ -27,7 +27,7 @@ class GenerationSequence:
     adapter: LoraAdapter
     token_ids: list[int]  # of the prompt, with placeholders for images, videos and sounds
     image_grids: list[tuple[int, int]]  # rows and columns of tokens of each image
-    audio_tokens: list[int]  # number of tokens of each sound
+    audio_tokens: list[int]  # number of tokens of each sound, those of videos included
     first_row: int  # first of its encoder rows (images, videos, sounds) among all encoder rows of the batch
     positions: np.ndarray  # of the prompt's tokens [3, S] float32, see `get_rope_index`
     rope_delta: float  # the token at index i of the sequence has position i + rope_delta

@@ -133,8 +133,8 @@ class PromptBuilder:
         images = [[*before, *[self._image_token] * count, *after] for count in image_tokens]
         sounds = [[self._audio_token] * count for count in audio_tokens]
         ids = _fill(ids, self._image_token, images, "images")
-        ids = _fill(ids, self._video_token, videos, "videos")
         ids = _fill(ids, self._audio_token, sounds, "sounds")
+        ids = _fill(ids, self._video_token, videos, "videos")  # which may have placeholders of their sound
         return _fill(ids, self._history_token, [history] if history else [], "trajectory histories")
 
     def _encode(

@@ -50,13 +50,33 @@ class VisionBlock:
     def tokens(self) -> int:
         return len(self.times) * self.rows * self.columns
 
+    def positions(self) -> np.ndarray:
+        """Return the positions [3, tokens] float32 (time, height, width).
+
+        They count from that of the first token.
+        """
+        groups, rows, columns = len(self.times), self.rows, self.columns
+        steps = np.arange(max(rows, columns), dtype=np.float32)
+        times = np.repeat(np.array(self.times, np.float32), rows * columns)
+        height = np.tile(np.repeat(steps[:rows], columns), groups)
+        return np.stack([times, height, np.tile(steps[:columns], groups * rows)])
+
+
+@dataclass(frozen=True, eq=False)
+class SoundedBlock:
+    """Placeholders of a video and its sound, between the tokens of a sound's ends."""
+
+    token_ids: tuple[int, ...]
+    positions: np.ndarray  # [3, tokens] float32, from the position after the token before
+    length: float  # positions after which the text continues
+
 
 def get_rope_index(
     token_ids: Sequence[int],
     grids: Sequence[tuple[int, int]],
     image_token_id: int | None,
     vision_start_token_id: int | None,
-    video_blocks: Sequence[VisionBlock] = (),
+    video_blocks: Sequence[VisionBlock | SoundedBlock] = (),
     video_token_id: int | None = None,
 ) -> tuple[np.ndarray, float]:
     """Return a prompt's positions [3, S] float32 (time, height, width) and the delta.
@@ -72,12 +92,16 @@ def get_rope_index(
     positions = np.empty((3, len(token_ids)), np.float32)
     ids = np.asarray(token_ids)
     images = [VisionBlock(height, width) for height, width in grids]
-    blocks: list[tuple[int, int | None, VisionBlock]] = []  # index of the first token, token, block
-    for token, expected, what in (
-        (image_token_id, images, "images"),
-        (video_token_id, video_blocks, "blocks of video frames"),
+    sounded = {block.token_ids[0] for block in video_blocks if isinstance(block, SoundedBlock)}
+    blocks: list[
+        tuple[int, int | None, VisionBlock | SoundedBlock]
+    ] = []  # index of first token, token, block
+    for token, first_ids, expected, what in (
+        (image_token_id, {image_token_id}, images, "images"),
+        (video_token_id, {video_token_id, *sounded}, video_blocks, "blocks of video frames"),
     ):
-        starts = np.flatnonzero((ids[:-1] == vision_start_token_id) & (ids[1:] == token)) + 1
+        begins = np.isin(ids[1:], [each for each in first_ids if each is not None])
+        starts = np.flatnonzero((ids[:-1] == vision_start_token_id) & begins) + 1
         if len(starts) != len(expected):
             raise ValueError(f"the prompt has {len(starts)} {what}, expected {len(expected)}")
         blocks += [(start, token, block) for start, block in zip(starts.tolist(), expected, strict=True)]
@@ -85,17 +109,20 @@ def get_rope_index(
     for start, token, block in sorted(blocks, key=lambda entry: entry[0]):
         positions[:, index:start] = position + np.arange(start - index, dtype=np.float32)
         position += np.float32(start - index)
+        if isinstance(block, SoundedBlock):
+            index = start + len(block.token_ids)
+            if not np.array_equal(ids[start:index], block.token_ids):
+                raise ValueError(f"a video with sound needs {len(block.token_ids)} tokens in a row")
+            positions[:, start:index] = position + block.positions
+            position += np.float32(block.length)
+            continue
         groups, rows, columns = len(block.times), block.rows, block.columns
         index = start + block.tokens
         if index > len(ids) or not (ids[start:index] == token).all():
             size = f"{groups} x {rows} x {columns}" if groups > 1 else f"{rows} x {columns}"
             raise ValueError(f"an image of {size} tokens needs {block.tokens} placeholders in a row")
-        times = np.array(block.times, np.float32)
-        steps = np.arange(max(rows, columns), dtype=np.float32)
-        positions[0, start:index] = position + np.repeat(times, rows * columns)
-        positions[1, start:index] = position + np.tile(np.repeat(steps[:rows], columns), groups)
-        positions[2, start:index] = position + np.tile(steps[:columns], groups * rows)
-        last = position + steps[-1]
+        positions[:, start:index] = position + block.positions()
+        last = position + np.float32(max(rows, columns) - 1)
         position = (max(last, positions[0, index - 1]) if block.text_after_times else last) + np.float32(1)
     positions[:, index:] = position + np.arange(len(ids) - index, dtype=np.float32)
     return positions, float(positions.max(initial=-1) + np.float32(1 - len(ids)))

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """VideoLayout: the tokens and positions of a video in a prompt.
 
-Qwen3-VL writes the time of each group of frames as words; Qwen2.5-VL and Qwen3-Omni write one row of
-placeholders, and the time is a position. Reference: transformers, Qwen3VLProcessor, Qwen2_5_VLProcessor and
-Qwen3OmniMoeProcessor.
+Qwen3-VL writes the time of each group of frames as words; Qwen2.5-VL and the Omni models write one row of
+placeholders, and the time is a position. Reference: transformers, Qwen3VLProcessor, Qwen2_5_VLProcessor,
+Qwen2_5OmniProcessor and Qwen3OmniMoeProcessor.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
+
+import numpy as np
 
 from edgellm_ros.engine_directory.config import SpecialTokens
 from edgellm_ros.multimodal.video import Video
-from edgellm_ros.multimodal.video_config import AS_EXACT_POSITIONS, AS_TEXT, VideoConfig
+from edgellm_ros.multimodal.video_config import AS_TEXT, OMNI_POSITIONS, VideoConfig
 from edgellm_ros.multimodal.video_processor import VideoGrid, VideoProcessor
-from edgellm_ros.runtime.prompt.rope import VisionBlock
+from edgellm_ros.runtime.prompt.rope import SoundedBlock, VisionBlock
 from edgellm_ros.runtime.text.tokenizer import Tokenizer
 
 
@@ -24,7 +28,7 @@ class VideoLayout:
 
     grid: VideoGrid
     token_ids: tuple[int, ...]  # in place of the template's placeholder
-    blocks: tuple[VisionBlock, ...]  # rows of placeholders
+    blocks: tuple[VisionBlock | SoundedBlock, ...]  # rows of placeholders
     times: tuple[float, ...]  # of each group on mRoPE's time axis, from the first group's
 
 
@@ -43,8 +47,8 @@ def lay_out_video(
     """
     times = processor.group_positions(video)
     if config.timestamps != AS_TEXT:
-        exact = config.timestamps == AS_EXACT_POSITIONS
-        block = VisionBlock(grid.rows, grid.columns, times, text_after_times=exact)
+        after = config.timestamps in OMNI_POSITIONS
+        block = VisionBlock(grid.rows, grid.columns, times, text_after_times=after)
         return VideoLayout(grid, (config.token_id,) * grid.tokens, (block,), times)
     start, end = special_tokens.vision_start_token_id, special_tokens.vision_end_token_id
     assert start is not None
@@ -55,3 +59,53 @@ def lay_out_video(
         ids += [*words, start, *[config.token_id] * grid.group_tokens, end]
     group = VisionBlock(grid.rows, grid.columns)
     return VideoLayout(grid, tuple(ids), (group,) * grid.groups, times)
+
+
+def lay_out_video_with_sound(
+    video: Video,
+    grid: VideoGrid,
+    processor: VideoProcessor,
+    config: VideoConfig,
+    special_tokens: SpecialTokens,
+    sound_tokens: int,
+) -> VideoLayout:
+    """Compute the layout of a video with a sound of `sound_tokens` tokens.
+
+    The sound begins at the first frame. Frames and sound are cut into chunks of `sound_chunk` positions. The
+    placeholders of a chunk's frames are followed by those of its sound, between the tokens audio_start and
+    audio_end. A token of the sound takes one position on all axes, counted from the same as the times, rows
+    and columns of the frames. As in the reference, audio_start has the position of the token before it,
+    audio_end that of the token after it, and the text continues after the last chunk, whatever has higher
+    positions before.
+    """
+    times = processor.group_positions(video)
+    start, end, sound = (
+        getattr(special_tokens, f"audio_{name}id") for name in ("start_token_", "end_token_", "token_")
+    )
+    seen, heard = VisionBlock(grid.rows, grid.columns, times).positions(), np.arange(sound_tokens)
+    heard_positions = np.broadcast_to(heard.astype(np.float32), (3, sound_tokens))
+    ids, positions = [start], [np.full((3, 1), -1, np.float32)]
+    cuts = (_cut(np.array(each), config.sound_chunk) for each in (seen[0], heard))
+    for frames, part in zip_longest(*cuts):
+        for chunk, token, rows in ((frames, config.token_id, seen), (part, sound, heard_positions)):
+            if chunk is not None:
+                positions.append(rows[:, chunk])
+                ids += [token] * positions[-1].shape[1]
+    length = positions[-1].max() + np.float32(1)
+    positions.append(np.full((3, 1), length))
+    block = SoundedBlock((*ids, end), np.concatenate(positions, axis=1), float(length))
+    return VideoLayout(grid, block.token_ids, (block,), times)
+
+
+def _cut(times: np.ndarray, size: int) -> Iterator[slice]:
+    """Cut tokens, by their times [n] from 0 on, into chunks of `size`.
+
+    The reference begins at most one chunk with each token, so a chunk of one token stands for each one that
+    a gap between frames leaves empty.
+    """
+    first, end = 0, size
+    for index, time in enumerate(times.tolist()):
+        if time >= end:
+            yield slice(first, index)
+            first, end = index, end + size
+    yield slice(first, len(times))

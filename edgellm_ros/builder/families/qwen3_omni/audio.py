@@ -18,7 +18,7 @@ from edgellm_ros.builder.graph.graph import BOOL, FLOAT, INT64
 from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory import binding_names as names
-from edgellm_ros.multimodal.audio.config import halved_three_times
+from edgellm_ros.multimodal.audio.config import AudioEncoder, halved_three_times
 
 EPSILON = 1e-5  # of every LayerNorm; PyTorch's default, which the model code uses
 MAX_TIMESCALE = 10000.0  # of the sinusoids; a constant in the model code
@@ -63,7 +63,7 @@ def build_audio(architecture: AudioArchitecture, weights: Weights, precision: st
             x = graph.op("Add", x, graph.op("Gather", table, position_index, axis=0))
         for i in range(config.encoder_layers):
             with graph.module(f"layers.{i}"):
-                x = _layer(graph, architecture, x, mask)
+                x = encoder_layer(graph, config, architecture.encoder_ffn_dim, x, mask)
         x = graph.layer_norm("ln_post", x, hidden, EPSILON)
     module, first, second = architecture.projector
     with graph.module(module, nodes=""):
@@ -86,11 +86,25 @@ def sinusoids(length: int, channels: int) -> np.ndarray:
 
 # x --+-- self_attn_layer_norm -- self_attn --(+)--+-- final_layer_norm -- fc1 -- Gelu -- fc2 --(+)-->
 #     +----------------------------------------+   +-------------------------------------------+
-def _layer(graph: ModelBuilder, architecture: AudioArchitecture, x: ir.Value, mask: ir.Value) -> ir.Value:
-    """Add a transformer layer, x [A,hidden] -> [A,hidden]."""
-    hidden, inner = architecture.config.d_model, architecture.encoder_ffn_dim
+def encoder_layer(
+    graph: ModelBuilder,
+    config: AudioEncoder,
+    inner: int,
+    x: ir.Value,
+    mask: ir.Value,
+    *,
+    sequences: tuple[int, int] = (1, -1),
+    key_bias: bool = True,
+) -> ir.Value:
+    """Add a transformer layer, x [A,hidden] -> [A,hidden].
+
+    sequences: the rows are B sequences of L rows each, of which -1 may stand for one number; mask
+    [1 or B,1,L,L] is true where a row attends to another of its sequence. inner: width of the feed-forward
+    block. key_bias: whether the keys have a bias.
+    """
+    hidden = config.d_model
     normed = graph.layer_norm("self_attn_layer_norm", x, hidden, EPSILON)
-    x = graph.op("Add", x, _attention(graph, architecture, normed, mask))
+    x = graph.op("Add", x, _attention(graph, config, normed, mask, sequences, key_bias))
     normed = graph.layer_norm("final_layer_norm", x, hidden, EPSILON)
     raised = graph.op("Gelu", graph.linear("fc1", normed, hidden, inner, bias=True), approximate="none")
     x = graph.op("Add", x, graph.linear("fc2", raised, inner, hidden, bias=True))
@@ -103,17 +117,23 @@ def _layer(graph: ModelBuilder, architecture: AudioArchitecture, x: ir.Value, ma
 # x --+-- q_proj -- Reshape, Transpose --+
 #     +-- k_proj -- Reshape, Transpose --+-- Attention -- Transpose, Reshape -- out_proj -->
 #     +-- v_proj -- Reshape, Transpose --+
-def _attention(graph: ModelBuilder, architecture: AudioArchitecture, x: ir.Value, mask: ir.Value) -> ir.Value:
-    """Add attention within windows, x [A,hidden] -> [A,hidden]."""
-    config = architecture.config
+def _attention(
+    graph: ModelBuilder,
+    config: AudioEncoder,
+    x: ir.Value,
+    mask: ir.Value,
+    sequences: tuple[int, int],
+    key_bias: bool,
+) -> ir.Value:
+    """Add attention within sequences of rows, x [A,hidden] -> [A,hidden]."""
     hidden, heads = config.d_model, config.encoder_attention_heads
 
-    def heads_of(name: str) -> ir.Value:
-        rows = graph.linear(name, x, hidden, hidden, bias=True)
-        return graph.transpose(graph.reshape(rows, [1, -1, heads, config.head_dim]), (0, 2, 1, 3))
+    def heads_of(name: str, bias: bool = True) -> ir.Value:
+        rows = graph.linear(name, x, hidden, hidden, bias)
+        return graph.transpose(graph.reshape(rows, [*sequences, heads, config.head_dim]), (0, 2, 1, 3))
 
     with graph.module("self_attn"):
-        q, k, v = (heads_of(name) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = heads_of("q_proj"), heads_of("k_proj", key_bias), heads_of("v_proj")
         attended = graph.op("Attention", q, k, v, mask, scale=config.head_dim**-0.5)
         attended = graph.reshape(graph.transpose(attended, (0, 2, 1, 3)), [-1, hidden])
         return graph.linear("out_proj", attended, hidden, hidden, bias=True)

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.families.qwen3_omni.processor import WHISPER, sound_processing
-from edgellm_ros.multimodal.audio.config import AudioConfig
+from edgellm_ros.multimodal.audio.config import Qwen3AudioConfig
 
 
 @dataclass(frozen=True)
 class AudioArchitecture:
     """Audio encoder."""
 
-    config: AudioConfig  # for the runtime; the graph uses all fields
+    config: Qwen3AudioConfig  # for the runtime; the graph uses all fields
     downsample_hidden_size: int
     encoder_ffn_dim: int
     tower: str  # module of the encoder's tensors
@@ -57,7 +57,7 @@ def audio_architecture(
     # The model code counts 13 tokens per chunk whatever n_window is, which is right for 50 only.
     window = audio.one_of("n_window", [50], default=50)
     built = audio.make(
-        AudioConfig,
+        Qwen3AudioConfig,
         d_model=audio.size("d_model"),
         encoder_layers=audio.size("encoder_layers"),
         encoder_attention_heads=audio.size("encoder_attention_heads"),

@@ -14,7 +14,7 @@ from typing import Any
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.config.prompt_files import template_has_token
 from edgellm_ros.builder.config.video_processing import QWEN2_VL, read_video
-from edgellm_ros.multimodal.video_config import VideoConfig
+from edgellm_ros.multimodal.video_config import AS_EXACT_POSITIONS, VideoConfig
 
 # Areas of a frame in pixels; the model's processor has them in place of those of the checkpoint's files.
 FRAME_LIMITS = 128 * 32 * 32, 768 * 32 * 32
@@ -32,7 +32,13 @@ def thinker_video(checkpoint: Path, thinker: ConfigSection, tower: ConfigSection
         return None
     per_second = thinker.number("position_id_per_seconds", POSITIONS_PER_SECOND)
     return read_video(
-        checkpoint, thinker, tower, QWEN2_VL, per_second, exact_positions=True, limits=FRAME_LIMITS
+        checkpoint,
+        thinker,
+        tower,
+        QWEN2_VL,
+        per_second,
+        timestamps=AS_EXACT_POSITIONS,
+        limits=FRAME_LIMITS,
     )
 
 
