@@ -18,6 +18,7 @@ from edgellm_ros.builder.exporter.plan import plan_export
 from fixtures.changed_json import change
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
+from fixtures.qwen2_5_omni_checkpoint import write_qwen2_5_omni
 from fixtures.qwen3_vl_checkpoint import write_whole_omni_checkpoint
 from fixtures.tiny_checkpoint import write_tiny_checkpoint
 from fixtures.vision_families import VISION_FAMILIES
@@ -32,6 +33,7 @@ WRITERS = {
     "nemotron_h": write_nemotron_h_checkpoint,
     "qwen3_5_text": write_qwen3_5_checkpoint,
     "qwen3_omni": partial(write_tiny_checkpoint, shards=1),
+    "qwen2_5_omni": write_qwen2_5_omni,
     "whole_qwen3_omni": write_whole_omni_checkpoint,
 }
 # Checkpoint, list of layers in the configuration, list of modules, layers of the checkpoint.
@@ -52,6 +54,9 @@ LAYERS = [
     ("qwen3_omni", "text_config.num_hidden_layers", "model.layers", 3),
     ("qwen3_omni", "vision_config.depth", "visual.blocks", 3),
     ("qwen3_omni", "audio_config.encoder_layers", "audio_tower.layers", 2),
+    ("qwen2_5_omni", "thinker_config.text_config.num_hidden_layers", "thinker.model.layers", 2),
+    ("qwen2_5_omni", "thinker_config.vision_config.depth", "thinker.visual.blocks", 3),
+    ("qwen2_5_omni", "thinker_config.audio_config.encoder_layers", "thinker.audio_tower.layers", 2),
     ("whole_qwen3_omni", "thinker_config.text_config.num_hidden_layers", "thinker.model.layers", 3),
 ]
 # Checkpoint, key, largest dimension of its tensors.
@@ -66,6 +71,7 @@ DIMENSIONS = [
     ("qwen3_vl", "text_config.head_dim", 302),
     ("qwen2_5_vl", "text_config.hidden_size", 302),
     ("internvl", "text_config.hidden_size", 306),
+    ("qwen2_5_omni", "thinker_config.text_config.hidden_size", 309),
     ("qwen3_omni", "text_config.head_dim", 302),
 ]
 

@@ -35,6 +35,7 @@ FAMILIES = [
     "mimo",
     "nemotron_h",
     "qwen2",
+    "qwen2_5_omni",
     "qwen2_5_vl",
     "qwen3",
     "qwen3_5",
@@ -56,11 +57,17 @@ def test_the_folders_are_the_families():
 
 def test_an_unknown_model_type_lists_the_known_ones(checkpoint, tmp_path):
     known = "model_type 'seed_oss': supported: internvl, llama, mimo, mistral, nemotron_h, "
-    with pytest.raises(ValueError, match=rf"config\.json: {known}qwen2, qwen2_5_vl, qwen3, qwen3_5"):
+    with pytest.raises(
+        ValueError,
+        match=rf"config\.json: {known}qwen2, qwen2_5_omni, qwen2_5_omni_thinker, qwen2_5_vl, qwen3, qwen3_5",
+    ):
         export(checkpoint, tmp_path)
     with (
         registered(dataclasses.replace(SEED_OSS, model_types=("plain",))),
-        pytest.raises(ValueError, match=f"{known}plain, qwen2, qwen2_5_vl, qwen3, qwen3_5"),
+        pytest.raises(
+            ValueError,
+            match=f"{known}plain, qwen2, qwen2_5_omni, qwen2_5_omni_thinker, qwen2_5_vl, qwen3, qwen3_5",
+        ),
     ):
         export(checkpoint, tmp_path)
 

@@ -7,7 +7,7 @@ Errors name the file, the key, the value and what was expected.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,6 +100,29 @@ class ConfigSection:
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in supported):
             raise self.fail(key, f"supported: {', '.join(map(str, supported))}")
         return value
+
+    def require(self, keys: Iterable[str]) -> None:
+        """Raise ValueError if one of the keys is missing or null.
+
+        For keys whose defaults in the model code are another model's.
+        """
+        missing = next((key for key in keys if not self.has(key)), None)
+        if missing is not None:
+            raise ValueError(f"{self.where}: key {missing!r} is missing")
+
+    def canonical(self, aliases: Mapping[str, str]) -> ConfigSection:
+        """Return the section with the usual names of keys that may have another one.
+
+        aliases: usual name -> other name. ValueError for two names with different values.
+        """
+        data = dict(self.data)
+        for name, alias in aliases.items():
+            if not self.has(alias):
+                continue
+            if self.has(name) and self.data[name] != self.data[alias]:
+                raise self.fail(alias, f"expected {name}, which is {self.data[name]}")
+            data[name] = data[alias]
+        return ConfigSection(data, self.where)
 
     def nested(self) -> Iterator[ConfigSection]:
         """Yield this section and all objects in it, at any depth."""

@@ -65,6 +65,13 @@ def rope_section(text: ConfigSection) -> ConfigSection:
     return rope
 
 
+def require_theta(text: ConfigSection) -> None:
+    """Raise ValueError unless a text section has `rope_theta`, in one of its places."""
+    holders = [text.section(key) for key in ("rope_parameters", "rope_scaling") if text.has(key)]
+    if not any(each.has("rope_theta") for each in (text, *holders)):
+        raise ValueError(f"{text.where}: key 'rope_theta' is missing")
+
+
 def read_position_limit(text: ConfigSection) -> tuple[int, str]:
     """Return the context length and the config key it comes from.
 

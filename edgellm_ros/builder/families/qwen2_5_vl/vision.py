@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph of Qwen2.5-VL's vision tower: from patches to embeddings.
+"""Graph of the vision tower of Qwen2.5-VL and Qwen2.5-Omni.
 
-The graph encodes one image, or one group of video frames. In a block with windows, queries, keys and values
-are gathered window by window, and a batch of windows attends; everything else computes patches in the
-processor's order. The reference puts patches in the windows' order once, and embeddings back at the end.
+The graph makes embeddings of patches. It encodes one image, or one group of video frames. In a block with
+windows, queries, keys and values are gathered window by window, and a batch of windows attends; everything
+else computes patches in the processor's order. The reference puts patches in the windows' order once, and
+embeddings back at the end.
 
 Source of the model: transformers, modeling_qwen2_5_vl.py, Qwen2_5_VisionTransformerPretrainedModel.
 """
@@ -16,7 +17,7 @@ from functools import partial
 
 import onnx_ir as ir
 
-from edgellm_ros.builder.families.qwen3_vl.vision import attention, patch_embed
+from edgellm_ros.builder.families.qwen3_vl.vision import QKV, attention, patch_embed, queries_keys_values
 from edgellm_ros.builder.graph.graph import BOOL, FLOAT, INT64
 from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.weights.weights import Weights
@@ -33,6 +34,7 @@ class VisionArchitecture:
     config: Qwen2_5VisionConfig  # for the runtime; the graph uses all fields
     prefix: str  # of the tower's tensors: "model.visual" or "visual"
     intermediate_size: int
+    qkv: tuple[str, ...] = QKV  # names of the layers that make queries, keys and values
 
 
 # pixel_values -- patch_embed -- blocks.0 -- blocks.1 -- ... -- merger -- image_embeds
@@ -62,10 +64,10 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
         with graph.scope("rope"):
             rows = [graph.from_fp32(each) for each in angles]
             cos, sin = (graph.op("Unsqueeze", each, graph.constant([0])) for each in rows)
-        attend = partial(attention, graph, config, cos=cos, sin=sin)
+        attend = partial(attention, graph, config, cos=cos, sin=sin, layers=architecture.qkv)
         attend_windows = attend
         if config.has_windows:
-            attend_windows = partial(_window_attention, graph, config, _windows(graph, config, rows))
+            attend_windows = partial(_window_attention, graph, architecture, _windows(graph, config, rows))
         for i in range(config.depth):
             with graph.module(f"blocks.{i}"):
                 full = i in config.full_attention_blocks
@@ -125,16 +127,17 @@ def _windows(graph: ModelBuilder, config: Qwen2_5VisionConfig, angles: Sequence[
 #                                                                                       |
 #              <-- proj -- Gather [P,hidden] -- Reshape [W*L,hidden] -- Transpose [W,L,heads,D]
 def _window_attention(
-    graph: ModelBuilder, config: Qwen2_5VisionConfig, windows: _Windows, x: ir.Value
+    graph: ModelBuilder, architecture: VisionArchitecture, windows: _Windows, x: ir.Value
 ) -> ir.Value:
     """Add attention within windows, x [P,hidden] -> [P,hidden].
 
     Every patch attends to the patches of its window. Places without a patch compute what no other place
     reads.
     """
+    config = architecture.config
     hidden, heads, head_dim = config.hidden_size, config.num_heads, config.head_dim
     with graph.module("attn"):
-        qkv = graph.linear("qkv", x, hidden, 3 * hidden, bias=True)
+        qkv = queries_keys_values(graph, config, x, architecture.qkv)
         qkv = graph.op("Gather", qkv, windows.index, axis=0)
         qkv = graph.transpose(graph.reshape(qkv, [0, 0, 3 * heads, head_dim]), (0, 2, 1, 3))
         q, k, v = graph.split(qkv, [heads, heads, heads], axis=1)

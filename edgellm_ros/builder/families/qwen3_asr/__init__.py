@@ -19,8 +19,8 @@ from edgellm_ros.builder.families import Family
 from edgellm_ros.builder.families.model import Model, make_model
 from edgellm_ros.builder.families.qwen3 import read_decoder
 from edgellm_ros.builder.families.qwen3_asr.config import (
+    ALIASES,
     TRANSFORMERS,
-    canonical,
     check_text,
     encoder_architecture,
     find_layout,
@@ -38,7 +38,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     refuse_aligner(section, weights)
     text, encoder = section.section("text_config"), section.section("audio_config")
     if layout is TRANSFORMERS:
-        encoder = canonical(encoder)
+        encoder = encoder.canonical(ALIASES)
     check_decoder_sizes(text, weights, layout.text)
     check_text(text, weights, layout.text)
     check_layers(encoder, "encoder_layers", weights, f"{layout.tower}.layers")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, MixtureOfExpertsError
+from edgellm_ros.builder.config.rope import require_theta
 from edgellm_ros.builder.families.qwen3_omni.config import AudioArchitecture, audio_architecture
 from edgellm_ros.builder.families.qwen3_omni.processor import WHISPER
 from edgellm_ros.builder.weights.weights import Weights
@@ -95,12 +96,9 @@ def check_text(text: ConfigSection, weights: Weights, prefix: str) -> None:
     prefix: module of the language model's tensors, which tell whether it has experts: published
     configurations keep keys of a mixture of experts for a dense model.
     """
-    for key in TEXT_SIZES:
-        text.integer(key)
+    text.require(TEXT_SIZES)
     text.number("rms_norm_eps")
-    holders = [text.section(key) for key in ("rope_parameters", "rope_scaling") if text.has(key)]
-    if not any(each.has("rope_theta") for each in (text, *holders)):
-        raise ValueError(f"{text.where}: key 'rope_theta' is missing")
+    require_theta(text)
     for layer in range(text.size("num_hidden_layers")):
         module = f"{prefix}.layers.{layer}.mlp.experts"
         if weights.has_module(module):
@@ -109,28 +107,12 @@ def check_text(text: ConfigSection, weights: Weights, prefix: str) -> None:
             )
 
 
-def canonical(audio: ConfigSection) -> ConfigSection:
-    """Return the encoder's section with the usual names of its sizes.
-
-    The section is of the layout of transformers. ValueError for two names with different values.
-    """
-    data = dict(audio.data)
-    for name, alias in ALIASES.items():
-        if not audio.has(alias):
-            continue
-        if audio.has(name) and audio.data[name] != audio.data[alias]:
-            raise audio.fail(alias, f"expected {name}, which is {audio.data[name]}")
-        data[name] = data[alias]
-    return ConfigSection(data, audio.where)
-
-
 def encoder_architecture(audio: ConfigSection, processor: ConfigSection, layout: Layout) -> AudioArchitecture:
     """Read the encoder's section, with the usual names, and the feature extractor.
 
     Each sound is extended to MIN_SAMPLES, and its last chunk is padded also if it is the only one.
     """
-    for key in ENCODER_SIZES:
-        audio.integer(key)
+    audio.require(ENCODER_SIZES)
     audio.text("activation_function")
     built = audio_architecture(audio, processor, layout.tower, layout.projector, layout.extractor)
     window = built.config.n_window

@@ -11,6 +11,7 @@ Qwen3OmniMoeVisionEncoder; modeling_qwen3_5.py, Qwen3_5VisionModel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,7 @@ from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig, QwenVisionTower
 
 EPSILON = 1e-6  # of every LayerNorm; a constant in the model code
+QKV = ("qkv",)  # the layer that makes queries, keys and values
 
 
 @dataclass(frozen=True)
@@ -146,10 +148,16 @@ def _block(
 #                                                                                              |
 #              <-- proj -- Reshape [P,hidden] -- Transpose [1,P,heads,D] -- Reshape [1,heads,P,D]
 def attention(
-    graph: ModelBuilder, config: QwenVisionTower, x: ir.Value, cos: ir.Value, sin: ir.Value
+    graph: ModelBuilder,
+    config: QwenVisionTower,
+    x: ir.Value,
+    cos: ir.Value,
+    sin: ir.Value,
+    layers: Sequence[str] = QKV,
 ) -> ir.Value:
     """Add attention of every patch to every patch, x [P,hidden] -> [P,hidden].
 
+    layers: names of the layers that together make queries, keys and values; they are one product.
     The queries of a head are split into several heads with one key head: the same bits, but more parts to
     spread over threads. ONNX Runtime 1.31 gave all of 3 heads to one of 2 threads (3.8 ms per image of 280
     patches, 2.1 ms with the split).
@@ -157,7 +165,7 @@ def attention(
     hidden, heads, head_dim = config.hidden_size, config.num_heads, config.head_dim
     parts = config.patches_per_token  # P is a multiple of it
     with graph.module("attn"):
-        qkv = graph.linear("qkv", x, hidden, 3 * hidden, bias=True)
+        qkv = queries_keys_values(graph, config, x, layers)
         qkv = graph.transpose(graph.reshape(qkv, [0, 3, heads, head_dim]), (1, 2, 0, 3))
         q, k, v = graph.split(qkv, [1, 1, 1], axis=0)
         q, k = graph.op("RotaryEmbedding", q, cos, sin), graph.op("RotaryEmbedding", k, cos, sin)
@@ -166,6 +174,15 @@ def attention(
         attended = graph.reshape(attended, [0, heads, -1, head_dim])
         attended = graph.reshape(graph.transpose(attended, (0, 2, 1, 3)), [-1, hidden])
         return graph.linear("proj", attended, hidden, hidden, bias=True)
+
+
+def queries_keys_values(
+    graph: ModelBuilder, config: QwenVisionTower, x: ir.Value, layers: Sequence[str]
+) -> ir.Value:
+    """Add the layers before attention as one product, x [P,hidden] -> [P,3*hidden]."""
+    hidden = config.hidden_size
+    parts = dict.fromkeys(layers, 3 * hidden // len(layers))
+    return graph.joined_linears("qkv", parts, x, hidden, bias=True)
 
 
 def _merger_mlp(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value) -> ir.Value:
