@@ -261,6 +261,14 @@ class EngineConfig:
             raise ValueError(f"video token_id {video.token_id} is image_token_id too")
         if video.timestamps == AS_TEXT and self.special_tokens.vision_end_token_id is None:
             raise ValueError("special_tokens needs vision_end_token_id for videos with timestamps as text")
+        tokens = self.special_tokens
+        if video.sound_chunk and (
+            self.audio is None or None in (tokens.audio_start_token_id, tokens.audio_end_token_id)
+        ):
+            raise ValueError(
+                f"video sound_chunk {video.sound_chunk} needs an audio encoder, and special_tokens "
+                "audio_start_token_id and audio_end_token_id"
+            )
 
     @property
     def min_action_samples(self) -> int:

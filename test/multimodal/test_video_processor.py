@@ -143,6 +143,7 @@ def test_positions_of_groups_are_their_seconds_whole_or_exact():
         ({"max_frames": 3}, "max_frames 3 is less than min_frames 4"),
         ({"min_frames": 0}, "min_frames must be at least 1, got 0"),
         ({"max_video_tokens": -1}, "max_video_tokens must not be negative, got -1"),
+        ({"sound_chunk": -1}, "sound_chunk must not be negative, got -1"),
         ({"rescale_factor": 0.0}, "rescale_factor must be positive, got 0.0"),
         ({"image_mean": (0.5,)}, "image_mean must have 3 values"),
         ({"image_std": (0.5, 0.0, 0.5)}, "image_std must be positive"),

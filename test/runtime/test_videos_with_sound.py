@@ -156,6 +156,18 @@ def test_an_engine_without_its_audio_encoder_refuses_the_sound(engine, device):
         assert deaf.handle_request(ask(VideoPart(dataclasses.replace(CLIP, sound=None)))).token_ids
 
 
+@pytest.mark.parametrize("name", ["audio_start_token_id", "audio_end_token_id", "audio"])
+def test_a_config_with_sounds_of_videos_needs_what_they_are_written_with(computing, name):
+    config = computing.config
+    changes: dict = {"audio": None}
+    if name != "audio":
+        changes = {"special_tokens": dataclasses.replace(config.special_tokens, **{name: None})}
+    with pytest.raises(
+        ValueError, match=r"^video sound_chunk 50 needs an audio encoder, and special_tokens au"
+    ):
+        dataclasses.replace(config, **changes)
+
+
 def test_models_that_do_not_mix_them_refuse_a_video_with_sound(tmp_path, device):
     checkpoint = tmp_path / "checkpoint"
     write_tiny_checkpoint(checkpoint, action_expert=False, videos=True, vision={"patch_size": 40})

@@ -93,9 +93,8 @@ def get_rope_index(
     ids = np.asarray(token_ids)
     images = [VisionBlock(height, width) for height, width in grids]
     sounded = {block.token_ids[0] for block in video_blocks if isinstance(block, SoundedBlock)}
-    blocks: list[
-        tuple[int, int | None, VisionBlock | SoundedBlock]
-    ] = []  # index of first token, token, block
+    # index of the first token, token, block
+    blocks: list[tuple[int, int | None, VisionBlock | SoundedBlock]] = []
     for token, first_ids, expected, what in (
         (image_token_id, {image_token_id}, images, "images"),
         (video_token_id, {video_token_id, *sounded}, video_blocks, "blocks of video frames"),

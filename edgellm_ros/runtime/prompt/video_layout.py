@@ -79,17 +79,18 @@ def lay_out_video_with_sound(
     positions before.
     """
     times = processor.group_positions(video)
-    start, end, sound = (
-        getattr(special_tokens, f"audio_{name}id") for name in ("start_token_", "end_token_", "token_")
-    )
-    seen, heard = VisionBlock(grid.rows, grid.columns, times).positions(), np.arange(sound_tokens)
-    heard_positions = np.broadcast_to(heard.astype(np.float32), (3, sound_tokens))
+    start, end = special_tokens.audio_start_token_id, special_tokens.audio_end_token_id
+    sound = special_tokens.audio_token_id
+    assert start is not None
+    assert end is not None
+    assert sound is not None  # EngineConfig checks all three
+    seen = VisionBlock(grid.rows, grid.columns, times).positions()
+    heard = np.broadcast_to(np.arange(sound_tokens, dtype=np.float32), (3, sound_tokens))
     ids, positions = [start], [np.full((3, 1), -1, np.float32)]
-    cuts = (_cut(np.array(each), config.sound_chunk) for each in (seen[0], heard))
-    for frames, part in zip_longest(*cuts):
-        for chunk, token, rows in ((frames, config.token_id, seen), (part, sound, heard_positions)):
-            if chunk is not None:
-                positions.append(rows[:, chunk])
+    for turns in zip_longest(*(_cut(rows[0], config.sound_chunk) for rows in (seen, heard))):
+        for turn, token, rows in zip(turns, (config.token_id, sound), (seen, heard), strict=True):
+            if turn is not None:
+                positions.append(rows[:, turn])
                 ids += [token] * positions[-1].shape[1]
     length = positions[-1].max() + np.float32(1)
     positions.append(np.full((3, 1), length))
