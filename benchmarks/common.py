@@ -8,6 +8,7 @@ import inspect
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,24 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
 SEED = 20_000  # of the first episode of the benchmarks; tests and demo use other seeds
+
+
+class StopWatch:
+    """Reports the duration of each phase on standard error; `seconds` has it by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._start = self._last = time.perf_counter()
+
+    def done(self, phase: str, result: str = "") -> None:
+        now = time.perf_counter()
+        self.seconds[phase], self._last = now - self._last, now
+        self.note(f"{phase}: {self.seconds[phase]:.1f} s  {result}")
+
+    def note(self, text: str) -> None:
+        """Report a line."""
+        now = time.perf_counter() - self._start
+        print(f"[{now:6.1f} s] {text}".rstrip(), file=sys.stderr, flush=True)
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

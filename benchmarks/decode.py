@@ -63,13 +63,12 @@ import gc
 import importlib.util
 import sys
 import tempfile
-import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import changed, finish, machine, numbers
+from benchmarks.common import StopWatch, changed, finish, machine, numbers
 from benchmarks.decode_paths import (
     LOOP_OPTIONS,
     export_for_paths,
@@ -103,20 +102,6 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
 WARM_UP_RUNS = 2
-
-
-class StopWatch:
-    """Reports the duration of each phase on standard error; `seconds` has it by phase."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._start = self._last = time.perf_counter()
-
-    def done(self, phase: str, result: str = "") -> None:
-        now = time.perf_counter()
-        self.seconds[phase], self._last = now - self._last, now
-        line = f"[{now - self._start:6.1f} s] {phase}: {self.seconds[phase]:.1f} s  {result}"
-        print(line.rstrip(), file=sys.stderr, flush=True)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:

@@ -52,8 +52,7 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from benchmarks.common import changed, finish, machine, numbers
-from benchmarks.decode import StopWatch
+from benchmarks.common import StopWatch, changed, finish, machine, numbers
 from benchmarks.decode_runs import make_requests
 from benchmarks.model_shapes import BYTES_PER_VALUE, add_shape
 from benchmarks.random_checkpoint import NEVER, write_checkpoint

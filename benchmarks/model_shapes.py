@@ -152,6 +152,7 @@ def add_shape(
     parser: argparse._ActionsContainer,
     parse: Callable[[str], Any] = parse_shape,
     names: Iterable[str] = SHAPES,
+    default: str = "qwen3-0.6b",
 ) -> None:
     """Add the option --shape; names: those that `parse` knows, for the help."""
 
@@ -164,7 +165,7 @@ def add_shape(
     parser.add_argument(
         "--shape",
         type=checked,
-        default="qwen3-0.6b",
+        default=default,
         metavar="NAME[,KEY=NUMBER...]",
         help=f"{', '.join(names)}, with changes such as hidden_size=64 (default: %(default)s)",
     )

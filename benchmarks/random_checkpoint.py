@@ -8,7 +8,7 @@ export` reads them. Those of `published_models` are made by transformers, with i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from math import log2, prod, sqrt
@@ -19,7 +19,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from benchmarks.model_shapes import ModelShape
+from benchmarks.model_shapes import ModelShape, Shapes
 from benchmarks.published_models import PublishedModel, make_model
 from edgellm_ros.builder.families import families
 from edgellm_ros.builder.graph.graph import DTYPES
@@ -59,7 +59,7 @@ def write_checkpoint(
     if isinstance(shape, PublishedModel):
         _write_published(directory, shape, precision, seed)
     else:
-        _write_shards(directory, shape, precision, seed)
+        write_shards(directory, list(shape.shards()), precision, seed)
     config_file.write_text(json.dumps(config))  # last: an interrupted checkpoint has no config
     return directory
 
@@ -93,8 +93,8 @@ def special_tokens(model: PublishedModel) -> dict[str, int]:
     return tokens
 
 
-def _write_shards(directory: Path, shape: ModelShape, precision: str, seed: int) -> None:
-    shards = list(shape.shards())
+def write_shards(directory: Path, shards: Sequence[Shapes], precision: str, seed: int) -> None:
+    """Write a file of random weights for each shard, and their index."""
     seeds = np.random.SeedSequence(seed).spawn(len(shards))
     files = [f"model-{index + 1:05}-of-{len(shards):05}.safetensors" for index in range(len(shards))]
 
@@ -123,18 +123,20 @@ def checkpoint_config(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def make_tokenizer(vocab_size: int, special: Mapping[str, int] | None = None) -> Tokenizer:
+def make_tokenizer(
+    vocab_size: int, special: Mapping[str, int] | None = None, others: Mapping[str, int] | None = None
+) -> Tokenizer:
     """Make a tokenizer of single bytes and meaningless words; every token has a text.
 
     A prompt has as many tokens as bytes. The last token is the stop token; `special`: ids of other special
-    tokens.
+    tokens; `others`: ids of tokens with a given text.
     """
-    special = special or {}
+    special, others = special or {}, others or {}
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: index for index, letter in enumerate(alphabet)}
-    taken = set(special.values())
+    taken = {*special.values(), *others.values()}
     words = [index for index in range(len(alphabet), vocab_size - 1) if index not in taken]
-    vocabulary |= {f"\u0120{index}": index for index in words} | special  # " 256", ...
+    vocabulary |= {f"\u0120{index}": index for index in words} | special | others  # " 256", ...
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -151,8 +153,8 @@ def random_tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...], p
     dtype = DTYPES[precision].numpy()
     if len(shape) == 1:
         return (np.zeros if name.endswith("bias") else np.ones)(shape, dtype)
-    values = _random(rng, shape, precision, shape[1] ** -0.5)
-    if name in ("model.embed_tokens.weight", "lm_head.weight"):
+    values = _random(rng, shape, precision, prod(shape[1:]) ** -0.5)
+    if name.endswith(("embed_tokens.weight", "lm_head.weight")):
         values[-1] = 0
     return values
 

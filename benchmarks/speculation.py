@@ -57,8 +57,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.common import SEED, changed, finish, machine, numbers
-from benchmarks.decode import StopWatch
+from benchmarks.common import SEED, StopWatch, changed, finish, machine, numbers
 from benchmarks.decode_runs import PROFILED_STEPS, make_requests, profile_events, prompt_ids
 from benchmarks.forced_acceptance import ForcedTreeKernels
 from benchmarks.kernel_profile import KernelProfile, format_table, rows_of
