@@ -25,6 +25,7 @@ from edgellm_ros.fused.description.decoder import FUSED_FILE
 from edgellm_ros.fused.loading import decoder as loading
 from edgellm_ros.runtime.decoding import fused_choice as choice
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
+from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures import on_device
 from fixtures.fused_decoding import SIZES, export_decoder, fused_on_host
@@ -575,6 +576,23 @@ class TestChoice:
         rows, line = self.choose(llama, caplog, monkeypatch, times, drafting="lookup")
         assert (rows, self.verified_rows) == (3, 0)
         assert "; the engine verifies (ms per verification of 8 tokens, batch 1: 1.500 fused" in line[0]
+
+    def test_measured_steps_attend_to_computed_rows(self, decoders, llama, caplog, monkeypatch):
+        """A trained model amplifies rounding where it sees no text before a token."""
+        step, filled = LLMEngineRunner.execute_vanilla_decoding_step, []
+
+        def look(runner, embeds, logits):
+            cache = runner.kv_cache
+            lengths = cache.lengths(range(logits.shape[0])).array
+            slots = cache._slots.array
+            filled.extend(slots[:, row, :, :length].any(-1).all() for row, length in enumerate(lengths))
+            return step(runner, embeds, logits)
+
+        monkeypatch.setattr(LLMEngineRunner, "execute_vanilla_decoding_step", look)
+        rows, _ = self.choose(llama, caplog, monkeypatch, [2.0, 1.0, 2.0, 1.0, 2.0, 1.0])
+        assert rows == 3
+        assert filled
+        assert all(filled)
 
     @pytest.mark.parametrize(
         ("factors", "problem"),

@@ -28,6 +28,7 @@ from edgellm_ros.runtime.engines.prompt_inputs import PromptRun, upload_prompts
 logger = logging.getLogger(__name__)
 
 CONTEXT = 500  # KV rows that the last tokens of measured steps attend to, fewer if the cache has fewer
+SEED = 0  # of the tokens: random ones, since a trained model amplifies rounding where it sees no text before
 PROMPT_TOKENS = 128  # of the measured prompt, fewer if the engine takes fewer
 SAMPLES, STEPS = 7, 4  # the time of a step is the median of SAMPLES means of STEPS steps
 
@@ -95,6 +96,8 @@ def choose_by_time(
         runner.most_fused_rows = runner.most_verified_rows = 0
         device.fill_zero(runner.kv_cache.lengths(range(batch)))
         runner.kv_cache.clear()
+        if runner.recurrent is not None:
+            runner.recurrent.clear()
     runner.most_fused_rows, runner.most_verified_rows = chosen, chosen_nodes
     runner.fuses_prompts = fuses_prompts
 
@@ -154,6 +157,8 @@ class _Measurement:
     ) -> None:
         self._device, self._runner, self._embedder = device, runner, embedder
         self._cuda_graphs = cuda_graphs
+        self._tokens = np.random.default_rng(SEED)
+        self._filled = 0  # rows of the batch that have KV rows
 
     def compare(
         self,
@@ -175,11 +180,12 @@ class _Measurement:
 
     def _measure(self, logits: Tensor, verification: Verification | None) -> StepTimes:
         device, runner, (rows, size, _) = self._device, self._runner, logits.shape
+        while self._filled < rows:
+            self._fill(self._filled, logits.shape[2])
+            self._filled += 1
         context = min(CONTEXT, runner.kv_cache.capacity) - size
         device.upload(runner.kv_cache.lengths(range(rows)), np.full(rows, context, np.int64))
-        ids = (1 + np.arange(rows * size)) % self._embedder.table.shape[0]
-        tokens = on_device(device, ids.reshape(rows, size))
-        step = self._step(tokens, logits, verification)
+        step = self._step(self._random_ids(rows, size), logits, verification)
         seconds, results = [], []
         for most in (0, rows * size):
             runner.most_fused_rows = runner.most_verified_rows = most
@@ -202,25 +208,13 @@ class _Measurement:
         """
         device, runner = self._device, self._runner
         tokens = min(PROMPT_TOKENS, runner.config.max_supported_input_length, runner.kv_cache.capacity)
-        ids = (1 + np.arange(tokens)) % self._embedder.table.shape[0]
-        embeds, deepstack = self._embedder.embed_prompts(on_device(device, ids[None]))  # without images
-        positions = np.tile(np.arange(tokens, dtype=np.float32), (1, 3, 1))
-        inputs = upload_prompts(device, [tokens], positions)
-        run = PromptRun(tokens, range(1), adapters=(), first=(True,))
-        states = [device.empty(embeds.shape, embeds.dtype) for _ in runner.state_layers]
+        run = self._prompt_run(0, 0, tokens, logits)
         seconds, results = [], []
         for fused in (False, True):
             runner.fuses_prompts = fused
             runner.kv_cache.clear_row(0)
             self._clear_states()
-            runner.execute_prefill_step(
-                embeds,
-                inputs,
-                run,
-                deepstack_embeds=deepstack,
-                output_logits=logits,
-                output_hidden_states=states,
-            )
+            run()
             results.append(device.download(logits))
             self._clear_states()  # the run has committed those after the prompt
             executor = runner.prefill_executor
@@ -232,6 +226,44 @@ class _Measurement:
         if problem:
             raise _WrongLogits(f"the logits of the fused kernels for a prompt {problem}")
         return StepTimes(tokens, *seconds)
+
+    def _fill(self, row: int, vocabulary: int) -> None:
+        """Let the engine compute KV rows of CONTEXT random tokens, in a row of the batch."""
+        most = self._runner.config.max_supported_input_length
+        count = min(CONTEXT, self._runner.kv_cache.capacity)
+        logits = self._device.empty((1, 1, vocabulary), np.float32)
+        for start in range(0, count, most):
+            self._prompt_run(row, start, min(most, count - start), logits)()
+
+    def _prompt_run(self, row: int, start: int, tokens: int, logits: Tensor) -> Callable[[], None]:
+        """Return a function that queues a run of random tokens after the first `start` ones of a row.
+
+        logits [1,1,V]: of the last token.
+        """
+        device, runner = self._device, self._runner
+        embeds, deepstack = self._embedder.embed_prompts(self._random_ids(1, tokens))  # without images
+        positions = np.tile(np.arange(start, start + tokens, dtype=np.float32), (1, 3, 1))
+        inputs = upload_prompts(device, [tokens], positions, [start])
+        is_first = start == 0
+        run = PromptRun(tokens, range(row, row + 1), adapters=(), first=(is_first,), continues=not is_first)
+        states = [device.empty(embeds.shape, embeds.dtype) for _ in runner.state_layers]
+
+        def queue() -> None:
+            runner.execute_prefill_step(
+                embeds,
+                inputs,
+                run,
+                deepstack_embeds=deepstack,
+                output_logits=logits,
+                output_hidden_states=states,
+            )
+
+        return queue
+
+    def _random_ids(self, batch: int, tokens: int) -> Tensor:
+        """Return token ids [batch,tokens] on the device."""
+        size = self._embedder.table.shape[0]
+        return on_device(self._device, self._tokens.integers(size, size=(batch, tokens)))
 
     def _clear_states(self) -> None:
         """Zero the states of recurrent layers, if there are any."""
