@@ -328,7 +328,8 @@ def test_runs_for_calibration_have_the_inputs_of_each_token_once(draft_engine):
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_auto_takes_a_head_with_little_room_for_drafts(draft_engine, rows, on_cpu, monkeypatch):
     """The longest chain that fits; no draft where not even a chain of one token does."""
-    monkeypatch.setattr("edgellm_ros.runtime.decoding.speculative.drafting_config.SMALL_HIDDEN_SIZE", 0)
+    for limit in ("SMALL_HIDDEN_SIZE", "SMALL_HIDDEN_SIZE_ON_GPU"):
+        monkeypatch.setattr(f"edgellm_ros.runtime.decoding.speculative.drafting_config.{limit}", 0)
     config = EngineConfig.load(draft_engine)
     assert config.draft is not None
     config = dataclasses.replace(config, draft=dataclasses.replace(config.draft, max_draft_tree_size=rows))
@@ -347,7 +348,7 @@ def test_small_dense_models_draft_chains_of_the_kernels_rows_on_a_gpu(draft_engi
     assert chosen is not None
     assert chosen.is_chain
     assert chosen.tree_size == 8
-    limit = "edgellm_ros.runtime.decoding.speculative.drafting_config.SMALL_HIDDEN_SIZE"
+    limit = "edgellm_ros.runtime.decoding.speculative.drafting_config.SMALL_HIDDEN_SIZE_ON_GPU"
     monkeypatch.setattr(limit, config.hidden_size)
     larger = drafting_config("eagle", config, on_cpu=False)
     assert larger is not None
@@ -356,7 +357,7 @@ def test_small_dense_models_draft_chains_of_the_kernels_rows_on_a_gpu(draft_engi
 
 def test_large_models_with_an_fp8_kv_cache_draft_chains_on_a_gpu(draft_engine, monkeypatch):
     config = EngineConfig.load(draft_engine)
-    limit = "edgellm_ros.runtime.decoding.speculative.drafting_config.SMALL_HIDDEN_SIZE"
+    limit = "edgellm_ros.runtime.decoding.speculative.drafting_config.SMALL_HIDDEN_SIZE_ON_GPU"
     monkeypatch.setattr(limit, config.hidden_size)
     config = dataclasses.replace(config, builder=dataclasses.replace(config.builder, kv_cache="fp8"))
     chosen = drafting_config("eagle", config, on_cpu=False)

@@ -168,9 +168,9 @@ def _check_cuda_limits(drafting: SpecDecodeDraftingConfig) -> None:
 
 LOOKUP_CHAIN = SpecDecodeDraftingConfig(1, 7, 8, LOOKUP)
 CHAIN = SpecDecodeDraftingConfig(1, 5, 6)  # on a CPU every row of a verification takes time
-# For dense models below SMALL_HIDDEN_SIZE, whose verification takes as long with a few more rows; on a GPU
-# the fused kernels are compiled for 8.
-SMALL_HIDDEN_SIZE = 1024
+# For dense models below these hidden sizes. On a CPU their verification takes as long with a few more rows.
+# On a GPU one kernel drafts whole chains with their heads, and verifications are compiled for 8 rows.
+SMALL_HIDDEN_SIZE, SMALL_HIDDEN_SIZE_ON_GPU = 1024, 512
 SMALL_CHAIN = SpecDecodeDraftingConfig(1, 8, 9)
 SMALL_CHAIN_ON_GPU = SpecDecodeDraftingConfig(1, 7, 8)
 # Each level of an MTP head reads many rows of the base's LM head, and the head was trained for one level.
@@ -229,7 +229,8 @@ def drafting_config(
     if drafting == EAGLE:
         only_chains = on_cpu or config.llm.recurrent is not None or config.kv_cache_type == FP8
         default = CHAIN if only_chains else SpecDecodeDraftingConfig()
-        if config.llm.recurrent is None and config.hidden_size < SMALL_HIDDEN_SIZE:
+        small_size = SMALL_HIDDEN_SIZE if on_cpu else SMALL_HIDDEN_SIZE_ON_GPU
+        if config.llm.recurrent is None and config.hidden_size < small_size:
             most = 0 if config.draft is None else config.draft.max_draft_tree_size
             small = SMALL_CHAIN if on_cpu else SMALL_CHAIN_ON_GPU
             default = small if small.drafted_rows <= most else CHAIN
