@@ -26,12 +26,12 @@ def test_no_words_are_no_command(text):
     assert HearingRule().judge(heard(text), SECONDS) == Verdict("", "no words")
 
 
-@pytest.mark.parametrize("confidence", [-0.21, -3.0, None, -math.inf, math.nan])
+@pytest.mark.parametrize("confidence", [-0.31, -3.0, None, -math.inf, math.nan])
 def test_unsure_words_are_no_command(confidence):
     verdict = HearingRule().judge(heard("Go to the dock.", confidence), SECONDS)
     assert not verdict.command
     assert verdict.reason.startswith("unsure")
-    assert verdict.reason.endswith("expected -0.2 or more")
+    assert verdict.reason.endswith("expected -0.3 or more")
 
 
 def test_more_words_than_fit_into_the_sound_are_no_command():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arena's speech engine, with trained weights: people, rooms and noises that training has not heard."""
+"""What the arena's speech engine hears of unseen people, rooms and noises."""
 
 from __future__ import annotations
 

@@ -413,7 +413,7 @@ SPECS: dict[str, Spec] = {
         "Words that may be said, such as names of places and objects, which the speech engine then prefers.",
     ),
     "hearing.min_confidence": Spec(
-        -0.2,
+        -0.3,
         "Lowest confidence of a transcript that is obeyed: the mean natural log-probability of its tokens.",
         -100.0,
         0.0,
