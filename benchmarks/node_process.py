@@ -111,14 +111,16 @@ class NodeProcess:
     def _wait_until_active(self) -> None:
         deadline = time.monotonic() + START_S
         client = self.node.create_client(GetState, "edgellm/get_state")
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and self.child.process.poll() is None:
             if client.wait_for_service(timeout_sec=0.2):
                 state = self._wait_for(client.call_async(GetState.Request()), 5.0).current_state.label
                 if state == "active" and self._client.wait_for_server(timeout_sec=0.2):
                     self.node.destroy_client(client)
                     return
             time.sleep(0.1)
-        raise RuntimeError(f"the node is not active after {START_S:.0f} s:\n{self.child.log_tail()}")
+        ended = self.child.process.poll()
+        why = f"is not active after {START_S:.0f} s" if ended is None else f"ended with exit code {ended}"
+        raise RuntimeError(f"the node {why}:\n{self.child.log_tail()}")
 
     def _wait_for(self, future: Any, timeout_s: float) -> Any:
         # spin_until_future_complete leaves a callback behind in each iteration. Each of them costs the next

@@ -17,7 +17,8 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 class TransformersTranscriber:
     """The published model class with the weights of a checkpoint."""
 
-    def __init__(self, checkpoint: Path, precision: str, device: str) -> None:
+    def __init__(self, checkpoint: Path, precision: str, device: str, threads: int) -> None:
+        torch.set_num_threads(threads)
         model, found = Qwen3ASRForConditionalGeneration.from_pretrained(
             checkpoint, dtype=DTYPES[precision], output_loading_info=True
         )

@@ -14,7 +14,7 @@ from edgellm_ros.cli import bench
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 
 FOLDER = Path(common.__file__).parent
-NAMED = {"LLMInferenceRuntime", "RecordsLater", "NodeProcess"}
+NAMED = {"LLMInferenceRuntime", "RecordsLater", "NodeProcess", "Transcriber"}
 
 
 def test_only_options_that_are_not_the_defaults_are_named():
