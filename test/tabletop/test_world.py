@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arm that picks and places, without and with pictures."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("MUJOCO_GL", "egl")
+
+from edgellm_tabletop.units import GRIPPER, JOINTS, to_policy, to_radians
+from edgellm_tabletop.world import GOALS, LEAST_DISTANCE, Tabletop
+
+RANGE = (-0.17, 1.75)
+
+
+@pytest.fixture
+def world():
+    tabletop = Tabletop()
+    yield tabletop
+    tabletop.close()
+
+
+def play(world: Tabletop, seed: int, goal: str) -> list[np.ndarray]:
+    """Let the controller play an episode; return its joint targets."""
+    world.reset(seed, goal)
+    targets = []
+    while not world.ended:
+        targets.append(world.expert_targets())
+    return targets
+
+
+def picture(world: Tabletop) -> np.ndarray:
+    try:
+        return world.image()
+    except Exception as error:
+        pytest.skip(f"no OpenGL: {error}")
+
+
+def test_units_are_degrees_and_percent_of_the_grippers_opening():
+    values = to_policy(np.array([np.pi, 0, -np.pi / 2, 0, 0, RANGE[0]]), RANGE)
+    np.testing.assert_allclose(values, [180, 0, -90, 0, 0, 0], atol=1e-5)
+    assert to_policy(np.full(6, RANGE[1]), RANGE)[GRIPPER] == 100
+
+
+def test_units_are_converted_back():
+    values = np.random.default_rng(0).uniform(-90, 90, (5, len(JOINTS)))
+    np.testing.assert_allclose(to_policy(to_radians(values, RANGE), RANGE), values, atol=1e-4)
+
+
+@pytest.mark.parametrize("goal", GOALS)
+def test_the_controller_places_the_block_on_the_mark(world, goal):
+    for seed in range(3):
+        play(world, seed, goal)
+        assert world.succeeded
+        assert np.hypot(*(world.block[:2] - GOALS[goal])) < 0.03
+
+
+def test_joint_targets_alone_place_the_block_too(world):
+    targets = play(world, 5, "left")
+    world.reset(5, "left")
+    for each in targets:
+        if not world.ended:
+            world.step(each)
+    assert world.succeeded
+
+
+def test_a_block_that_is_not_moved_is_not_placed(world):
+    world.reset(0, "right")
+    while not world.ended:
+        world.step(world.state)
+    assert not world.succeeded
+
+
+def test_an_episode_is_that_of_its_seed(world):
+    world.reset(7, "left")
+    block = world.block
+    world.reset(8, "left")
+    assert not np.array_equal(world.block, block)
+    world.reset(7, "left")
+    np.testing.assert_array_equal(world.block, block)
+
+
+def test_the_block_begins_away_from_the_mark(world):
+    for seed in range(20):
+        world.reset(seed, "right")
+        assert np.hypot(*(world.block[:2] - GOALS["right"])) >= LEAST_DISTANCE
+
+
+def test_targets_under_noise_are_those_without(world):
+    """The noise moves the arm, not what the controller wants."""
+    world.reset(3, "left")
+    clean = world.expert_targets()
+    world.reset(3, "left")
+    noisy = world.expert_targets(np.array([0.5, -0.5, 0.5]))
+    np.testing.assert_allclose(noisy, clean, atol=1e-4)
+    reached = world.state
+    world.reset(3, "left")
+    world.expert_targets()
+    assert np.abs(world.state - reached).max() > 0.1
+
+
+def test_an_episode_that_has_ended_does_not_go_on(world):
+    play(world, 0, "left")
+    with pytest.raises(RuntimeError, match="the episode has ended: call reset"):
+        world.step(world.state)
+
+
+def test_an_unknown_goal_is_refused(world):
+    with pytest.raises(ValueError, match="goal must be one of left, right, got 'middle'"):
+        world.reset(0, "middle")
+
+
+def test_the_picture_shows_the_mark_on_its_side(world):
+    columns = {}
+    for goal in GOALS:
+        world.reset(1, goal)
+        red, green, blue = picture(world).astype(int).transpose(2, 0, 1)
+        columns[goal] = np.nonzero((green > red + 60) & (green > blue + 40))[1].mean()
+    # The camera looks at the arm: what is on its left is on the right.
+    assert columns["left"] > 70
+    assert columns["right"] < 58

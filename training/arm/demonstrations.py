@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Demonstrations by the scripted controller, as rows of a SampleStream."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgellm_tabletop.units import JOINTS
+from edgellm_tabletop.world import GOALS, IMAGE_SIZE, Tabletop
+from training.stream import Chunk, Fields
+
+CHUNK_SIZE = 40  # actions of a row: 4 s
+CLEAN_SHARE = 0.4  # of the episodes: without noise
+NOISY_STEPS, NOISE = 0.4, (0.1, 0.6)  # share of an episode's steps with noise, its standard deviation
+ROWS = 16  # of a chunk of the stream
+
+DEMONSTRATION_FIELDS: Fields = {
+    "image": ((IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8),
+    "state": ((len(JOINTS),), np.float32),
+    "action": ((CHUNK_SIZE, len(JOINTS)), np.float32),
+    "is_pad": ((CHUNK_SIZE,), np.bool_),
+}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a policy sees, and the controller's joint targets, in LeRobot's units."""
+
+    image: np.ndarray  # [H, W, 3] uint8
+    state: np.ndarray  # [6] float32
+    targets: np.ndarray  # [6] float32
+
+
+def demonstrate(world: Tabletop, rng: np.random.Generator, seed: int, goal: str) -> list[Moment]:
+    """Play an episode with the scripted controller; [] if the block is not placed.
+
+    In some episodes noise moves the arm away, and the controller's targets lead back.
+    """
+    world.reset(seed, goal)
+    scale = 0.0 if rng.random() < CLEAN_SHARE else rng.uniform(*NOISE)
+    moments = []
+    while not world.ended:
+        image, state = world.image(), world.state
+        noise = rng.normal(0, scale, 3) if scale and rng.random() < NOISY_STEPS else None
+        moments.append(Moment(image, state, world.expert_targets(noise)))
+    return moments if world.succeeded else []
+
+
+def write_row(chunk: Chunk, i: int, moments: list[Moment], step: int) -> None:
+    """Fill row i of a chunk with a moment of an episode.
+
+    Its actions are those from there on. Actions after the end repeat the last one, and are marked as padding.
+    """
+    actions = [moment.targets for moment in moments[step : step + CHUNK_SIZE]]
+    missing = CHUNK_SIZE - len(actions)
+    chunk["image"][i], chunk["state"][i] = moments[step].image, moments[step].state
+    chunk["action"][i] = actions + [actions[-1]] * missing
+    chunk["is_pad"][i] = np.arange(CHUNK_SIZE) >= len(actions)
+
+
+def demonstration_writer(seed: int) -> Callable[[Chunk, int], None]:
+    """Make a SampleStream's function that writes moments of demonstrations."""
+    world, rng = Tabletop(), np.random.default_rng([seed, 4])
+    waiting: deque[tuple[list[Moment], int]] = deque()
+
+    def write(chunk: Chunk, i: int) -> None:
+        while not waiting:
+            goal = str(rng.choice(list(GOALS)))
+            moments = demonstrate(world, rng, int(rng.integers(2**31)), goal)
+            waiting.extend((moments, int(step)) for step in rng.permutation(len(moments)))
+        moments, step = waiting.popleft()
+        write_row(chunk, i, moments, step)
+
+    return write
