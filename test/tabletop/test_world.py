@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 
-os.environ.setdefault("MUJOCO_GL", "egl")
-
+from fixtures.rendering import picture_of  # isort: skip
 from edgellm_tabletop.units import GRIPPER, JOINTS, to_policy, to_radians
 from edgellm_tabletop.world import GOALS, LEAST_DISTANCE, Tabletop
 
@@ -30,13 +27,6 @@ def play(world: Tabletop, seed: int, goal: str) -> list[np.ndarray]:
     while not world.ended:
         targets.append(world.expert_targets())
     return targets
-
-
-def picture(world: Tabletop) -> np.ndarray:
-    try:
-        return world.image()
-    except Exception as error:
-        pytest.skip(f"no OpenGL: {error}")
 
 
 def test_units_are_degrees_and_percent_of_the_grippers_opening():
@@ -117,7 +107,7 @@ def test_the_picture_shows_the_mark_on_its_side(world):
     columns = {}
     for goal in GOALS:
         world.reset(1, goal)
-        red, green, blue = picture(world).astype(int).transpose(2, 0, 1)
+        red, green, blue = picture_of(world).astype(int).transpose(2, 0, 1)
         columns[goal] = np.nonzero((green > red + 60) & (green > blue + 40))[1].mean()
     # The camera looks at the arm: what is on its left is on the right.
     assert columns["left"] > 70

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 
-os.environ.setdefault("MUJOCO_GL", "egl")
-
+from fixtures.rendering import picture_of  # isort: skip
 from edgellm_tabletop.world import Tabletop
 from training.arm.demonstrations import CHUNK_SIZE, DEMONSTRATION_FIELDS, Moment, demonstrate, write_row
 from training.stream import new_chunk
@@ -38,10 +35,7 @@ def test_actions_after_the_end_are_padding():
 @pytest.mark.slow
 def test_a_demonstration_ends_with_the_block_on_the_mark():
     world = Tabletop()
-    try:
-        world.image()
-    except Exception as error:
-        pytest.skip(f"no OpenGL: {error}")
+    picture_of(world)
     made = demonstrate(world, np.random.default_rng(0), 11, "left")
     assert world.succeeded
     assert len(made) == world.steps
