@@ -21,7 +21,7 @@ transformers = pytest.importorskip("transformers")
 from greedy_answers import TOKENS, check_greedy_answer  # noqa: E402
 from qwen_vl_reference import Exported, export_beside, save_random_weights  # noqa: E402
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil  # noqa: E402
-from video_reference import Qwen2VLVideoProcessor, without_torchvision  # noqa: E402
+from video_reference import Qwen2VLVideoProcessor, processor_arguments, without_torchvision  # noqa: E402
 
 from edgellm_ros.multimodal.sound import Sound  # noqa: E402
 from edgellm_ros.multimodal.video import Video  # noqa: E402
@@ -119,30 +119,9 @@ def make_cases() -> dict[str, list[Message]]:
 
 def reference_inputs(processor: Any, request: LLMGenerationRequest) -> Any:
     """Return the model's inputs that transformers' processor makes of a conversation."""
-    names = {TextPart: "text", ImagePart: "image", VideoPart: "video", AudioPart: "audio"}
-    conversation = [
-        {
-            "role": message.role,
-            "content": [
-                {"type": names[type(part)], "text": getattr(part, "text", "")} for part in message.parts
-            ],
-        }
-        for message in request.messages
-    ]
-    text = processor.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-    images, videos, sounds = request.prompt_images, request.prompt_videos, request.prompt_audio
-    given: dict[str, Any] = {"images": list(images)} if images else {}
-    if videos:
-        given["videos"] = [np.stack(video.frames) for video in videos]
-        given["videos_kwargs"] = {
-            "fps": videos[0].fps,
-            "do_sample_frames": False,
-            "do_convert_rgb": False,  # a function of torchvision
-        }
-    if sounds:
-        given["audio"] = [sound.samples for sound in sounds]
+    videos, given = request.prompt_videos, processor_arguments(processor, request)
     with without_torchvision():
-        inputs = processor(text=[text], return_tensors="pt", **given)
+        inputs = processor(**given)
     if videos:
         seconds = torch.tensor([2 / video.fps for video in videos])
         assert seconds[0] == inputs["video_second_per_grid"][0]

@@ -25,7 +25,7 @@ from qwen_vl_reference import Exported, export_beside  # noqa: E402
 from safetensors.numpy import load_file, save_file  # noqa: E402
 from text_families import rope_rows  # noqa: E402
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil  # noqa: E402
-from video_reference import Qwen2VLVideoProcessor, without_torchvision  # noqa: E402
+from video_reference import Qwen2VLVideoProcessor, processor_arguments, without_torchvision  # noqa: E402
 
 from edgellm_ros.builder import check  # noqa: E402
 from edgellm_ros.engine.device import CpuDevice  # noqa: E402
@@ -191,29 +191,9 @@ def make_cases() -> dict[str, list[Message]]:
 
 def reference_inputs(exported: Exported, processor: Any, request: LLMGenerationRequest) -> dict[str, Any]:
     """Return the model's inputs that transformers' processor makes of a conversation."""
-    kinds = {TextPart: "text", ImagePart: "image", VideoPart: "video", AudioPart: "audio"}
-    conversation = [
-        {
-            "role": message.role,
-            "content": [
-                {"type": kinds[type(part)], "text": getattr(part, "text", "")} for part in message.parts
-            ],
-        }
-        for message in request.messages
-    ]
-    text = processor.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-    images, videos, sounds = request.prompt_images, request.prompt_videos, request.prompt_audio
+    given = processor_arguments(processor, request)
+    videos = request.prompt_videos
     with_sound = iter([index for index, video in enumerate(videos) if video.sound is not None])
-    given: dict[str, Any] = {"images": list(images)} if images else {}
-    if sounds:
-        given["audio"] = [sound.samples for sound in sounds]
-    if videos:
-        given["videos"] = [np.stack(video.frames) for video in videos]
-        given["videos_kwargs"] = {
-            "fps": videos[0].fps,
-            "do_sample_frames": False,
-            "do_convert_rgb": False,  # a function of torchvision
-        }
     if any(request.sounds_of_videos):
         given["load_audio_from_video"] = True
         given["audio_from_video_indices"] = [
@@ -225,7 +205,7 @@ def reference_inputs(exported: Exported, processor: Any, request: LLMGenerationR
         "seconds_per_chunk": float(config.seconds_per_chunk),
     }
     with without_torchvision():
-        inputs = processor(text=[text], return_tensors="pt", **given, **rates)
+        inputs = processor(**given, **rates)
     assert len({video.fps for video in videos}) <= 1  # the processor takes one rate for all videos
     return {**inputs, "use_audio_in_video": any(request.sounds_of_videos)}
 

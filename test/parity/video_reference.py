@@ -32,7 +32,7 @@ from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoP
 from transformers.video_utils import VideoMetadata
 
 from edgellm_ros.multimodal.video import Video
-from edgellm_ros.runtime.conversation import ImagePart, Message, TextPart, VideoPart
+from edgellm_ros.runtime.conversation import AudioPart, ImagePart, Message, TextPart, VideoPart
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 from fixtures.pixel_values import group_pixel_values
@@ -233,3 +233,35 @@ def make_cases(seed: int) -> list[tuple[LLMGenerationRequest, list[VideoMetadata
         (LLMGenerationRequest(messages=messages, sampling=sampling, logprobs=5), metadata)
         for messages, metadata in conversations
     ]
+
+
+def processor_arguments(processor: Any, request: LLMGenerationRequest) -> dict[str, Any]:
+    """Return arguments of transformers' processor for a conversation.
+
+    It may have images, sounds, and videos of one rate.
+    """
+    kinds = {TextPart: "text", ImagePart: "image", VideoPart: "video", AudioPart: "audio"}
+    conversation = [
+        {
+            "role": message.role,
+            "content": [
+                {"type": kinds[type(part)], "text": getattr(part, "text", "")} for part in message.parts
+            ],
+        }
+        for message in request.messages
+    ]
+    text = processor.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+    images, videos, sounds = request.prompt_images, request.prompt_videos, request.prompt_audio
+    given: dict[str, Any] = {"text": [text], "return_tensors": "pt"}
+    if images:
+        given["images"] = list(images)
+    if videos:
+        given["videos"] = [np.stack(video.frames) for video in videos]
+        given["videos_kwargs"] = {
+            "fps": videos[0].fps,
+            "do_sample_frames": False,
+            "do_convert_rgb": False,  # a function of torchvision
+        }
+    if sounds:
+        given["audio"] = [sound.samples for sound in sounds]
+    return given
