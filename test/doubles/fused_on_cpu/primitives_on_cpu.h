@@ -71,24 +71,41 @@ struct SmemWordPtr {
   uint4 read_quad() const { return at<uint4>(0); }
 };
 
+namespace fused_on_cpu {
+
+// What the lanes of a warp give to each other; two, so that a lane can begin the next exchange while others read.
+template <class T>
+struct Lanes {
+  T values[2][cuda_on_cpu::WARP];
+  unsigned exchanges[cuda_on_cpu::WARP];
+};
+
+// What all lanes of the warp have as their value.
+template <class T>
+const T* exchange_all(const T& value) {
+  static __thread Lanes<T> all[1024 / cuda_on_cpu::WARP];
+  const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, warp = threadIdx.x / cuda_on_cpu::WARP;
+  Lanes<T>& own = all[warp];
+  const unsigned half = own.exchanges[lane]++ % 2;
+  own.values[half][lane] = value;
+  cuda_on_cpu::meet(cuda_on_cpu::block->warps[warp]);
+  return own.values[half];
+}
+
+}  // namespace fused_on_cpu
+
 inline void ldmatrix_x4(u32 (&words)[4], SmemPtr place) {
   const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, g = lane / 4, t = lane % 4;
-  for (unsigned i = 0; i < 4; ++i) {
-    const uint4* row = cuda_on_cpu::exchange(place.memory, 8 * i + g);
-    words[i] = reinterpret_cast<const u32*>(row)[t];
-  }
+  const uint4* const* rows = fused_on_cpu::exchange_all<const uint4*>(place.memory);
+  for (unsigned i = 0; i < 4; ++i) words[i] = reinterpret_cast<const u32*>(rows[8 * i + g])[t];
   cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]);
 }
 
 inline void ldmatrix_x4_trans(u32 (&values)[4], SmemPtr place) {
   const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, g = lane / 4, t = lane % 4;
-  for (unsigned i = 0; i < 4; ++i) {
-    values[i] = 0;
-    for (unsigned j = 0; j < 2; ++j) {
-      const uint4* row = cuda_on_cpu::exchange(place.memory, 8 * i + 2 * t + j);
-      values[i] |= (u32) reinterpret_cast<const u16*>(row)[g] << (16 * j);
-    }
-  }
+  const uint4* const* rows = fused_on_cpu::exchange_all<const uint4*>(place.memory);
+  auto value = [&](unsigned row) { return (u32) reinterpret_cast<const u16*>(rows[row])[g]; };
+  for (unsigned i = 0; i < 4; ++i) values[i] = value(8 * i + 2 * t) | value(8 * i + 2 * t + 1) << 16;
   cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]);
 }
 
@@ -272,27 +289,12 @@ inline u32 lop3_and_or(u32 value, u32 mask, u32 bits) { return value & mask | bi
 
 namespace fused_on_cpu {
 
-// What the lanes of a warp give to each other; two, so that a lane can begin the next exchange while others read.
-template <class T>
-struct Lanes {
-  T values[2][cuda_on_cpu::WARP];
-  unsigned exchanges[cuda_on_cpu::WARP];
-};
-
-// What all lanes of the warp have as their value.
-template <class T>
-const T* exchange_all(const T& value) {
-  static __thread Lanes<T> all[1024 / cuda_on_cpu::WARP];
-  const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, warp = threadIdx.x / cuda_on_cpu::WARP;
-  Lanes<T>& own = all[warp];
-  const unsigned half = own.exchanges[lane]++ % 2;
-  own.values[half][lane] = value;
-  cuda_on_cpu::meet(cuda_on_cpu::block->warps[warp]);
-  return own.values[half];
-}
-
 struct Fragments {
   u32 a[4], b[2];
+};
+
+struct FloatFragments {
+  float a[4][2], b[2][2];
 };
 
 }  // namespace fused_on_cpu
@@ -300,17 +302,21 @@ struct Fragments {
 // to_float: a value of an operand.
 template <class ToFloat>
 void mma_m16n8k16_of(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1, ToFloat to_float) {
-  const fused_on_cpu::Fragments* lanes =
-      fused_on_cpu::exchange_all(fused_on_cpu::Fragments{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+  const u32 b[2] = {b0, b1};
+  fused_on_cpu::FloatFragments own;
+  for (unsigned i = 0; i < 4; ++i)
+    for (unsigned j = 0; j < 2; ++j) own.a[i][j] = to_float(a[i] >> 16 * j);
+  for (unsigned i = 0; i < 2; ++i)
+    for (unsigned j = 0; j < 2; ++j) own.b[i][j] = to_float(b[i] >> 16 * j);
+  const fused_on_cpu::FloatFragments* lanes = fused_on_cpu::exchange_all(own);
   const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, g = lane / 4, t = lane % 4;
   for (unsigned i = 0; i < 4; ++i) {  // D[g + i / 2 * 8][2t + i % 2]
-    const unsigned column = 2 * t + i % 2;
-    for (unsigned k = 0; k < 16; ++k) {
-      const unsigned at = k % 8 / 2, shift = k % 2 * 16;
-      const u32 left = lanes[4 * g + at].a[i / 2 + k / 8 * 2] >> shift;
-      const u32 right = lanes[4 * column + at].b[k / 8] >> shift;
-      sums[i] += to_float(left) * to_float(right);
-    }
+    const auto* left = &lanes[4 * g];
+    const auto* right = &lanes[4 * (2 * t + i % 2)];
+    float sum = sums[i];
+    for (unsigned k = 0; k < 16; ++k)
+      sum += left[k % 8 / 2].a[i / 2 + k / 8 * 2][k % 2] * right[k % 8 / 2].b[k / 8][k % 2];
+    sums[i] = sum;
   }
 }
 inline void mma_m16n8k16(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
