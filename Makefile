@@ -21,8 +21,9 @@ CUDA_SOURCES := $(wildcard edgellm_ros/*/kernels/*.cu* edgellm_ros/kernels/cuda/
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # Tests with targets of their own are left out of the others.
 INCLUDED := not parity and not tensorrt_build
-# Tests marked real_time watch clocks: other work on the computer can make one fail. So those that failed run
-# once more, one after the other. A real failure fails twice; the report says what has run again.
+# Tests marked real_time watch clocks and wait much of the time, so three workers keep two cores busier. Other work
+# on the computer can make one fail. So those that failed run once more, one after the other. A real failure fails
+# twice; the report says what has run again.
 REAL_TIME := -m "real_time and $(INCLUDED)"
 AGAIN := [ $$? -eq 1 ] && echo "again, one after the other: the tests of real_time that failed" && \
 	$(BIN)/python -m pytest $(REAL_TIME) --last-failed --last-failed-no-failures none
@@ -40,7 +41,7 @@ prepare: venv lint $(STAMPS)/voices $(STAMPS)/parity ## install what test and pa
 test: venv lint $(STAMPS)/voices ## all tests, then the runtime's tests on a double of TensorRT
 	$(BIN)/pip check
 	$(BIN)/python -m pytest -m "not real_time and $(INCLUDED)" $(PARALLEL)
-	$(BIN)/python -m pytest $(REAL_TIME) $(PARALLEL) || { $(AGAIN); }
+	$(BIN)/python -m pytest $(REAL_TIME) $(PARALLEL) -n 3 || { $(AGAIN); }
 	$(BIN)/python -m pytest -m "$(INCLUDED)" $(PARALLEL) $(ON_DOUBLE)
 
 test-fast: venv typings/.made ## tests of every part, in about a minute
