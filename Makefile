@@ -29,6 +29,9 @@ AGAIN := [ $$? -eq 1 ] && echo "again, one after the other: the tests of real_ti
 	$(BIN)/python -m pytest $(REAL_TIME) --last-failed --last-failed-no-failures none
 ON_DOUBLE := test/engine test/runtime test/diffusion test/multimodal --device tensorrt-double
 
+# NumPy's products in tests are small: more threads in each worker only wait for each other.
+test test-fast test-tensorrt parity: export OPENBLAS_NUM_THREADS := 1
+
 .PHONY: demo prepare test test-fast test-tensorrt test-aarch64 parity bench expected lint venv clean
 .DELETE_ON_ERROR:
 
