@@ -119,3 +119,25 @@ def run_process(
         rclpy.try_shutdown()
         ignore_signals()
     return 0
+
+
+def run_until_signal(
+    executable: str, make_node: Callable[[], LifecycleNode], args: Sequence[str] | None
+) -> int:
+    """Run a lifecycle node with a parameter `autostart` until a signal comes.
+
+    Returns the exit code. At the end the node is shut down, so that it ends its motion first. args: as on the
+    command line.
+    """
+    return run_process(executable, make_node, _run, args)
+
+
+def _run(node: LifecycleNode, executor: SingleThreadedExecutor, stop: Stop) -> None:
+    if node.get_parameter("autostart").value and not stop.requested:
+        configured = node.trigger_configure()
+        if configured == TransitionCallbackReturn.SUCCESS:
+            node.trigger_activate()
+    while not stop.requested:
+        spin_once(node, executor)
+    if state_name(node) != "finalized":
+        node.trigger_shutdown()

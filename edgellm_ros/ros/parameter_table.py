@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
+from rcl_interfaces.msg import (
+    FloatingPointRange,
+    IntegerRange,
+    ParameterDescriptor,
+    SetParametersResult,
+)
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
@@ -77,6 +82,23 @@ def check_changes(
         reason = problem(specs, name, value)
         if reason:
             raise ValueError(reason)
+
+
+def check_set(node: Node, specs: Specs, changes: list[Parameter], configured: bool) -> SetParametersResult:
+    """Check new values, for `add_on_set_parameters_callback`.
+
+    `configured`: fixed parameters may not change.
+    """
+
+    def present(name: str) -> Any:
+        return node.get_parameter(name).value
+
+    known = [(change.name, change.value) for change in changes if change.name in specs]
+    try:
+        check_changes(specs, known, value_problem, present if configured else None)
+    except ValueError as error:
+        return SetParametersResult(successful=False, reason=str(error))
+    return SetParametersResult(successful=True)
 
 
 def value_problem(specs: Specs, name: str, value: Any) -> str:

@@ -15,7 +15,8 @@ from sensor_msgs.msg import Image
 from std_msgs.msg import Float64MultiArray
 
 from edgellm_ros.diffusion.chunking import ChunkCondition
-from edgellm_ros.ros.follower.course import RefusedChunkError, read_chunk
+from edgellm_ros.ros.chunk_checks import RefusedChunkError
+from edgellm_ros.ros.follower.course import read_chunk
 from edgellm_ros.ros.node.planning.chunking import shifted
 from edgellm_ros.ros.processes import Child, ros_environment
 from edgellm_ros.runtime.request import LLMGenerationRequest

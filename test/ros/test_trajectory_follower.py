@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from edgellm_arena.world.unicycle import State, rollout
-from edgellm_ros.ros.follower.course import Chunk, Limits, RefusedChunkError, read_chunk
+from edgellm_ros.ros.chunk_checks import RefusedChunkError
+from edgellm_ros.ros.follower.course import Chunk, Limits, read_chunk
 from edgellm_ros.ros.follower.trajectory_follower import Mode, Settings, TrajectoryFollower
 
 SECOND = 10**9

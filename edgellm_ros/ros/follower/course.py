@@ -11,17 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgellm_ros.echo import quoted
+from edgellm_ros.ros.chunk_checks import MAX_ROWS, RefusedChunkError, check_length, read_rows
 
 COLUMNS = {"acceleration": "m/s^2", "curvature": "1/m"}  # of a unicycle, with their units
-MAX_ROW_S, MAX_ROWS = 10.0, 1000
-
-
-class RefusedChunkError(ValueError):
-    """A chunk that is not followed. `reason` is the name of its counter."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -71,9 +63,7 @@ def read_chunk(
     read, for other columns or units than COLUMNS, for a wrong size, for values that are not finite, and for a
     dt that is not positive or above MAX_ROW_S.
     """
-    rows = max(horizon, len(values) // len(COLUMNS))
-    if rows > max_rows:
-        raise RefusedChunkError("too_long", f"{rows} rows, at most {max_rows} (parameter max_chunk_rows)")
+    check_length(horizon, len(COLUMNS), values, max_rows)
     names, units = list(names), list(units)
     if sorted(names) != sorted(COLUMNS):
         raise RefusedChunkError(
@@ -82,16 +72,7 @@ def read_chunk(
     expected = [COLUMNS[name] for name in names]
     if units != expected:
         raise RefusedChunkError("wrong_units", f"units {quoted(units)}, expected {', '.join(expected)}")
-    if not 0 < dt <= MAX_ROW_S:  # false for NaN
-        raise RefusedChunkError("wrong_dt", f"dt must be above 0 and at most {MAX_ROW_S:g} s, got {dt}")
-    table = np.asarray(values, np.float64)
-    if horizon < 1 or table.size != horizon * len(names):
-        raise RefusedChunkError(
-            "wrong_size", f"{table.size} values, expected horizon x names = {horizon} x {len(names)}"
-        )
-    if not np.isfinite(table).all():
-        raise RefusedChunkError("not_finite", "values that are not finite")
-    columns = dict(zip(names, table.reshape(horizon, len(names)).T, strict=True))
+    columns = dict(zip(names, read_rows(dt, horizon, len(names), values).T, strict=True))
     return Chunk(stamp, request_id, dt, columns["acceleration"], columns["curvature"])
 
 

@@ -27,9 +27,10 @@ from std_msgs.msg import Header
 from std_srvs.srv import Trigger
 
 from edgellm_ros.msg import ActionChunk
+from edgellm_ros.ros.chunk_checks import RefusedChunkError
 from edgellm_ros.ros.diagnostic_status import WARN, make_array, make_status
-from edgellm_ros.ros.follower.course import RefusedChunkError, read_chunk
-from edgellm_ros.ros.follower.parameters import check_parameters, declare_parameters, read_settings
+from edgellm_ros.ros.follower.course import read_chunk
+from edgellm_ros.ros.follower.parameters import SPECS, read_settings
 from edgellm_ros.ros.follower.trajectory_follower import REASONS, Mode, Motion, TrajectoryFollower
 from edgellm_ros.ros.lifecycle import logged, refuse_impossible_transitions, state_name
 from edgellm_ros.ros.messaging import (
@@ -39,6 +40,7 @@ from edgellm_ros.ros.messaging import (
     to_nanoseconds,
     to_time,
 )
+from edgellm_ros.ros.parameter_table import check_set, declare, value_problem
 from edgellm_ros.ros.path_message import to_path
 
 CHUNKS = QoSProfile(depth=100)  # the samples of several plans
@@ -55,7 +57,7 @@ class FollowerNode(LifecycleNode):
     def __init__(self, **kwargs: Any) -> None:
         """Declare the parameters, offer the services; `kwargs` are for LifecycleNode."""
         super().__init__("edgellm_follower", **kwargs)
-        declare_parameters(self)
+        declare(self, SPECS, value_problem)
         check_qos_overrides(self)
         self.follower = TrajectoryFollower(read_settings(self))
         self._steady = Clock(clock_type=ClockType.STEADY_TIME)
@@ -254,7 +256,7 @@ class FollowerNode(LifecycleNode):
         return self.get_clock().now().nanoseconds
 
     def _before_parameters_set(self, changes: list[Parameter]) -> SetParametersResult:
-        return check_parameters(self, changes, self._configured)
+        return check_set(self, SPECS, changes, self._configured)
 
     def _on_parameters_set(self, changed: list[Parameter]) -> None:
         self.follower.settings = read_settings(self)

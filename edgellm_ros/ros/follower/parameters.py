@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The follower's parameters: table of declarations, checks, resulting settings."""
+"""The follower's parameters: table of declarations, resulting settings."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from rcl_interfaces.msg import SetParametersResult
 from rclpy.node import Node
-from rclpy.parameter import Parameter
 
-from edgellm_ros.ros.follower.course import MAX_ROWS, Limits
+from edgellm_ros.ros.chunk_checks import MAX_ROWS
+from edgellm_ros.ros.follower.course import Limits
 from edgellm_ros.ros.follower.trajectory_follower import Settings
-from edgellm_ros.ros.parameter_table import Spec, check_changes, declare, value_problem
+from edgellm_ros.ros.parameter_table import Spec
 
 SPECS: dict[str, Spec] = {
     "autostart": Spec(
@@ -48,31 +45,6 @@ SPECS: dict[str, Spec] = {
         0.5, "Time in seconds that chunks and odometry may be stamped ahead of the node's clock.", 0.0, 10.0
     ),
 }  # fmt: skip
-
-
-def declare_parameters(node: Node) -> None:
-    """Declare every parameter of the table.
-
-    Raises ValueError for a value at start that is not allowed.
-    """
-    declare(node, SPECS, value_problem)
-
-
-def check_parameters(node: Node, changes: list[Parameter], configured: bool) -> SetParametersResult:
-    """Check new values, for `add_on_set_parameters_callback`.
-
-    `configured`: fixed parameters may not change.
-    """
-
-    def present(name: str) -> Any:
-        return node.get_parameter(name).value
-
-    known = [(change.name, change.value) for change in changes if change.name in SPECS]
-    try:
-        check_changes(SPECS, known, value_problem, present if configured else None)
-    except ValueError as error:
-        return SetParametersResult(successful=False, reason=str(error))
-    return SetParametersResult(successful=True)
 
 
 def read_settings(node: Node) -> Settings:

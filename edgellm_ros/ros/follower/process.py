@@ -10,11 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rclpy.executors import SingleThreadedExecutor
-from rclpy.lifecycle import TransitionCallbackReturn
-
 from edgellm_ros.ros.follower.node import FollowerNode
-from edgellm_ros.ros.lifecycle import Stop, run_process, spin_once
+from edgellm_ros.ros.lifecycle import run_until_signal
 
 
 def run(args: Sequence[str] | None = None) -> int:
@@ -22,15 +19,4 @@ def run(args: Sequence[str] | None = None) -> int:
 
     `args` as on the command line.
     """
-    return run_process("follower_node", FollowerNode, _run, args)
-
-
-def _run(node: FollowerNode, executor: SingleThreadedExecutor, stop: Stop) -> None:
-    if node.get_parameter("autostart").value and not stop.requested:
-        configured = node.trigger_configure()
-        if configured == TransitionCallbackReturn.SUCCESS:
-            node.trigger_activate()
-    while not stop.requested:
-        spin_once(node, executor)
-    if node.state != "finalized":
-        node.trigger_shutdown()
+    return run_until_signal("follower_node", FollowerNode, args)

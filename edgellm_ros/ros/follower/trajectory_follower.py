@@ -11,35 +11,21 @@ Needs no ROS and reads no clock: times are nanoseconds of the caller's clock.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm_ros.ros.follower.course import Chunk, Course, Limits, RefusedChunkError
+from edgellm_ros.ros.chunk_checks import ORDER_REASONS, TABLE_REASONS, ChunkOrder, RefusedChunkError
+from edgellm_ros.ros.follower.course import Chunk, Course, Limits
 from edgellm_ros.ros.follower.speed_history import SpeedHistory
 
 JUMP_S = 0.5  # a larger difference between clock and elapsed time is a jump of the clock
-REMEMBERED = 256  # chunks that are recognised when they come again
 LONGEST_STEP = 2.0  # periods: a command that is late makes no larger change of the speed
 MAX_POSES = 1000
-REASONS = (  # for which a chunk is refused: names in `counts`
-    "wrong_names",
-    "wrong_units",
-    "wrong_dt",
-    "wrong_size",
-    "too_long",
-    "not_finite",
-    "stopped",
-    "from_future",
-    "repeated",
-    "before_start",
-    "out_of_order",
-    "used_up",
-    "too_old",
-)
+REASONS = TABLE_REASONS + ORDER_REASONS  # for which a chunk is refused: names in `counts`
 
 
 class Mode(str, Enum):
@@ -158,8 +144,6 @@ class TrajectoryFollower:
             self.counts[error.reason] += 1
             raise
         self.counts["accepted"] += 1
-        self._seen.append((chunk.stamp, chunk.request_id))
-        self._newest = chunk.stamp
         course = Course.of(chunk, self._speed_at(chunk.stamp), self.settings.limits)
         bend = self.motion.curvature - course.curvature_at(now) if self.motion.speed > 0 else 0.0
         self._course = course
@@ -168,22 +152,16 @@ class TrajectoryFollower:
     def _check(self, chunk: Chunk, now: int) -> None:
         if self._last is not None and now < self._last - JUMP_S * 1e9:
             self._forget(now)
-        age = (now - chunk.stamp) * 1e-9
         if self.stopped:
             raise RefusedChunkError("stopped", "stopped until ~/resume")
-        if age < -self.settings.future_tolerance:
-            raise RefusedChunkError("from_future", f"a frame {-age:.2f} s in the future")
-        if (chunk.stamp, chunk.request_id) in self._seen:
-            raise RefusedChunkError("repeated", "a chunk that arrived before")
-        if chunk.stamp < self._earliest:
-            raise RefusedChunkError("before_start", "a frame from before the activation or ~/resume")
-        if self._newest is not None and chunk.stamp < self._newest:
-            behind = (self._newest - chunk.stamp) * 1e-9
-            raise RefusedChunkError("out_of_order", f"a frame {behind:.2f} s older than the newest chunk's")
-        if chunk.end <= now:
-            raise RefusedChunkError("used_up", f"all rows are past since {(now - chunk.end) * 1e-9:.2f} s")
-        if age > self.settings.max_chunk_age:
-            raise RefusedChunkError("too_old", f"a frame {age:.2f} s old")
+        self._order.accept(
+            chunk.stamp,
+            chunk.request_id,
+            end=chunk.end,
+            now=now,
+            max_age=self.settings.max_chunk_age,
+            future_tolerance=self.settings.future_tolerance,
+        )
 
     # Outputs
 
@@ -271,11 +249,9 @@ class TrajectoryFollower:
         return self.motion.speed
 
     def _begin(self, now: int) -> None:
-        self._earliest = now
-        self._newest: int | None = None
+        self._order = ChunkOrder(now)
         self._course: Course | None = None
         self._blend = _Blend(now, 0.0, 0.0)
-        self._seen: deque[tuple[int, str]] = deque(maxlen=REMEMBERED)
 
     def _forget(self, now: int) -> None:
         """Drop everything that has a time, after a jump of the clock."""
