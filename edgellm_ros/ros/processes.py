@@ -22,6 +22,7 @@ import edgellm_ros
 
 NODE_MODULE = "edgellm_ros.ros.node.main"
 FOLLOWER_MODULE = "edgellm_ros.ros.follower.main"
+ARM_MODULE = "edgellm_ros.ros.arm.main"
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # loaded before any fork: between fork and exec, loading may deadlock
 # A DDS participant listens at 7400 + 250 * domain and a little above. Domains above 101 use ports that Linux

@@ -13,6 +13,7 @@ from edgellm_arena.ros.arena_link import ArenaLink
 from edgellm_arena.ros.follower_link import FollowerLink
 from edgellm_arena.ros.microphone import Microphone
 from edgellm_ros.client import PlanClient
+from edgellm_ros.ros.arm.node import ArmNode
 from edgellm_ros.ros.follower.node import FollowerNode
 from edgellm_ros.ros.node.node import EdgeLLMNode
 from edgellm_ros.ros.play.node import PlayNode
@@ -26,7 +27,7 @@ pytestmark = [
     pytest.mark.only_on("cpu", reason="names do not depend on the device"),
 ]
 NAMESPACE = "/robot"
-NODES = ("edgellm", "edgellm_follower", "edgellm_play", "arena", "plan_client")
+NODES = ("edgellm", "edgellm_follower", "edgellm_arm", "edgellm_play", "arena", "plan_client")
 FURTHER = list(CAMERAS)[1:]  # of the policy's cameras; the first one is on ~/image
 ACTION_SERVICES = ("send_goal", "get_result", "cancel_goal")
 ACTION_TOPICS = ("feedback", "status")
@@ -45,6 +46,13 @@ def rights(policy_engine, tmp_path_factory) -> Iterator[dict[str, dict[str, set[
     stamped = [rclpy.Parameter("stamped", value=True)]  # as the arena expects
     wav = tmp_path_factory.mktemp("play") / "speech.wav"
     recorder = [rclpy.Parameter("device", value="none"), rclpy.Parameter("file", value=str(wav))]
+    contract = tmp_path_factory.mktemp("arm") / "arm.yaml"
+    contract.write_text(
+        "{rate: 50, controller: {kind: forward_command, topic: ~/commands}, state_topic: ~/joint_states, "
+        "cameras: [], joints: [{policy: a, ros: a, unit: radians, "
+        "limits: {position: [-1, 1], speed: 1, acceleration: 10, deviation: 1}}]}"
+    )
+    moving = [rclpy.Parameter("contract", value=str(contract)), rclpy.Parameter("dry_run", value=False)]
     with ExitStack() as stack:
         domain = stack.enter_context(own_domain())
         rclpy.init(args=arguments, domain_id=domain)
@@ -52,16 +60,17 @@ def rights(policy_engine, tmp_path_factory) -> Iterator[dict[str, dict[str, set[
         nodes = (
             EdgeLLMNode(parameter_overrides=overrides),
             FollowerNode(parameter_overrides=stamped),
+            ArmNode(parameter_overrides=moving),
             ArenaLink(),
             PlayNode(parameter_overrides=recorder),
         )
         user = rclpy.create_node("plan_client")
         for node in (*nodes, user):
             stack.callback(node.destroy_node)
-        for node in nodes[:2]:
+        for node in nodes[:3]:
             node.trigger_configure()
             node.trigger_activate()
-        parts = FollowerLink(nodes[2]), Microphone(nodes[2])  # of the arena
+        parts = FollowerLink(nodes[3]), Microphone(nodes[3])  # of the arena
         stack.enter_context(PlanClient(user, name="edgellm"))
         yield {name: seen(user, name) for name in NODES}
         del parts

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from edgellm_ros.ros.arm.parameters import SPECS as ARM_SPECS
 from edgellm_ros.ros.follower.parameters import SPECS as FOLLOWER_SPECS
 from edgellm_ros.ros.node.settings.parameters import SPECS
 from edgellm_ros.ros.security.access import ARENA_REMAPPINGS, REMAPPINGS
@@ -73,7 +74,7 @@ def entities(module: ModuleType, kind: str) -> list[Recorded]:
     return [entity for entity in listed if entity.kind == kind]
 
 
-@pytest.mark.parametrize("name", ["edgellm", "demo", "follower", "replay", "view"])
+@pytest.mark.parametrize("name", ["edgellm", "demo", "follower", "arm", "replay", "view"])
 def test_every_argument_of_a_launch_file_has_a_description(load, name):
     arguments = entities(load(name), "DeclareLaunchArgument")
     assert arguments
@@ -110,6 +111,19 @@ def test_arguments_of_the_follower_override_its_file_only_where_they_are_given(l
     assert ("~/action_chunk", "edgellm/action_chunk") in node.kwargs["remappings"]
 
 
+@pytest.mark.parametrize(("given", "dry_run"), [("", {}), ("false", {"dry_run": False})])
+def test_the_arm_moves_only_where_the_file_or_an_argument_says_so(load, given, dry_run):
+    module = load("arm")
+    declared = entities(module, "DeclareLaunchArgument")
+    values = {argument.args[0]: argument.kwargs.get("default_value", "/arm.yaml") for argument in declared}
+    values["dry_run"] = given
+    module.LaunchConfiguration = lambda name: SimpleNamespace(perform=lambda context: values[name])
+    (node,) = module._start_node(None)
+    expected = {"autostart": True, "use_sim_time": False, "contract": "/arm.yaml", **dry_run}
+    assert node.kwargs["parameters"][1] == expected
+    assert yaml.safe_load((ROOT / "config" / "arm.yaml").read_text())["/**"]["ros__parameters"]["dry_run"]
+
+
 def started(load, **given: str) -> Recorded:
     """The node that edgellm.launch.py starts with these arguments."""
     module = load("edgellm")
@@ -136,12 +150,12 @@ def test_topics_of_cameras_in_another_form_are_refused(load, given):
         started(load, camera_topics=given)
 
 
-@pytest.mark.parametrize("name", ["edgellm", "follower"])
+@pytest.mark.parametrize("name", ["edgellm", "follower", "arm"])
 @pytest.mark.parametrize("enclave, given", [("", []), ("/robot/brain", ["--enclave", "/robot/brain"])])
 def test_the_node_gets_the_enclave_that_is_given(load, name, enclave, given):
     module = load(name)
     declared = entities(module, "DeclareLaunchArgument")
-    values = {argument.args[0]: argument.kwargs["default_value"] for argument in declared}
+    values = {argument.args[0]: argument.kwargs.get("default_value", "") for argument in declared}
     values["enclave"] = enclave
     module.LaunchConfiguration = lambda name: SimpleNamespace(perform=lambda context: values[name])
     (node,) = module._start_node(None)
@@ -150,9 +164,14 @@ def test_the_node_gets_the_enclave_that_is_given(load, name, enclave, given):
 
 def test_the_policy_has_the_topics_of_the_launch_files(load):
     """Those that differ from the nodes' own names."""
-    defaults = {**load("follower").TOPICS, **load("play").TOPICS}
-    renamed = {name: new for name, (new, _) in defaults.items() if new != f"~/{name}"}
-    assert {name.removeprefix("~/"): new for (_, name), new in REMAPPINGS.items()} == renamed
+    nodes = ("follower", "arm", "play")
+    renamed = {
+        (f"edgellm_{node}", f"~/{name}"): new
+        for node in nodes
+        for name, (new, _) in load(node).TOPICS.items()
+        if new != f"~/{name}"
+    }
+    assert renamed == REMAPPINGS
     demo = load("demo").FOLLOWER_TOPICS
     renamed = {name: new for name, new in demo.items() if new != f"~/{name.removesuffix('_topic')}"}
     assert {f"{name.removeprefix('~/')}_topic": new for (_, name), new in ARENA_REMAPPINGS.items()} == renamed
@@ -243,7 +262,7 @@ def test_every_launch_argument_is_described(path):
 
 @pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.name)
 def test_parameter_files_name_parameters_of_the_node_with_values_of_their_type(path):
-    specs = FOLLOWER_SPECS if path.stem == "follower" else SPECS
+    specs = {"follower": FOLLOWER_SPECS, "arm": ARM_SPECS}.get(path.stem, SPECS)
     for node in yaml.safe_load(path.read_text()).values():
         for name, value in flat(node["ros__parameters"]).items():
             if name == "use_sim_time":

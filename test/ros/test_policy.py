@@ -113,7 +113,8 @@ class TestNames:
             ("edgellm:~/image", "a remapping must be NODE:~/NAME:=NEW"),
             (
                 "edgelm:~/image:=/camera",
-                "no node 'edgelm', expected one of edgellm, edgellm_follower, edgellm_play, arena",
+                "no node 'edgelm', expected one of edgellm, edgellm_follower, edgellm_arm, edgellm_play, "
+                "arena",
             ),
             ("edgellm:~/imgae:=/camera", "the node edgellm has no '~/imgae'"),
         ],
@@ -142,7 +143,8 @@ class TestRights:
 
     def test_an_operator_may_call_every_service_of_the_lifecycle_nodes(self):
         found = enclaves()
-        served = found["edgellm"].allowed[REPLY] | found["edgellm_follower"].allowed[REPLY]
+        nodes = ("edgellm", "edgellm_follower", "edgellm_arm")
+        served = set().union(*(found[node].allowed[REPLY] for node in nodes))
         assert found["operator"].allowed[REQUEST] == served
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from edgellm_arena.ros.demo import ARENA_MODULE
 from edgellm_ros.ros import signals
-from edgellm_ros.ros.processes import FOLLOWER_MODULE, NODE_MODULE
+from edgellm_ros.ros.processes import ARM_MODULE, FOLLOWER_MODULE, NODE_MODULE
 
 # Its main thread runs no Python, as while a library loads engines, and it never ends by itself.
 BUSY = """
@@ -72,7 +72,9 @@ def test_a_late_second_signal_ends_the_process_at_once(busy, same_request_s, num
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("imported", ["rclpy", "numpy.linalg", "edgellm_ros.ros.messaging"])
 @pytest.mark.parametrize(
-    "module", [NODE_MODULE, FOLLOWER_MODULE, ARENA_MODULE], ids=["node", "follower", "arena"]
+    "module",
+    [NODE_MODULE, FOLLOWER_MODULE, ARM_MODULE, ARENA_MODULE],
+    ids=["node", "follower", "arm", "arena"],
 )
 def test_a_signal_during_the_imports_ends_the_process_in_silence(module, imported, number):
     code = (

@@ -13,9 +13,10 @@ from enum import Enum
 
 from edgellm_ros.ros.camera_topic import camera_topic
 
-EDGELLM, FOLLOWER, PLAY, ARENA = (
+EDGELLM, FOLLOWER, ARM, PLAY, ARENA = (
     "edgellm",
     "edgellm_follower",
+    "edgellm_arm",
     "edgellm_play",
     "arena",
 )  # nodes of this package
@@ -64,12 +65,12 @@ def _of_every_node(
     ]
 
 
-def _of_lifecycle_nodes(node: str) -> list[Interface]:
+def _of_lifecycle_nodes(node: str, watchers: tuple[str, ...] = ()) -> list[Interface]:
     return [
         *_of_every_node(node, READERS, SETTERS),
         Interface(node, Kind.OUT, "/diagnostics", READERS),
         Interface(node, Kind.OUT, "~/transition_event", READERS),
-        Interface(node, Kind.SERVICE, "~/get_state", (*READERS, ARENA)),
+        Interface(node, Kind.SERVICE, "~/get_state", (*READERS, *watchers)),
         Interface(node, Kind.SERVICE, "~/get_available_states", READERS),
         Interface(node, Kind.SERVICE, "~/get_available_transitions", READERS),
         Interface(node, Kind.SERVICE, "~/get_transition_graph", READERS),
@@ -78,7 +79,7 @@ def _of_lifecycle_nodes(node: str) -> list[Interface]:
 
 
 INTERFACES = (
-    *_of_lifecycle_nodes(EDGELLM),
+    *_of_lifecycle_nodes(EDGELLM, (ARENA,)),
     Interface(EDGELLM, Kind.IN, "~/image", (ARENA,)),
     Interface(EDGELLM, Kind.IN, "~/joint_states"),  # of a policy
     Interface(EDGELLM, Kind.IN, "~/odom", (ARENA,)),
@@ -102,13 +103,21 @@ INTERFACES = (
     Interface(EDGELLM, Kind.SERVICE, "~/switch_lora", SETTERS),
     Interface(EDGELLM, Kind.SERVICE, "~/set_noise_seed", (*SETTERS, ARENA)),
     Interface(EDGELLM, Kind.SERVICE, "~/save_system_prompt", SETTERS),
-    *_of_lifecycle_nodes(FOLLOWER),
+    *_of_lifecycle_nodes(FOLLOWER, (ARENA,)),
     Interface(FOLLOWER, Kind.IN, "~/action_chunk"),
     Interface(FOLLOWER, Kind.IN, "~/odom"),
     Interface(FOLLOWER, Kind.OUT, "~/cmd_vel", (*READERS, ARENA)),
     Interface(FOLLOWER, Kind.OUT, "~/path", READERS),
     Interface(FOLLOWER, Kind.SERVICE, "~/stop", (*SETTERS, ARENA)),
     Interface(FOLLOWER, Kind.SERVICE, "~/resume", (*SETTERS, ARENA)),
+    *_of_lifecycle_nodes(ARM),
+    Interface(ARM, Kind.IN, "~/action_chunk"),
+    Interface(ARM, Kind.IN, "~/joint_states"),
+    Interface(ARM, Kind.OUT, "~/commands", READERS),
+    Interface(ARM, Kind.OUT, "~/preview", READERS),
+    Interface(ARM, Kind.OUT, "~/state", READERS),
+    Interface(ARM, Kind.SERVICE, "~/stop", SETTERS),
+    Interface(ARM, Kind.SERVICE, "~/resume", SETTERS),
     *_of_every_node(PLAY),
     Interface(PLAY, Kind.IN, "~/speech"),
     *_of_every_node(ARENA),
@@ -129,11 +138,12 @@ def camera_interfaces(cameras: Sequence[str]) -> tuple[Interface, ...]:
     return tuple(Interface(EDGELLM, Kind.IN, camera_topic(name)) for name in cameras)
 
 
-# As in follower.launch.py and, with the arena, in demo.launch.py.
+# As in follower.launch.py, arm.launch.py, play.launch.py and, with the arena, in demo.launch.py.
 REMAPPINGS = {
     (FOLLOWER, "~/action_chunk"): "edgellm/action_chunk",
     (FOLLOWER, "~/odom"): "odom",
     (FOLLOWER, "~/cmd_vel"): "cmd_vel",
+    (ARM, "~/action_chunk"): "edgellm/action_chunk",
     (PLAY, "~/speech"): "edgellm/speech",
 }
 ARENA_REMAPPINGS = {

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node `edgellm_arm`: chunks of a policy in, trajectories of an arm out."""

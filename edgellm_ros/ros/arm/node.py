@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lifecycle node `edgellm_arm` around an ArmFollower.
+
+    ~/action_chunk, joint states --> ArmFollower --> the controller's topic, ~/preview
+    ~/stop, ~/resume -------------------^        --> ~/state: joint states as the policy takes them
+
+Everything runs on one thread, and no callback waits, except that the arm is braked to a standstill within
+the transitions that end its motion.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticArray
+from rcl_interfaces.msg import SetParametersResult
+from rclpy.clock import Clock, ClockType
+from rclpy.duration import Duration
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.parameter import Parameter
+from rclpy.qos import QoSProfile, ReliabilityPolicy
+from sensor_msgs.msg import JointState
+from std_msgs.msg import Float64MultiArray
+from std_srvs.srv import Trigger
+from trajectory_msgs.msg import JointTrajectory
+
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.msg import ActionChunk
+from edgellm_ros.ros.arm.arm_follower import REASONS, ArmFollower, read_chunk
+from edgellm_ros.ros.arm.contract import TRAJECTORY, Contract, check_policy, read_contract
+from edgellm_ros.ros.arm.messages import to_trajectory
+from edgellm_ros.ros.arm.motion import Motion
+from edgellm_ros.ros.arm.parameters import SPECS, read_settings
+from edgellm_ros.ros.chunk_checks import RefusedChunkError
+from edgellm_ros.ros.diagnostic_status import FAULT, WARN, Problem, make_array, make_status
+from edgellm_ros.ros.lifecycle import logged, refuse_impossible_transitions, state_name
+from edgellm_ros.ros.messaging import (
+    NANOSECONDS,
+    check_qos_overrides,
+    overridable,
+    services_qos,
+    to_nanoseconds,
+    to_time,
+)
+from edgellm_ros.ros.parameter_table import check_set, declare, value_problem
+
+CHUNKS = QoSProfile(depth=100)  # the samples of several plans
+STATES = QoSProfile(depth=50, reliability=ReliabilityPolicy.BEST_EFFORT)
+COMMANDS = QoSProfile(depth=1)  # an old command is of no use
+LOG_EVERY_S = 5.0
+ACKNOWLEDGED_S = 1.0  # longest wait for the controller's acknowledgement of the last command
+RECENT_S = 5.0  # refused chunks are a problem on /diagnostics for this long
+
+
+class ArmNode(LifecycleNode):
+    """The node; docs/arm.md lists its interfaces and parameters."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Declare the parameters, offer the services; `kwargs` are for LifecycleNode."""
+        super().__init__("edgellm_arm", **kwargs)
+        declare(self, SPECS, value_problem)
+        check_qos_overrides(self)
+        self.arm: ArmFollower | None = None  # exists while the node is configured
+        self._steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._timer: Any = None  # exists while the node is active
+        self._inputs: list[Any] = []
+        self._outputs: dict[str, Any] = {}
+        self._sent: Motion | None = None
+        self._problem = ""  # why the node could not be configured
+        self._refused: tuple[float, str] = (-math.inf, "")  # when, by the steady clock, and why
+        self.add_on_set_parameters_callback(self._before_parameters_set)
+        self.add_post_set_parameters_callback(self._on_parameters_set)
+        refuse_impossible_transitions(self)
+        self.create_service(Trigger, "~/stop", self._on_stop, qos_profile=services_qos())
+        self.create_service(Trigger, "~/resume", self._on_resume, qos_profile=services_qos())
+        self._diagnostics = self.create_publisher(
+            DiagnosticArray, "/diagnostics", **overridable(QoSProfile(depth=10))
+        )
+        # Not the node's clock: diagnostics are published while simulated time is paused, too.
+        self.create_timer(1.0, self._every_second, clock=self._steady)
+
+    # Lifecycle
+
+    @logged
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Read the contract; fails, with one line in the log, if it does not fit."""
+        try:
+            contract = self._read_contract()
+        except (OSError, ValueError) as error:
+            self._problem = str(error)
+            self.get_logger().error(self._problem)
+            return TransitionCallbackReturn.FAILURE
+        self._problem = ""
+        stopped = self.arm is not None and self.arm.stopped
+        self.arm = ArmFollower(contract, read_settings(self))
+        self.arm.stopped = stopped  # an operator's stop outlives a new configuration
+        message = JointTrajectory if contract.controller.kind == TRAJECTORY else Float64MultiArray
+        names = {"preview": "~/preview"}
+        if not self._value("dry_run"):
+            names["commands"] = contract.controller.topic
+        self._outputs = {
+            key: self.create_lifecycle_publisher(message, name, **overridable(COMMANDS))
+            for key, name in names.items()
+        }
+        self._outputs["state"] = self.create_lifecycle_publisher(
+            JointState, "~/state", **overridable(QoSProfile(depth=10))
+        )
+        self._inputs = [
+            self.create_subscription(ActionChunk, "~/action_chunk", self._on_chunk, **overridable(CHUNKS)),
+            self.create_subscription(
+                JointState, contract.state_topic, self._on_joint_states, **overridable(STATES)
+            ),
+        ]
+        return super().on_configure(state)
+
+    def _read_contract(self) -> Contract:
+        if not self._value("contract"):
+            raise ValueError("parameter contract is empty: set it to the YAML file of docs/arm.md")
+        contract = read_contract(Path(self._value("contract")))
+        if self._value("engine_dir"):
+            check_policy(contract, EngineConfig.load(self._value("engine_dir")).policy)
+        return contract
+
+    @logged
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Follow chunks of frames from now on."""
+        result = super().on_activate(state)
+        arm = self._configured_arm()
+        arm.start(self._wall())
+        self._sent = None
+        self._timer = self.create_timer(1.0 / arm.contract.rate, self._tick, clock=self._motion_clock())
+        if self._value("dry_run"):
+            self.get_logger().warning("dry run: ~/preview has what would be sent, and nothing moves")
+        return result
+
+    @logged
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Brake to a standstill, then publish no more."""
+        self._end_motion()
+        return super().on_deactivate(state)
+
+    @logged
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Remove the topics."""
+        self._release()
+        return super().on_cleanup(state)
+
+    @logged
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Brake to a standstill from any state."""
+        self._end_motion()
+        return super().on_shutdown(state)
+
+    @logged
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Brake and remove the topics after a failed transition."""
+        self._end_motion()
+        self._release()
+        return super().on_error(state)
+
+    def _end_motion(self) -> None:
+        """Brake until the arm stands; takes at most 0.3 s and the acknowledgement's time."""
+        if self._timer is None:
+            return
+        self.destroy_timer(self._timer)
+        self._timer = None
+        arm = self._configured_arm()
+        arm.drop(self._now())
+        deadline = time.monotonic() + ACKNOWLEDGED_S  # simulated time may stand still
+        while True:
+            self._send()
+            if not arm.is_moving(self._now()) or time.monotonic() > deadline:
+                break
+            time.sleep(1.0 / arm.contract.rate)
+        if "commands" in self._outputs:
+            self._outputs["commands"].wait_for_all_acked(Duration(seconds=ACKNOWLEDGED_S))
+
+    def _release(self) -> None:
+        for subscription in self._inputs:
+            self.destroy_subscription(subscription)
+        for publisher in self._outputs.values():
+            self.destroy_lifecycle_publisher(publisher)
+        self._inputs, self._outputs = [], {}
+
+    # Inputs
+
+    def _on_chunk(self, message: ActionChunk) -> None:
+        if self._timer is None:
+            return
+        arm = self._configured_arm()
+        if message.sample_index != self._value("sample_index"):
+            arm.counts["other_samples"] += 1
+            return
+        try:
+            chunk = read_chunk(
+                arm.contract,
+                to_nanoseconds(message.header.stamp),
+                request_id=message.request_id,
+                dt=message.dt,
+                horizon=message.horizon,
+                names=message.names,
+                units=message.units,
+                values=message.values,
+                max_rows=self._value("max_chunk_rows"),
+            )
+            arm.add(chunk, self._now(), self._wall())
+        except RefusedChunkError as error:
+            arm.counts[error.reason] += 1
+            text = f"chunk refused ({error.reason}): {error}"
+            self._refused = (time.monotonic(), text)
+            self.get_logger().warning(text, throttle_duration_sec=LOG_EVERY_S)
+        else:
+            self._send()
+
+    def _on_joint_states(self, message: JointState) -> None:
+        arm, now, wall = self._configured_arm(), self._now(), self._wall()
+        stamp = to_nanoseconds(message.header.stamp) or wall
+        try:
+            complete = arm.observe(message.name, message.position, now - max((wall - stamp) * 1e-9, 0.0))
+        except ValueError as error:
+            arm.counts["states_refused"] += 1
+            self.get_logger().warning(str(error), throttle_duration_sec=LOG_EVERY_S)
+            return
+        if complete:
+            state = JointState(name=list(arm.contract.policy_names))
+            state.header.stamp = to_time(stamp)
+            state.position = arm.contract.to_policy(arm.measured).tolist()
+            self._outputs["state"].publish(state)
+
+    def _on_stop(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        if self.arm is None:
+            response.success, response.message = False, "the node was never configured: nothing moves"
+            return response
+        self.arm.stop(self._now())
+        self.arm.counts["stops"] += 1
+        if self._timer is not None:
+            self._send()
+        self.get_logger().warning("stopped until ~/resume")
+        response.success, response.message = True, "the arm stops until ~/resume"
+        return response
+
+    def _on_resume(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        response.success = self.arm is not None and self.arm.stopped
+        response.message = "the next chunk is followed" if response.success else "it was not stopped"
+        if self.arm is not None:
+            self.arm.resume(self._wall())
+        return response
+
+    # Outputs
+
+    def _tick(self) -> None:
+        arm = self._configured_arm()
+        problem = arm.problem
+        arm.step(self._now(), self._wall())
+        if arm.problem != problem:
+            self.get_logger().error(f"stopped until ~/resume: {arm.problem}")
+        self._send()
+
+    def _send(self) -> None:
+        """Publish a new motion once as a trajectory, or the present command."""
+        arm = self._configured_arm()
+        motion, now = arm.motion, self._now()
+        is_new, self._sent = motion is not self._sent, motion
+        if motion is None:
+            return
+        if arm.contract.controller.kind == TRAJECTORY:
+            if is_new:
+                start = self._wall() + round((motion.start - now) * NANOSECONDS)
+                self._publish(to_trajectory(motion, arm.contract.ros_names, start))
+        elif now < motion.end + 2 / arm.contract.rate:
+            self._publish(Float64MultiArray(data=motion.at(now)[0].tolist()))
+
+    def _publish(self, message: JointTrajectory | Float64MultiArray) -> None:
+        for name in ("commands", "preview"):
+            if name in self._outputs:
+                self._outputs[name].publish(message)
+
+    # Parameters, clocks and diagnostics
+
+    def _configured_arm(self) -> ArmFollower:
+        assert self.arm is not None
+        return self.arm
+
+    def _value(self, name: str) -> Any:
+        return self.get_parameter(name).value
+
+    def _motion_clock(self) -> Clock:
+        """Return the clock of motions: a jump of the system's clock must not move the arm."""
+        return self.get_clock() if self._value("use_sim_time") else self._steady
+
+    def _now(self) -> float:
+        return self._motion_clock().now().nanoseconds * 1e-9
+
+    def _wall(self) -> int:
+        return self.get_clock().now().nanoseconds
+
+    def _before_parameters_set(self, changes: list[Parameter]) -> SetParametersResult:
+        return check_set(self, SPECS, changes, bool(self._inputs))
+
+    def _on_parameters_set(self, changed: list[Parameter]) -> None:
+        if self.arm is not None:
+            self.arm.settings = read_settings(self)
+
+    def _every_second(self) -> None:
+        problems: list[Problem] = [(FAULT, self._problem)] if self._problem else []
+        values: dict[str, object] = {"state": state_name(self), "dry_run": self._value("dry_run")}
+        if self.arm is not None:
+            problems += self._problems(self.arm)
+            values |= self._counters(self.arm)
+        status = make_status(f"{self.get_fully_qualified_name()}: arm", problems, values)
+        self._diagnostics.publish(make_array(self.get_clock().now().to_msg(), [status]))
+
+    def _problems(self, arm: ArmFollower) -> list[Problem]:
+        problems = []
+        when, text = self._refused
+        if time.monotonic() - when < RECENT_S:
+            problems.append((WARN, text))
+        if arm.stopped:
+            problems.append((WARN, f"stopped until ~/resume{': ' if arm.problem else ''}{arm.problem}"))
+        if self._timer is not None and arm.state_age(self._now()) > arm.settings.max_state_age:
+            problems.append((WARN, "joint states are stale: nothing moves"))
+        if arm.counts["other_samples"] and not arm.counts["accepted"]:
+            problems.append((WARN, f"no chunk with sample_index {self._value('sample_index')}, only others"))
+        return problems
+
+    def _counters(self, arm: ArmFollower) -> dict[str, object]:
+        counts = arm.counts
+        return {
+            "mode": arm.mode(self._now()).value,
+            "state_age": arm.state_age(self._now()),
+            "chunks_accepted": counts["accepted"],
+            "chunks_of_other_samples": counts["other_samples"],
+            "chunks_run_out": counts["run_out"],
+            **{f"chunks_{reason}": counts[reason] for reason in REASONS},
+            **{f"rows_clamped.{name}": arm.clamped[name] for name in arm.contract.ros_names},
+            "stops": counts["stops"],
+            "stale_stops": counts["stale_stops"],
+            "deviations": counts["deviations"],
+            "clock_jumps": counts["clock_jumps"],
+            "states_refused": counts["states_refused"],
+        }
