@@ -277,6 +277,16 @@ def test_a_stop_stands_within_0_3_s_and_holds_until_resume(make_robot, kind):
     robot.wait(lambda: np.abs(robot.simulated.position - stands).max() > 0.1)
 
 
+def test_a_stop_before_the_node_is_configured_holds(make_robot):
+    robot = make_robot()
+    assert robot.call("stop").success
+    robot.activate()
+    robot.send()
+    robot.listen(0.5)
+    assert not robot.commands
+    assert robot.status()[1]["chunks_stopped"] == "1"
+
+
 def test_without_joint_states_the_arm_brakes_and_follows_nothing(make_robot):
     robot = make_robot()
     robot.activate()

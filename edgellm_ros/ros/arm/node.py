@@ -29,11 +29,12 @@ from trajectory_msgs.msg import JointTrajectory
 
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.msg import ActionChunk
-from edgellm_ros.ros.arm.arm_follower import REASONS, ArmFollower, read_chunk
+from edgellm_ros.ros.arm.arm_follower import ArmFollower, read_chunk
 from edgellm_ros.ros.arm.contract import TRAJECTORY, Contract, check_policy, read_contract
 from edgellm_ros.ros.arm.messages import to_trajectory
 from edgellm_ros.ros.arm.motion import Motion
 from edgellm_ros.ros.arm.parameters import SPECS, read_settings
+from edgellm_ros.ros.arm.status import find_problems, list_values
 from edgellm_ros.ros.chunk_checks import RefusedChunkError
 from edgellm_ros.ros.diagnostic_status import FAULT, WARN, Problem, make_array, make_status
 from edgellm_ros.ros.lifecycle import logged, refuse_impossible_transitions, state_name
@@ -69,6 +70,7 @@ class ArmNode(LifecycleNode):
         self._inputs: list[Any] = []
         self._outputs: dict[str, Any] = {}
         self._sent: Motion | None = None
+        self._stopped = False  # before the first configuration
         self._problem = ""  # why the node could not be configured
         self._refused: tuple[float, str] = (-math.inf, "")  # when, by the steady clock, and why
         self.add_on_set_parameters_callback(self._before_parameters_set)
@@ -94,7 +96,7 @@ class ArmNode(LifecycleNode):
             self.get_logger().error(self._problem)
             return TransitionCallbackReturn.FAILURE
         self._problem = ""
-        stopped = self.arm is not None and self.arm.stopped
+        stopped = self._stopped if self.arm is None else self.arm.stopped
         self.arm = ArmFollower(contract, read_settings(self))
         self.arm.stopped = stopped  # an operator's stop outlives a new configuration
         message = JointTrajectory if contract.controller.kind == TRAJECTORY else Float64MultiArray
@@ -224,18 +226,17 @@ class ArmNode(LifecycleNode):
             arm.counts["states_refused"] += 1
             self.get_logger().warning(str(error), throttle_duration_sec=LOG_EVERY_S)
             return
-        if complete:
+        if complete and arm.state_age(now) <= arm.settings.max_state_age:
             state = JointState(name=list(arm.contract.policy_names))
             state.header.stamp = to_time(stamp)
             state.position = arm.contract.to_policy(arm.measured).tolist()
             self._outputs["state"].publish(state)
 
     def _on_stop(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        if self.arm is None:
-            response.success, response.message = False, "the node was never configured: nothing moves"
-            return response
-        self.arm.stop(self._now())
-        self.arm.counts["stops"] += 1
+        self._stopped = True
+        if self.arm is not None:
+            self.arm.stop(self._now())
+            self.arm.counts["stops"] += 1
         if self._timer is not None:
             self._send()
         self.get_logger().warning("stopped until ~/resume")
@@ -243,7 +244,8 @@ class ArmNode(LifecycleNode):
         return response
 
     def _on_resume(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        response.success = self.arm is not None and self.arm.stopped
+        response.success = self._stopped if self.arm is None else self.arm.stopped
+        self._stopped = False
         response.message = "the next chunk is followed" if response.success else "it was not stopped"
         if self.arm is not None:
             self.arm.resume(self._wall())
@@ -306,39 +308,12 @@ class ArmNode(LifecycleNode):
 
     def _every_second(self) -> None:
         problems: list[Problem] = [(FAULT, self._problem)] if self._problem else []
-        values: dict[str, object] = {"state": state_name(self), "dry_run": self._value("dry_run")}
-        if self.arm is not None:
-            problems += self._problems(self.arm)
-            values |= self._counters(self.arm)
-        status = make_status(f"{self.get_fully_qualified_name()}: arm", problems, values)
-        self._diagnostics.publish(make_array(self.get_clock().now().to_msg(), [status]))
-
-    def _problems(self, arm: ArmFollower) -> list[Problem]:
-        problems = []
         when, text = self._refused
         if time.monotonic() - when < RECENT_S:
             problems.append((WARN, text))
-        if arm.stopped:
-            problems.append((WARN, f"stopped until ~/resume{': ' if arm.problem else ''}{arm.problem}"))
-        if self._timer is not None and arm.state_age(self._now()) > arm.settings.max_state_age:
-            problems.append((WARN, "joint states are stale: nothing moves"))
-        if arm.counts["other_samples"] and not arm.counts["accepted"]:
-            problems.append((WARN, f"no chunk with sample_index {self._value('sample_index')}, only others"))
-        return problems
-
-    def _counters(self, arm: ArmFollower) -> dict[str, object]:
-        counts = arm.counts
-        return {
-            "mode": arm.mode(self._now()).value,
-            "state_age": arm.state_age(self._now()),
-            "chunks_accepted": counts["accepted"],
-            "chunks_of_other_samples": counts["other_samples"],
-            "chunks_run_out": counts["run_out"],
-            **{f"chunks_{reason}": counts[reason] for reason in REASONS},
-            **{f"rows_clamped.{name}": arm.clamped[name] for name in arm.contract.ros_names},
-            "stops": counts["stops"],
-            "stale_stops": counts["stale_stops"],
-            "deviations": counts["deviations"],
-            "clock_jumps": counts["clock_jumps"],
-            "states_refused": counts["states_refused"],
-        }
+        values: dict[str, object] = {"state": state_name(self), "dry_run": self._value("dry_run")}
+        if self.arm is not None:
+            problems += find_problems(self.arm, self._now(), self._timer is not None)
+            values |= list_values(self.arm, self._now())
+        status = make_status(f"{self.get_fully_qualified_name()}: arm", problems, values)
+        self._diagnostics.publish(make_array(self.get_clock().now().to_msg(), [status]))
