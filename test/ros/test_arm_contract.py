@@ -50,7 +50,7 @@ def engine(**changes) -> SimpleNamespace:
     """A policy's configuration, as far as it has names."""
     names = {
         "actions": NAMES, "units": [""] * len(NAMES), "state": NAMES,
-        "cameras": ["observation.images.top", "observation.images.wrist"], **changes,
+        "cameras": ["top", "wrist"], **changes,
     }  # fmt: skip
     return SimpleNamespace(
         action_space=SimpleNamespace(names=names["actions"], units=names["units"]),
@@ -178,3 +178,12 @@ class TestFitOfAnEngine:
         with pytest.raises(RefusedChunkError) as refused:
             read_chunk(read_contract(SO101), 0, **fields)
         assert refused.value.reason == reason
+
+
+def test_the_contract_of_the_documentation_is_a_part_of_the_example():
+    text = (SO101.parents[1] / "docs" / "arm.md").read_text()
+    shown = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
+    assert {key: shown[key] for key in shown if key not in ("joints", "cameras")}.items() <= DATA.items()
+    for key in ("joints", "cameras"):
+        assert shown[key]
+        assert all(each in DATA[key] for each in shown[key])

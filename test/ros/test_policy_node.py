@@ -4,28 +4,28 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from edgellm_ros.action import Plan
 from edgellm_ros.msg import ChatMessage, PreviousChunk
 from edgellm_ros.srv import ListLoras, SaveSystemPrompt
-from sensor_msgs.msg import Image
-from std_msgs.msg import Float64MultiArray
+from sensor_msgs.msg import Image, JointState
+from trajectory_msgs.msg import JointTrajectory
 
 from edgellm_ros.diffusion.chunking import ChunkCondition
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.ros.arm.contract import check_policy, read_contract
 from edgellm_ros.ros.chunk_checks import RefusedChunkError
 from edgellm_ros.ros.follower.course import read_chunk
 from edgellm_ros.ros.node.planning.chunking import shifted
-from edgellm_ros.ros.processes import Child, ros_environment
+from edgellm_ros.ros.processes import ARM_MODULE, Child, ros_environment
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from fixtures.peer import image_message
 from fixtures.policy_robot import NAMES, STATE, STATE_JOINTS, TASK, TOP, WRIST, answer, later, values
 from fixtures.smolvla_checkpoint import ACTIONS, HORIZON
 
 R = Plan.Result
-ARM = Path(__file__).parents[2] / "examples" / "arm_on_a_robot.py"
 
 
 @pytest.fixture(autouse=True)
@@ -162,13 +162,34 @@ def test_every_frame_continues_the_last_chunk_with_chunking(robot, peer, policy_
     assert np.abs(second - first).max() > 1e-3
 
 
-def test_an_arm_gets_the_row_of_the_present_time(robot, peer, domain, tmp_path):
-    heard = []
-    peer.node.create_subscription(Float64MultiArray, "/commands", heard.append, 10)
-    arm = Child("arm", [str(ARM)], tmp_path / "arm.log", ros_environment(domain))
+def test_the_arm_node_makes_a_trajectory_of_the_chunk_of_the_policy(
+    robot, peer, domain, tmp_path, policy_engine
+):
+    limits = "{position: [-1000, 1000], speed: 1, acceleration: 10, deviation: 1000}"
+    joints = [
+        f"{{policy: {name}, ros: arm_{i}, unit: degrees, limits: {limits}}}" for i, name in enumerate(NAMES)
+    ]
+    (tmp_path / "arm.yaml").write_text(
+        "{rate: 50, controller: {kind: joint_trajectory, topic: /commands}, state_topic: /arm_states, "
+        f"cameras: [{{policy: top, topic: /top}}], joints: [{', '.join(joints)}]}}"
+    )
+    contract = read_contract(tmp_path / "arm.yaml")
+    # The states of this test's policy have other names than its actions.
+    with pytest.raises(ValueError, match="state: "):
+        check_policy(contract, EngineConfig.load(policy_engine).policy)
+    values_of = {"autostart": "true", "contract": tmp_path / "arm.yaml", "max_chunk_age": "5.0"}
+    arguments = [argument for name, value in values_of.items() for argument in ("-p", f"{name}:={value}")]
+    arguments += ["-r", "~/action_chunk:=/edgellm/action_chunk"]
+    heard: list[JointTrajectory] = []
+    subscription = peer.node.create_subscription(JointTrajectory, "/edgellm_arm/preview", heard.append, 10)
+    states = peer.node.create_publisher(JointState, "/arm_states", 10)
+    child = Child(
+        "arm", ["-m", ARM_MODULE, "--ros-args", *arguments], tmp_path / "log", ros_environment(domain)
+    )
 
-    def is_moved() -> bool:  # the first chunks may come before the arm has discovered the node
-        stamp = later(peer.now(), -1.0)  # so that the first row is over
+    def is_followed() -> bool:  # the first chunks may come before the arm has discovered the node
+        stamp = peer.now()
+        states.publish(JointState(name=list(contract.ros_names), position=[0.5] * ACTIONS))
         robot.joints(stamp)
         robot.further(stamp)
         robot.image(stamp)
@@ -177,11 +198,17 @@ def test_an_arm_gets_the_row_of_the_present_time(robot, peer, domain, tmp_path):
         return bool(heard)
 
     try:
-        peer.wait(is_moved, "command of the arm")
+        peer.wait(is_followed, "trajectory of the arm")
     finally:
-        arm.stop()
-    rows = values(peer.received["action_chunk"][-1])
-    assert list(heard[0].data) in rows[1:].tolist()
+        child.stop()
+        peer.node.destroy_subscription(subscription)
+        peer.node.destroy_publisher(states)
+    assert tuple(heard[0].joint_names) == contract.ros_names
+    assert list(heard[0].points[0].positions) == [0.5] * ACTIONS
+    last = np.array(heard[0].points[-1].positions)
+    rows = contract.to_ros(values(peer.received["action_chunk"][0]))
+    aims = np.sign(rows[:4].mean(0) - 0.5)
+    assert (np.sign(last - 0.5) == aims).all()
 
 
 class TestAnotherRobot:
