@@ -49,6 +49,7 @@ class Arm:
         self.follower.start(self.wall)
         self.position = np.zeros(len(self.contract.joints)) if position is None else np.array(position, float)
         self.commands: list[np.ndarray] = []
+        self.times: list[float] = []  # of the commands
         self.reports = self.moves = True  # joint states; and the joints follow
         self.observe()
 
@@ -68,10 +69,16 @@ class Arm:
         self.wall += round((elapsed + jump) * SECOND)
         self.observe()
         motion = self.follower.step(self.now, self.wall)
-        command = self.position if motion is None else motion.at(self.now)[0]
-        self.commands.append(command.copy())
+        command = self.follower.command(self.now)
+        self.commands.append(self.position.copy() if command is None else command)
+        self.times.append(self.now)
         if self.moves and motion is not None:
-            self.position = command.copy()
+            self.position = self.commands[-1].copy()
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass without a command."""
+        self.now += seconds
+        self.wall += round(seconds * SECOND)
 
     def run(self, seconds: float) -> np.ndarray:
         """Return the commands [N, J] of so many seconds."""
@@ -125,6 +132,16 @@ class TestFollowing:
         assert motion.positions[0] == pytest.approx(position)
         assert motion.speeds[0] == pytest.approx(speed)
         assert speed[0] > 0.3
+
+    def test_commands_between_two_periods_are_those_of_the_motion_before(self):
+        arm = Arm()
+        arm.send(ramp(1.0, 15))
+        arm.run(0.5)
+        before = arm.follower.motion
+        for name in ("a", "b"):
+            arm.wait(0.004)
+            assert arm.send(ramp(-0.5, 15), name=name).start > arm.now
+            assert arm.follower.command(arm.now) == pytest.approx(before.at(arm.now)[0])
 
     @pytest.mark.parametrize("blend_time", [0.0, 0.6])
     def test_the_difference_to_a_new_chunk_fades_out_over_the_blend_time(self, blend_time):
@@ -312,15 +329,16 @@ def message_of(rng: np.random.Generator, arm: Arm, sent: list[dict]) -> dict:
     return fields
 
 
-def check_limits(commands: np.ndarray, of: Contract, seed: int) -> None:
-    """Commands [N, J], one per period, none of which may exceed a limit."""
+def check_limits(times: list[float], commands: list[np.ndarray], of: Contract, seed: int) -> None:
+    """Check commands [N, J] at `times` (s), none of which may exceed a limit."""
     low, high = of.limits("position").T
-    assert np.isfinite(commands).all()
-    assert (commands >= low - 1e-9).all(), seed
-    assert (commands <= high + 1e-9).all(), seed
-    speeds = np.diff(commands, axis=0) * of.rate
+    positions, steps = np.array(commands), np.diff(times)[:, None]
+    assert np.isfinite(positions).all()
+    assert (positions >= low - 1e-9).all(), seed
+    assert (positions <= high + 1e-9).all(), seed
+    speeds = np.diff(positions, axis=0) / steps
     assert (np.abs(speeds) <= of.limits("speed") + 1e-6).all(), seed
-    accelerations = np.diff(speeds, axis=0) * of.rate
+    accelerations = np.diff(speeds, axis=0) / (0.5 * (steps[1:] + steps[:-1]))
     assert (np.abs(accelerations) <= of.limits("acceleration") + 1e-6).all(), seed
 
 
@@ -343,14 +361,30 @@ def test_limits_watchdog_and_stops_hold_for_random_streams_of_chunks(seeds):
         )
         low, high = of.limits("position").T
         arm = Arm(of, settings, rng.uniform(low, high))
-        sent, followable, unbroken = [], [], [arm.position.copy()]
-        idle_s, stopped_s, silent_s = math.inf, None, 0.0
+        sent, followable = [], []
+        times, commands = [arm.now], [arm.position.copy()]  # since the arm was last moved from outside
+        jitter = float(rng.choice([0.0, 0.5]))  # of the commands' times, in periods
+        busy, spoke, stopped = -math.inf, arm.now, math.inf  # last times; of the stop
         chunks_per_s = rng.choice([1.0, 5.0])
         for tick in range(TICKS):
-            motion, begin = arm.follower.motion, arm.position.copy()
-            arm.tick(jump=float(rng.normal(0, 3)) if rng.random() < 0.005 else 0.0)
-            unbroken.append(arm.commands[-1])
+            begin = arm.position.copy()
+            elapsed = arm.period * (1 + jitter * rng.uniform(-1, 1))
+            arm.tick(elapsed, jump=float(rng.normal(0, 3)) if rng.random() < 0.005 else 0.0)
+            times.append(arm.now)
+            commands.append(arm.commands[-1])
+            stands = np.array_equal(commands[-1], commands[-2])
+            late_s = STANDS_S + (1 + jitter) * arm.period + 1e-6  # two commands tell that the arm stands
+            if any(first <= arm.wall <= last for first, last in followable):
+                busy = arm.now
+            spoke = arm.now if arm.reports else spoke
+            assert stands or arm.now - busy <= late_s, seed
+            assert stands or arm.now - spoke <= settings.max_state_age + late_s + (1 + jitter) * arm.period, (
+                seed
+            )
+            assert stands or arm.now - stopped <= late_s, seed
+            moved += not np.array_equal(arm.position, begin)
             while rng.random() < chunks_per_s / rate and not 90 < tick < 110:  # a gap
+                arm.wait(0.2 * jitter * arm.period * rng.random())
                 sent.append(message_of(rng, arm, sent))
                 lasts_s = min(settings.max_chunk_age, sent[-1]["horizon"] * abs(sent[-1]["dt"]))
                 span_s = np.array([-settings.future_tolerance, lasts_s])
@@ -362,36 +396,25 @@ def test_limits_watchdog_and_stops_hold_for_random_streams_of_chunks(seeds):
                     reasons.add(error.reason)
                     continue
                 accepted += 1
+                assert not motion.speeds[-1].any()
                 if rested:  # it begins where the arm stands, or where it was commanded to stand
                     away = np.abs(motion.positions[0] - arm.position)
                     assert (away <= of.limits("deviation")).all(), seed
                     assert not motion.speeds[0].any()
-                    if away.max() > 0 or not np.array_equal(arm.position, unbroken[-1]):
-                        check_limits(np.array(unbroken), of, seed)
-                        unbroken = [motion.positions[0]]
-                assert not motion.speeds[-1].any()
+                    if not np.array_equal(motion.positions[0], commands[-1]):
+                        check_limits(times, commands, of, seed)
+                        times, commands = [arm.now], [motion.positions[0]]
             if rng.random() < 0.004:
                 arm.follower.stop(arm.now)
-                stopped_s = 0.0
+                stopped = arm.now
             elif arm.follower.stopped and rng.random() < 0.05:
                 arm.follower.resume(arm.wall)
-                stopped_s = None
+                stopped = math.inf
             if rng.random() < 0.01:
                 arm.reports = not arm.reports
             if rng.random() < 0.002:
                 arm.moves = not arm.moves  # a joint that is blocked
-            is_followable = any(first <= arm.wall <= last for first, last in followable)
-            idle_s = 0.0 if is_followable else idle_s + arm.period
-            silent_s = 0.0 if arm.reports else silent_s + arm.period
-            stands = np.array_equal(arm.commands[-1], arm.commands[-2]) if tick else True
-            late_s = STANDS_S + 2 * arm.period  # seen by two commands, one period apart
-            if idle_s > late_s or silent_s > settings.max_state_age + late_s:
-                assert stands, seed
-            if stopped_s is not None:
-                stopped_s += arm.period
-                assert stands or stopped_s <= late_s, seed
-            moved += not np.array_equal(arm.position, begin)
-        check_limits(np.array(unbroken), of, seed)
+        check_limits(times, commands, of, seed)
     assert accepted > len(seeds)
     assert moved > 0.1 * TICKS * len(seeds)
     assert reasons >= set(REASONS) - {"wrong_size", "too_long", "too_old", "outside_limits"}

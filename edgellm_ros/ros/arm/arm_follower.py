@@ -108,6 +108,7 @@ class ArmFollower:
     def start(self, wall: int) -> None:
         """Forget all motion; follow only chunks of later frames."""
         self.motion: Motion | None = None
+        self._before: Motion | None = None  # what the joints do until `motion` starts
         self.follows = False  # a chunk, and not braking
         self._order = ChunkOrder(wall)
         self._last: tuple[float, int] | None = None
@@ -128,7 +129,7 @@ class ArmFollower:
     def drop(self, now: float) -> None:
         """Brake until the next chunk."""
         if self.motion is not None and self.is_moving(now) and self.follows:
-            self.motion = brake(self.motion, now, self._limits)
+            self._replace(brake(self.motion, now, self._limits), now)
         self.follows = False
 
     def observe(self, names: Sequence[str], positions: Sequence[float], time: float) -> bool:
@@ -154,8 +155,14 @@ class ArmFollower:
         """
         motion = self._follow(chunk, now, wall)
         self.counts["accepted"] += 1
-        self.motion, self.follows = motion, True
+        self._replace(motion, now)
+        self.follows = True
         return motion
+
+    def _replace(self, motion: Motion, now: float) -> None:
+        if self.motion is None or self.motion.start <= now:
+            self._before = self.motion
+        self.motion = motion
 
     def _follow(self, chunk: Chunk, now: float, wall: int) -> Motion:
         if self.stopped:
@@ -248,6 +255,16 @@ class ArmFollower:
                     f"{self._deviation[index]:g}",
                 )
         return self.motion
+
+    def command(self, now: float) -> NDArray[np.float64] | None:
+        """Return where the joints are to be at `now`; None before any motion.
+
+        rad or m [J].
+        """
+        if self.motion is None:
+            return None
+        is_early = now < self.motion.start
+        return (self._before if is_early and self._before is not None else self.motion).at(now)[0]
 
     def is_moving(self, now: float) -> bool:
         """Tell whether the joints are to move after `now`."""

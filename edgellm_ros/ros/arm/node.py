@@ -215,7 +215,7 @@ class ArmNode(LifecycleNode):
             self._refused = (time.monotonic(), text)
             self.get_logger().warning(text, throttle_duration_sec=LOG_EVERY_S)
         else:
-            self._send()
+            self._send_trajectory()
 
     def _on_joint_states(self, message: JointState) -> None:
         arm, now, wall = self._configured_arm(), self._now(), self._wall()
@@ -238,7 +238,7 @@ class ArmNode(LifecycleNode):
             self.arm.stop(self._now())
             self.arm.counts["stops"] += 1
         if self._timer is not None:
-            self._send()
+            self._send_trajectory()
         self.get_logger().warning("stopped until ~/resume")
         response.success, response.message = True, "the arm stops until ~/resume"
         return response
@@ -263,17 +263,21 @@ class ArmNode(LifecycleNode):
 
     def _send(self) -> None:
         """Publish a new motion once as a trajectory, or the present command."""
-        arm = self._configured_arm()
-        motion, now = arm.motion, self._now()
-        is_new, self._sent = motion is not self._sent, motion
-        if motion is None:
-            return
+        arm, now = self._configured_arm(), self._now()
         if arm.contract.controller.kind == TRAJECTORY:
-            if is_new:
-                start = self._wall() + round((motion.start - now) * NANOSECONDS)
-                self._publish(to_trajectory(motion, arm.contract.ros_names, start))
-        elif now < motion.end + 2 / arm.contract.rate:
-            self._publish(Float64MultiArray(data=motion.at(now)[0].tolist()))
+            self._send_trajectory()
+        elif arm.motion is not None and now < arm.motion.end + 2 / arm.contract.rate:
+            command = arm.command(now)
+            if command is not None:
+                self._publish(Float64MultiArray(data=command.tolist()))
+
+    def _send_trajectory(self) -> None:
+        """Publish a new motion at once; commands wait for their time."""
+        arm = self._configured_arm()
+        motion, before, self._sent = arm.motion, self._sent, arm.motion
+        if arm.contract.controller.kind == TRAJECTORY and motion is not None and motion is not before:
+            start = self._wall() + round((motion.start - self._now()) * NANOSECONDS)
+            self._publish(to_trajectory(motion, arm.contract.ros_names, start))
 
     def _publish(self, message: JointTrajectory | Float64MultiArray) -> None:
         for name in ("commands", "preview"):
