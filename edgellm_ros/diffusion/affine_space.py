@@ -12,7 +12,7 @@ from edgellm_ros.diffusion.policy_config import AffineSpaceConfig, StateConfig
 
 
 class AffineActionSpace:
-    """Actions `value * scale + offset` of the first values that the model computes."""
+    """The first values that the model computes, `(value + shift) * scale + offset`."""
 
     def __init__(self, config: AffineSpaceConfig) -> None:
         self.config = config
@@ -23,13 +23,15 @@ class AffineActionSpace:
 
         values: [..., model_dim]. Returns actions [..., A] in float32.
         """
-        return values[..., : self.config.dim].astype(np.float32) * self._scale + self._offset
+        shifted = values[..., : self.config.dim].astype(np.float32) + np.float32(self.config.shift)
+        return shifted * self._scale + self._offset
 
     def normalise(self, actions: np.ndarray) -> np.ndarray:
         """Convert physical actions [..., A] to the model's values, filled up with zeros."""
         values = np.zeros((*actions.shape[:-1], self.config.model_dim), np.float32)
         scale = np.where(self._scale == 0, np.float32(1), self._scale)  # a value that never changes
-        values[..., : self.config.dim] = (actions.astype(np.float32) - self._offset) / scale
+        scaled = (actions.astype(np.float32) - self._offset) / scale
+        values[..., : self.config.dim] = scaled - np.float32(self.config.shift)
         return values
 
     def clip(self, actions: np.ndarray) -> np.ndarray:
@@ -61,5 +63,5 @@ def model_state(state: np.ndarray | None, config: StateConfig) -> np.ndarray:
         raise ValueError(f"state has a value that is not finite: {wrong}")
     result = np.zeros((1, config.model_dim), np.float32)
     offset, scale = np.array(config.offset, np.float32), np.array(config.scale, np.float32)
-    result[0, : config.dim] = (values - offset) / scale
+    result[0, : config.dim] = (values - offset) / scale - np.float32(config.shift)
     return result

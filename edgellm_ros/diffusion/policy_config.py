@@ -17,15 +17,20 @@ from typing import ClassVar, Literal
 class FeatureConfig:
     """Names, units and statistics of the values of a vector.
 
-    A physical value is `normalised * scale + offset`. All tuples have one entry per value.
+    A physical value is `(normalised + shift) * scale + offset`. All tuples have one entry per value.
     """
 
     names: tuple[str, ...]
     units: tuple[str, ...]  # "" = unknown
     offset: tuple[float, ...]
     scale: tuple[float, ...]
+    # 1 where the normalised range is -1 to 1 and offset its lower end: with a range near 0, an offset in its
+    # middle would be the lower end in fp32
+    shift: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
+        if self.shift not in (0.0, 1.0):
+            raise ValueError(f"shift must be 0 or 1, got {self.shift}")
         if not self.names or len(set(self.names)) != len(self.names):
             raise ValueError(f"names must be different and at least one, got {self.names}")
         for name in ("units", "offset", "scale"):
@@ -43,7 +48,7 @@ class FeatureConfig:
 class StateConfig(FeatureConfig):
     """The robot's state.
 
-    The model takes it as `(value - offset) / scale`, filled up with zeros.
+    The model takes it as `(value - offset) / scale - shift`, filled up with zeros.
     """
 
     model_dim: int  # values that the model takes

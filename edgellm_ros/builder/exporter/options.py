@@ -48,8 +48,8 @@ class ExportOptions:
       the model is alone there
     - vlm: of a policy: folder with configuration and tokenizer of its vision language model; None = the
       checkpoint's folder `vlm`, or the folder that its configuration names
-    - dataset: of a policy: the folder `meta` of a LeRobot data set, for names, rate and statistics; None =
-      the statistics that the checkpoint has
+    - dataset: of a policy: the folder `meta` of a LeRobot data set, for names and rate, and for statistics
+      that the checkpoint does not have
     """
 
     precision: str = option("fp32", "type of weights and KV cache (default: %(default)s)", choices=PRECISIONS)
@@ -144,7 +144,8 @@ class ExportOptions:
     dataset: str | Path | None = option(
         None,
         "the folder meta of the LeRobot data set that the policy was trained with: names of the values of "
-        "state and action, rate, statistics (default: the checkpoint's statistics, 30 actions per second)",
+        "state and action, rate, and statistics that the checkpoint does not have (default: 30 actions per "
+        "second)",
         metavar="DIR",
         group=POLICIES,
     )

@@ -24,7 +24,7 @@ TOKENIZER, DEVICE = "tokenizer_processor", "device_processor"
 NORMALIZER, UNNORMALIZER = "normalizer_processor", "unnormalizer_processor"
 RELATIVE, ABSOLUTE = "relative_actions_processor", "absolute_actions_processor"
 EPSILON = 1e-8  # what the normalisers add to a standard deviation, or take for a range of 0
-KINDS = ("VISUAL", "STATE", "ACTION")
+KINDS = ("VISUAL", "STATE", "ENV", "ACTION")
 
 Check = Callable[[ConfigSection, ConfigSection], None]  # of a step's settings; the policy's config
 
@@ -84,10 +84,42 @@ def check_steps(checkpoint: Path, config: ConfigSection) -> dict[str, str]:
     return renamed
 
 
-def state_file(checkpoint: Path, processor: str, step: str) -> Path | None:
-    """Find the tensors of a step of a processor; None if it has none."""
-    found = (each.state_file for each in read_steps(checkpoint / processor) if each.name == step)
-    return next(found, None)
+@dataclass(frozen=True)
+class Normaliser:
+    """Settings of a normaliser (observations) or unnormaliser (actions)."""
+
+    file: Path  # of the processor
+    epsilon: float  # added to a standard deviation, or in place of a range of 0
+    observations: frozenset[str] | None  # those that it normalises; None = all
+    state_file: Path | None  # statistics: tensors <feature>.<statistic>
+
+    def covers(self, feature: str) -> bool:
+        """Tell whether the step changes a feature: all actions, some observations."""
+        return self.observations is None or feature == "action" or feature in self.observations
+
+
+def read_normaliser(checkpoint: Path, feature: str) -> Normaliser | None:
+    """Read the step that normalises an observation or unnormalises "action".
+
+    None if the checkpoint has no processors, as before LeRobot 0.4. ValueError for processors without the
+    step, and for a checkpoint with one processor of two.
+    """
+    paths = [checkpoint / file for file in (PREPROCESSOR, POSTPROCESSOR)]
+    missing = [path for path in paths if not path.is_file()]
+    if len(missing) == len(paths):
+        return None
+    if missing:
+        raise FileNotFoundError(f"{missing[0]} not found: LeRobot saves it with the other processor")
+    path, name = (paths[1], UNNORMALIZER) if feature == "action" else (paths[0], NORMALIZER)
+    step = next((each for each in read_steps(path) if each.name == name), None)
+    if step is None:
+        raise ValueError(f"{path}: no step {name}, but config.json normalises {feature}")
+    settings, names = step.settings, None
+    if settings.has("normalize_observation_keys"):
+        names = settings.data["normalize_observation_keys"]
+        if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+            raise settings.fail("normalize_observation_keys", "expected a list of names")
+    return Normaliser(path, _epsilon(settings), None if names is None else frozenset(names), step.state_file)
 
 
 def _read_step(path: Path, number: int, entry: object) -> Step:
@@ -125,24 +157,45 @@ def _check_renames(settings: ConfigSection, config: ConfigSection) -> None:
 def _check_tokenizer(settings: ConfigSection, config: ConfigSection) -> None:
     length = config.size("tokenizer_max_length", 48)
     settings.one_of("max_length", [length], default=length)
+    settings.one_of("padding", ["longest", "max_length"], default="max_length")
     settings.one_of("padding_side", ["right"], default="right")
     settings.one_of("task_key", ["task"], default="task")
+    if settings.has("tokenizer_name") and config.has("vlm_model_name"):
+        expected = Path(config.text("vlm_model_name")).name
+        if Path(settings.text("tokenizer_name")).name != expected:
+            raise settings.fail("tokenizer_name", f"expected {quoted(expected)}, as vlm_model_name")
 
 
-def _check_normaliser(settings: ConfigSection, config: ConfigSection, kind: str, feature: str) -> None:
+def _check_normaliser(settings: ConfigSection, config: ConfigSection, section: str) -> None:
     """Raise ValueError if a normaliser differs from the policy's configuration.
 
-    kind, feature: what it must normalise.
+    section: of the configuration, with the features that the step must know.
     """
-    settings.one_of("eps", [EPSILON], default=EPSILON)
-    settings.one_of("normalize_observation_keys", [None], default=None)
-    expected = config.section("normalization_mapping").data
+    _epsilon(settings)
+    ways, known = config.section("normalization_mapping").data, config.section(section)
     if settings.has("norm_map"):
         found = settings.section("norm_map")
         for each in KINDS:
-            found.one_of(each, [expected.get(each, "IDENTITY")], default="IDENTITY")
-    if settings.has("features") and expected.get(kind, "IDENTITY") != "IDENTITY":
-        settings.section("features").section(feature)
+            found.one_of(each, [ways.get(each, "IDENTITY")], default="IDENTITY")
+    elif any(way != "IDENTITY" for way in ways.values()):
+        raise ValueError(f"{settings.where}: key 'norm_map' is missing, but config.json normalises")
+    if not settings.has("features"):
+        return
+    features = settings.section("features")
+    for name in known.data:
+        feature = known.section(name)
+        kind = feature.text("type")
+        if ways.get(kind, "IDENTITY") != "IDENTITY":
+            own = features.section(name)
+            own.one_of("type", [kind])
+            own.one_of("shape", [feature.data.get("shape")])
+
+
+def _epsilon(settings: ConfigSection) -> float:
+    value = settings.number("eps", EPSILON)
+    if not 0 < value < 1:
+        raise settings.fail("eps", "expected more than 0 and less than 1")
+    return value
 
 
 def _check_disabled(settings: ConfigSection, config: ConfigSection) -> None:
@@ -165,11 +218,11 @@ SUPPORTED: dict[str, dict[str, Check]] = {
         NEW_LINE: _no_settings,
         TOKENIZER: _check_tokenizer,
         DEVICE: _check_device,
-        NORMALIZER: partial(_check_normaliser, kind="STATE", feature="observation.state"),
+        NORMALIZER: partial(_check_normaliser, section="input_features"),
         RELATIVE: _check_disabled,
     },
     POSTPROCESSOR: {
-        UNNORMALIZER: partial(_check_normaliser, kind="ACTION", feature="action"),
+        UNNORMALIZER: partial(_check_normaliser, section="output_features"),
         DEVICE: _check_device,
         ABSOLUTE: _check_disabled,
     },

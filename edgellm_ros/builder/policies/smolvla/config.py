@@ -15,14 +15,10 @@ from edgellm_ros.builder.config.text_model import read_head_dim, read_language_m
 from edgellm_ros.builder.policies.lerobot import (
     ACTION,
     STATE,
-    Stats,
-    affine,
     camera_names,
     dataset_fps,
     dataset_names,
     feature_size,
-    normalization,
-    read_stats,
 )
 from edgellm_ros.builder.policies.processors import check_steps
 from edgellm_ros.builder.policies.rope import ROPE_THETA
@@ -32,6 +28,7 @@ from edgellm_ros.builder.policies.smolvla.architecture import (
     SmolVLAArchitecture,
     TowerArchitecture,
 )
+from edgellm_ros.builder.policies.statistics import Normalisation
 from edgellm_ros.builder.weights.claimed_sizes import check_dimensions, check_layers
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.diffusion.policy_config import AffineSpaceConfig, CameraConfig, SmolVLAConfig, StateConfig
@@ -133,19 +130,16 @@ def read_policy(
     state_size = feature_size(config, "input_features", STATE, architecture.state_dim)
     action_size = feature_size(config, "output_features", ACTION, architecture.action_dim)
     features, renamed = {}, check_steps(checkpoint, config)
-    for key, kind, size in ((STATE, "STATE", state_size), (ACTION, "ACTION", action_size)):
-        way = normalization(config, kind)
+    normalisation = Normalisation(checkpoint, config, weights, dataset)
+    for key, size in ((STATE, state_size), (ACTION, action_size)):
         source = renamed.get(key, key) if key == STATE else key  # LeRobot renames observations only
-        stats: Stats = {}
-        where = ""
-        if way != "IDENTITY":
-            stats, where = read_stats(checkpoint, weights, key, dataset, source)
-        offset, scale = affine(stats, way, size, f"{where}: {key}", inverse=key == ACTION)
+        affine = normalisation.affine(key, size, source)
         features[key] = {
             "names": dataset_names(dataset, source, size),
             "units": ("",) * size,  # LeRobot records none
-            "offset": tuple(offset.tolist()),
-            "scale": tuple(scale.tolist()),
+            "offset": tuple(affine.offset.tolist()),
+            "scale": tuple(affine.scale.tolist()),
+            "shift": affine.shift,
         }
     return config.make(
         SmolVLAConfig,
