@@ -17,13 +17,14 @@ class AffineActionSpace:
     def __init__(self, config: AffineSpaceConfig) -> None:
         self.config = config
         self._offset, self._scale = np.array(config.offset, np.float32), np.array(config.scale, np.float32)
+        self._shift = np.array(config.shift, np.float32)
 
     def denormalise(self, values: np.ndarray) -> np.ndarray:
         """Convert the model's values to physical actions.
 
         values: [..., model_dim]. Returns actions [..., A] in float32.
         """
-        shifted = values[..., : self.config.dim].astype(np.float32) + np.float32(self.config.shift)
+        shifted = values[..., : self.config.dim].astype(np.float32) + self._shift
         return shifted * self._scale + self._offset
 
     def normalise(self, actions: np.ndarray) -> np.ndarray:
@@ -31,7 +32,7 @@ class AffineActionSpace:
         values = np.zeros((*actions.shape[:-1], self.config.model_dim), np.float32)
         scale = np.where(self._scale == 0, np.float32(1), self._scale)  # a value that never changes
         scaled = (actions.astype(np.float32) - self._offset) / scale
-        values[..., : self.config.dim] = scaled - np.float32(self.config.shift)
+        values[..., : self.config.dim] = scaled - self._shift
         return values
 
     def clip(self, actions: np.ndarray) -> np.ndarray:
@@ -63,5 +64,5 @@ def model_state(state: np.ndarray | None, config: StateConfig) -> np.ndarray:
         raise ValueError(f"state has a value that is not finite: {wrong}")
     result = np.zeros((1, config.model_dim), np.float32)
     offset, scale = np.array(config.offset, np.float32), np.array(config.scale, np.float32)
-    result[0, : config.dim] = (values - offset) / scale - np.float32(config.shift)
+    result[0, : config.dim] = (values - offset) / scale - np.array(config.shift, np.float32)
     return result

@@ -24,20 +24,20 @@ class FeatureConfig:
     units: tuple[str, ...]  # "" = unknown
     offset: tuple[float, ...]
     scale: tuple[float, ...]
-    # 1 where the normalised range is -1 to 1 and offset its lower end: with a range near 0, an offset in its
-    # middle would be the lower end in fp32
-    shift: float = field(default=0.0, kw_only=True)
+    # 1 where the normalised range is -1 to 1 and offset its lower end, else 0: with a range near 0, an offset
+    # in its middle would be the lower end in fp32
+    shift: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if self.shift not in (0.0, 1.0):
-            raise ValueError(f"shift must be 0 or 1, got {self.shift}")
         if not self.names or len(set(self.names)) != len(self.names):
             raise ValueError(f"names must be different and at least one, got {self.names}")
-        for name in ("units", "offset", "scale"):
+        for name in ("units", "offset", "scale", "shift"):
             if len(getattr(self, name)) != len(self.names):
                 raise ValueError(f"{name} must have {len(self.names)} values, got {getattr(self, name)}")
         if not all(map(math.isfinite, (*self.offset, *self.scale))):
             raise ValueError(f"offset and scale must be finite, got {self.offset} and {self.scale}")
+        if not {0.0, 1.0}.issuperset(self.shift):
+            raise ValueError(f"shift must be 0 or 1, got {self.shift}")
 
     @property
     def dim(self) -> int:

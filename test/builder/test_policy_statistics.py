@@ -120,9 +120,9 @@ def test_ranges_keep_their_lower_end(checkpoint, tmp_path):
     low, high = np.float32([-1, 0, 2, 3]), np.float32([1, 4, 2, 7])
     with_statistics(changed, action__min=low, action__max=high)
     found = policy(changed)
-    assert (found.state.offset, found.state.shift) == ((0, 1, 2), 1)
+    assert (found.state.offset, found.state.shift) == ((0, 1, 2), (1, 1, 1))
     assert found.state.scale == pytest.approx((1, 0.5, 5e-9))
-    assert (found.action_space.offset, found.action_space.shift) == ((-1, 0, 2, 3), 1)
+    assert (found.action_space.offset, found.action_space.shift) == ((-1, 0, 2, 3), (1,) * 4)
     assert found.action_space.scale == pytest.approx((1, 2, 5e-9, 2))
 
 

@@ -86,7 +86,7 @@ def test_normalised_values_are_those_of_lerobot(steps, tmp_path, way, epsilon):
             "units": ("",) * SIZES[name],
             "offset": tuple(affine[name].offset.tolist()),
             "scale": tuple(affine[name].scale.tolist()),
-            "shift": affine[name].shift,
+            "shift": tuple(affine[name].shift.tolist()),
         }
         for name in (STATE, ACTION)
     }
@@ -104,7 +104,7 @@ def test_normalised_values_are_those_of_lerobot(steps, tmp_path, way, epsilon):
     np.testing.assert_allclose(model_state(values, state)[0, :5], found[STATE].numpy(), rtol=2e-6, atol=1e-6)
     assert way == "IDENTITY" or lower == "mean" or model_state(values, state)[0, 1] == -1
     camera = affine[CAMERA]
-    ours = (image - camera.offset[:, None, None]) / camera.scale[:, None, None] - np.float32(camera.shift)
+    ours = (image - camera.offset[:, None, None]) / camera.scale[:, None, None] - camera.shift[:, None, None]
     np.testing.assert_allclose(ours, found[CAMERA].numpy(), rtol=2e-6, atol=1e-6)
 
     chunk = rng.normal(size=(6, 8)).astype(np.float32) * 2

@@ -38,7 +38,7 @@ class Affine(NamedTuple):
 
     offset: np.ndarray  # [n] float32
     scale: np.ndarray  # [n] float32
-    shift: float  # 1 for ranges, whose offset is the lower end, else 0
+    shift: np.ndarray  # [n] float32: 1 for ranges, whose offset is the lower end, else 0
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,9 @@ def affine(
     inverse: for the way from normalised to physical values, on which a standard deviation is taken as it is.
     epsilon: see `Normaliser`.
     """
+    zeros = np.zeros(size, np.float32)
     if kind == "IDENTITY":
-        return Affine(np.zeros(size, np.float32), np.ones(size, np.float32), 0.0)
+        return Affine(zeros, zeros + 1, zeros)
     for name in NEEDED[kind]:
         if name not in stats or stats[name].shape != (size,):
             found = "none" if name not in stats else str(list(stats[name].shape))
@@ -155,10 +156,10 @@ def affine(
     if kind == "MEAN_STD":
         if (high < 0).any():
             raise ValueError(f"{where}: std has values below 0")
-        return Affine(low, high if inverse else high + np.float32(epsilon), 0.0)
+        return Affine(low, high if inverse else high + np.float32(epsilon), zeros)
     if (high < low).any():
         raise ValueError(f"{where}: {NEEDED[kind][1]} has values below those of {NEEDED[kind][0]}")
-    return Affine(low, np.where(high == low, np.float32(epsilon), high - low) / np.float32(2), 1.0)
+    return Affine(low, np.where(high == low, np.float32(epsilon), high - low) / np.float32(2), zeros + 1)
 
 
 def _of_dataset(section: ConfigSection) -> Stats:

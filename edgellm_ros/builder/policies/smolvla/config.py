@@ -139,7 +139,7 @@ def read_policy(
             "units": ("",) * size,  # LeRobot records none
             "offset": tuple(affine.offset.tolist()),
             "scale": tuple(affine.scale.tolist()),
-            "shift": affine.shift,
+            "shift": tuple(affine.shift.tolist()),
         }
     return config.make(
         SmolVLAConfig,
