@@ -160,11 +160,6 @@ def test_two_cameras_of_one_name_are_refused(checkpoint, tmp_path):
         plan_export(changed, ExportOptions())
 
 
-def test_an_adapter_of_a_policy_is_refused(checkpoint, tmp_path):
-    with pytest.raises(ValueError, match="use_peft True: supported: False"):
-        plan_export(copied(checkpoint, tmp_path, use_peft=True), ExportOptions())
-
-
 def test_a_missing_language_model_is_an_error_with_the_way_to_get_it(checkpoint, tmp_path):
     copied(checkpoint, tmp_path)
     (tmp_path / "vlm").unlink()

@@ -177,7 +177,8 @@ def test_guided_chunks_are_those_of_lerobot(case, runtime):
     delay, end = 1, space.horizon - 2
     rng = np.random.default_rng(2)
     normalised = rng.normal(size=(space.horizon, space.dim)).astype(np.float32)
-    chunk = normalised * np.array(space.scale, np.float32) + np.array(space.offset, np.float32)
+    shift, scale, offset = (np.array(each, np.float32) for each in (space.shift, space.scale, space.offset))
+    chunk = (normalised + shift) * scale + offset
     condition = ChunkCondition(actions=chunk, executed=1, delay=delay, horizon=end, max_guidance_weight=10.0)
     found = runtime.handle_request(case.request(previous_chunk=condition)).actions
     policy.config.rtc_config = RTCConfig(
@@ -207,3 +208,28 @@ def test_images_are_resized_and_filled_up_as_by_lerobot(size):
     pixels = torch.tensor(image).permute(2, 0, 1)[None].float() / 255
     expected = modeling.resize_with_pad(pixels, 64, 64, pad_value=0)[0] * 2 - 1
     np.testing.assert_allclose(padded_image(image, 64), expected.numpy(), atol=1e-5)
+
+
+def test_actions_with_an_adapter_of_peft_are_those_of_lerobot(tmp_path):
+    """The folder is what `lerobot-train` saves with `--peft`: adapter, configuration, processors."""
+    peft = pytest.importorskip("peft")
+    case = Case(SHAPES["two cameras"], tmp_path / "base")
+    reference, folder = case.reference, tmp_path / "adapter"
+    reference.policy.name_or_path = str(reference.checkpoint)  # as LeRobot's wrap_with_peft
+    modules = "model.vlm_with_expert.lm_expert.*.(q|v)_proj|model.(state_proj|action_out_proj)"
+    config = peft.LoraConfig(r=3, lora_alpha=12, target_modules=modules, init_lora_weights=False)
+    torch.manual_seed(0)
+    wrapped = peft.get_peft_model(reference.policy, config)
+    wrapped.save_pretrained(folder)
+    reference.config.use_peft = True
+    reference.config.save_pretrained(folder)
+    for step in (reference.before, reference.after):
+        step.save_pretrained(folder)
+    engine = tmp_path / "merged"
+    export(folder, engine, vlm=reference.vlm)
+    expected = case.expected()
+    with LLMInferenceRuntime(engine) as runtime:
+        found = runtime.handle_request(case.request()).actions
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+    with LLMInferenceRuntime(case.engine) as runtime:  # the base alone answers otherwise
+        assert np.abs(runtime.handle_request(case.request()).actions - expected).max() > 10 * TOLERANCE

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,25 @@ class MultipliedTensor(StoredTensor):
         values = self.source.read(start, stop).astype(np.float32)
         factors = self.factors if len(self.factors) == 1 else self.factors[start:stop]
         return (values + np.float32(self.shift)) * factors.astype(np.float32) - np.float32(self.shift)
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptedTensor(StoredTensor):
+    """The sum of a matrix of floats and a product of two, in fp32 when read."""
+
+    source: StoredTensor
+    left: np.ndarray  # [rows, r] float32
+    right: np.ndarray  # [r, columns] float32
+
+    @classmethod
+    def of(cls, source: StoredTensor, left: np.ndarray, right: np.ndarray) -> AdaptedTensor:
+        """Make the sum of `source` and `left @ right`."""
+        stored = {field.name: getattr(source, field.name) for field in fields(StoredTensor)}
+        return cls(**{**stored, "dtype": "F32"}, source=source, left=left, right=right)
+
+    def read(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Read rows `start` to `stop` (all rows by default) of the sum, fp32."""
+        return self.source.read(start, stop).astype(np.float32) + self.left[start:stop] @ self.right
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:

@@ -34,9 +34,9 @@ from edgellm_ros.builder.graph.graph import GraphBuilder
 from edgellm_ros.builder.graph.lm_head import LMHead
 from edgellm_ros.builder.lowering.fused import describe_decoder, has_fused_kernels
 from edgellm_ros.builder.policies import Policy, PolicySources, find_policy
+from edgellm_ros.builder.policies.peft import read_weights
 from edgellm_ros.builder.weights.adapters import read_adapters
 from edgellm_ros.builder.weights.unread_weights import UnreadWeights, unread_weights
-from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory.adapters.lora_scales import LORA_SCALES_FILE
 from edgellm_ros.engine_directory.adapters.peft_adapter import PeftAdapter
 from edgellm_ros.engine_directory.builder_config import BuilderConfig
@@ -188,7 +188,7 @@ def _plan_policy(
 ) -> ExportPlan:
     """Prepare the export of a policy, which has no language model that answers."""
     _check_policy_options(section, options)
-    weights = Weights(checkpoint)
+    weights = read_weights(checkpoint, section)
     folders = (None if each is None else Path(each) for each in (options.vlm, options.dataset))
     model = policy.read(checkpoint, section, weights, PolicySources(*folders))
     rows = model.config.max_prefix_rows

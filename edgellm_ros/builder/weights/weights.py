@@ -14,6 +14,7 @@ import numpy as np
 
 from edgellm_ros.builder.checkpoint.safetensors_file import (
     FLOATS,
+    AdaptedTensor,
     MultipliedTensor,
     StoredTensor,
     read_header,
@@ -105,6 +106,10 @@ class Weights:
         The factors have the tensor's shape or are broadcast to it.
         """
         self._tensors[name] = MultipliedTensor.of(self._floats(name), factors, shift)
+
+    def add(self, name: str, left: np.ndarray, right: np.ndarray) -> None:
+        """Add left [rows, r] @ right [r, columns] to a matrix from here on."""
+        self._tensors[name] = AdaptedTensor.of(self._floats(name), left, right)
 
     @property
     def parameters(self) -> int:

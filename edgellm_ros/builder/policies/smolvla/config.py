@@ -170,7 +170,6 @@ def _check_supported(config: ConfigSection) -> None:
     config.one_of("add_image_special_tokens", [False], default=False)
     config.one_of("adapt_to_pi_aloha", [False], default=False)
     config.one_of("use_delta_joint_actions_aloha", [False], default=False)
-    config.one_of("use_peft", [False], default=False)  # its weights would be those of an adapter
     normalised = config.section("normalization_mapping")
     normalised.one_of("VISUAL", ["IDENTITY"], default="IDENTITY")
 
