@@ -66,3 +66,14 @@ def model_state(state: np.ndarray | None, config: StateConfig) -> np.ndarray:
     offset, scale = np.array(config.offset, np.float32), np.array(config.scale, np.float32)
     result[0, : config.dim] = (values - offset) / scale - np.array(config.shift, np.float32)
     return result
+
+
+def action_reference(state: np.ndarray | None, config: AffineSpaceConfig) -> np.ndarray:
+    """Return what a plan from a state adds to each value of its actions [A], float32.
+
+    state [D]: in physical units, or None. Values that are not relative to the state get 0.
+    """
+    values, relative = np.zeros(config.dim, np.float32), np.flatnonzero(config.relative)
+    if state is not None:
+        values[relative] = np.asarray(state, np.float32)[relative]
+    return values

@@ -67,6 +67,8 @@ class AffineSpaceConfig(FeatureConfig):
     dt: float  # seconds per action
     horizon: int  # actions of a chunk
     model_dim: int  # values of an action of the model
+    # whether the model's value is relative to the value of the state at the same place, when the plan is made
+    relative: tuple[bool, ...]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,6 +77,8 @@ class AffineSpaceConfig(FeatureConfig):
                 f"dt must be positive and horizon at least 1, got dt={self.dt}, horizon={self.horizon}"
             )
         _check_model_dim(self.model_dim, self.dim)
+        if len(self.relative) != self.dim:
+            raise ValueError(f"relative must have {self.dim} values, got {self.relative}")
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,8 @@ class PolicyConfig:
         for name in ("max_prompt_tokens", "num_denoise_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if any(self.action_space.relative[self.state.dim :]):
+            raise ValueError(f"relative actions need as many values of the state, got {self.state.dim}")
 
     kind: str = field(default="", kw_only=True)  # a Literal in each policy
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -189,7 +191,9 @@ def test_the_check_has_the_sizes_of_the_export(checkpoint, engine):
     assert report.files == sizes
     assert report.memory == inspect(engine).memory
     assert "cameras     top, wrist: 4 rows each, from 64x64 px" in render_check(report)
-    assert "weights of prefix" in render(inspect(engine))
+    shown = render(inspect(engine))
+    assert "weights of prefix" in shown
+    assert re.search("units +of actions: those of the checkpoint, not stated", shown)
 
 
 def test_profiles_cover_all_inputs(engine):

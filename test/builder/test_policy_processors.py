@@ -9,7 +9,7 @@ import pytest
 
 from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.builder.exporter.plan import plan_export
-from fixtures.policy_folders import AFTER, BEFORE, change_json, copied, with_step
+from fixtures.policy_folders import AFTER, BEFORE, change_json, copied, with_relative_actions, with_step
 from fixtures.smolvla_checkpoint import write_smolvla
 
 
@@ -44,15 +44,33 @@ def test_a_step_of_a_class_is_refused_and_not_imported(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "place", "name"),
-    [(BEFORE, 2, "relative_actions_processor"), (AFTER, 1, "absolute_actions_processor")],
+    ("settings", "relative"),
+    [
+        ({}, (True, True, True, False)),
+        ({"exclude_joints": []}, (True, True, True, True)),
+        ({"action_names": None}, (True, True, True, True)),
+        ({"enabled": (False, False)}, (False, False, False, False)),
+    ],
 )
-def test_relative_actions_are_refused_and_a_step_that_is_off_is_not(checkpoint, tmp_path, file, place, name):
-    changed = with_step(copied(checkpoint, tmp_path), file, place, name, enabled=False)
-    plan_export(changed, ExportOptions())
-    with_step(changed, file, place, enabled=True)
-    with pytest.raises(ValueError, match=rf"{file}: .*{name}\.config: enabled True: supported: False"):
-        plan_export(changed, ExportOptions())
+def test_actions_are_relative_but_for_excluded_names(tmp_path, settings, relative):
+    checkpoint = write_smolvla(tmp_path / "checkpoint", state=4)
+    own = {"exclude_joints": ["Gripper", "x"], "action_names": ["pan", "lift", "elbow", "left_GRIPPER.pos"]}
+    changed = with_relative_actions(checkpoint, **(own | settings))
+    assert plan_export(changed, ExportOptions()).config.policy.action_space.relative == relative
+
+
+@pytest.mark.parametrize(
+    ("enabled", "message"),
+    [
+        ((True, False), "relative_actions_processor is enabled, absolute_actions_processor is not"),
+        ((False, True), "absolute_actions_processor is enabled, relative_actions_processor is not"),
+        (("yes", True), "relative_actions_processor.config: enabled 'yes': expected true or false"),
+        ((True, True), "relative actions need as many values of the state, got 3"),
+    ],
+)
+def test_relative_actions_that_nothing_undoes_are_refused(checkpoint, tmp_path, enabled, message):
+    with pytest.raises(ValueError, match=message):
+        plan_export(with_relative_actions(copied(checkpoint, tmp_path), enabled), ExportOptions())
 
 
 SETTINGS = [

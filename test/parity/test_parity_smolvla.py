@@ -211,7 +211,7 @@ def test_images_are_resized_and_filled_up_as_by_lerobot(size):
 
 
 def test_actions_with_an_adapter_of_peft_are_those_of_lerobot(tmp_path):
-    """The folder is what `lerobot-train` saves with `--peft`: adapter, configuration, processors."""
+    """The folder is that of `lerobot-train` with PEFT: no weights of its own."""
     peft = pytest.importorskip("peft")
     case = Case(SHAPES["two cameras"], tmp_path / "base")
     reference, folder = case.reference, tmp_path / "adapter"

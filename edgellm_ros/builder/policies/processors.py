@@ -84,6 +84,27 @@ def check_steps(checkpoint: Path, config: ConfigSection) -> dict[str, str]:
     return renamed
 
 
+def relative_actions(checkpoint: Path, size: int) -> tuple[bool, ...]:
+    """Tell which of `size` values of an action are relative to the state.
+
+    ValueError if the processor of actions does not undo what that of observations does.
+    """
+    before, after = (
+        next((step.settings for step in read_steps(checkpoint / file) if step.name == name), None)
+        for file, name in ((PREPROCESSOR, RELATIVE), (POSTPROCESSOR, ABSOLUTE))
+    )
+    enabled = [settings is not None and settings.flag("enabled", False) for settings in (before, after)]
+    if enabled[0] != enabled[1]:
+        on, off = (RELATIVE, ABSOLUTE) if enabled[0] else (ABSOLUTE, RELATIVE)
+        raise ValueError(f"{checkpoint}: {on} is enabled, {off} is not: one undoes the other")
+    if before is None or not enabled[0]:
+        return (False,) * size
+    names = _texts(before, "action_names")
+    excluded = [token.lower() for token in _texts(before, "exclude_joints") if token]
+    kept = [any(token in name.lower() for token in excluded) for name in names[:size]]
+    return tuple(not each for each in (*kept, *[False] * (size - len(kept))))
+
+
 @dataclass(frozen=True)
 class Normaliser:
     """Settings of a normaliser (observations) or unnormaliser (actions)."""
@@ -114,12 +135,17 @@ def read_normaliser(checkpoint: Path, feature: str) -> Normaliser | None:
     step = next((each for each in read_steps(path) if each.name == name), None)
     if step is None:
         raise ValueError(f"{path}: no step {name}, but config.json normalises {feature}")
-    settings, names = step.settings, None
-    if settings.has("normalize_observation_keys"):
-        names = settings.data["normalize_observation_keys"]
-        if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
-            raise settings.fail("normalize_observation_keys", "expected a list of names")
-    return Normaliser(path, _epsilon(settings), None if names is None else frozenset(names), step.state_file)
+    settings, key = step.settings, "normalize_observation_keys"
+    names = frozenset(_texts(settings, key)) if settings.has(key) else None
+    return Normaliser(path, _epsilon(settings), names, step.state_file)
+
+
+def _texts(settings: ConfigSection, key: str) -> list[str]:
+    """Read a list of names, none if the key is missing."""
+    names = settings.data[key] if settings.has(key) else []
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise settings.fail(key, "expected a list of names")
+    return names
 
 
 def _read_step(path: Path, number: int, entry: object) -> Step:
@@ -198,8 +224,10 @@ def _epsilon(settings: ConfigSection) -> float:
     return value
 
 
-def _check_disabled(settings: ConfigSection, config: ConfigSection) -> None:
-    settings.one_of("enabled", [False], default=False)
+def _check_relative(settings: ConfigSection, config: ConfigSection) -> None:
+    settings.flag("enabled", default=False)
+    _texts(settings, "exclude_joints")
+    _texts(settings, "action_names")
 
 
 def _check_device(settings: ConfigSection, config: ConfigSection) -> None:
@@ -210,7 +238,15 @@ def _no_settings(settings: ConfigSection, config: ConfigSection) -> None:
     """Check a step that has no settings which change a result."""
 
 
-ORDER = (RENAMER, NEW_LINE, TOKENIZER, NORMALIZER, UNNORMALIZER)  # of steps that depend on each other
+ORDER = (
+    RENAMER,
+    RELATIVE,
+    NEW_LINE,
+    TOKENIZER,
+    NORMALIZER,
+    UNNORMALIZER,
+    ABSOLUTE,
+)  # of steps that depend on each other
 SUPPORTED: dict[str, dict[str, Check]] = {
     PREPROCESSOR: {
         RENAMER: _check_renames,
@@ -219,11 +255,11 @@ SUPPORTED: dict[str, dict[str, Check]] = {
         TOKENIZER: _check_tokenizer,
         DEVICE: _check_device,
         NORMALIZER: partial(_check_normaliser, section="input_features"),
-        RELATIVE: _check_disabled,
+        RELATIVE: _check_relative,
     },
     POSTPROCESSOR: {
         UNNORMALIZER: partial(_check_normaliser, section="output_features"),
         DEVICE: _check_device,
-        ABSOLUTE: _check_disabled,
+        ABSOLUTE: _check_relative,
     },
 }

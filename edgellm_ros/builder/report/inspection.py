@@ -143,6 +143,8 @@ def model_rows(config: EngineConfig, adapters: Sequence[AdapterReport]) -> list[
         units = (f" [{unit}]" if unit else "" for unit in space.units)
         names = ", ".join(f"{name}{unit}" for name, unit in zip(space.names, units, strict=True))
         rows.append(("action", f"{names}: {space.horizon} steps of {space.dt:g} s"))
+        if not any(space.units):
+            rows.append(("units", "of actions: those of the checkpoint, not stated"))
     if config.policy is not None:
         policy, cameras = config.policy, config.policy.cameras
         size, tokens = cameras.image_size, cameras.tokens

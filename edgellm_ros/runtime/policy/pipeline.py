@@ -109,13 +109,13 @@ class PolicyPipeline:
         clock.end("prefill_s")
         samples, steps, report = sequence.samples, sequence.steps, partial(sequence.report, "action")
         # noise and context -> actions
-        condition = sequence.request.previous_chunk
-        values = self.action.execute(context, samples, steps, sequence.noise_seed, report, condition)
+        values = self.action.execute(context, samples, steps, sequence.noise_seed, report, sequence.condition)
         clock.end("action_s")
         if values is not None:
-            actions = self._head.space.denormalise(values)
-            if condition is not None:
-                kept = condition.unchanged
+            actions = self._head.space.denormalise(values) + sequence.reference
+            previous = sequence.request.previous_chunk
+            if previous is not None:
+                kept = previous.unchanged
                 actions[:, : len(kept)] = self._head.space.clip(kept)
             sequence.finish(actions)
             self._metrics.action.trajectories += samples

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from edgellm_ros.diffusion.affine_space import model_state
+from edgellm_ros.diffusion.affine_space import action_reference, model_state
 from edgellm_ros.diffusion.heads.policy_heads import PolicyHead
 from edgellm_ros.diffusion.policy_config import PolicyConfig
 from edgellm_ros.echo import quoted
@@ -95,6 +95,7 @@ class PolicyPreparer:
             steps=request.denoise_steps or config.num_denoise_steps,
             noise_seed=noise_seed if request.noise_seed is None else request.noise_seed,
             prefix_rows=self._head.prefix_rows(len(images), len(tokens)),
+            reference=action_reference(request.state, config.action_space),
         )
 
     def _images(self, request: LLMGenerationRequest) -> tuple[np.ndarray, ...]:

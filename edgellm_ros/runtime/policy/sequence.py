@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from edgellm_ros.diffusion.chunking import ChunkCondition
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, Progress
 
 
@@ -22,8 +23,17 @@ class PolicySequence:
     steps: int  # Euler steps
     noise_seed: int
     prefix_rows: int  # images, task and state
+    reference: np.ndarray  # [A] float32, physical: what is added to the values of a plan from the state
     finish_reason: str = ""  # "stop" or "cancelled"; empty until finished
     actions: np.ndarray | None = None  # [n, T, A] in physical units
+
+    @property
+    def condition(self) -> ChunkCondition | None:
+        """Return the previous chunk, relative to this plan's reference."""
+        previous = self.request.previous_chunk
+        if previous is None:
+            return None
+        return replace(previous, actions=previous.actions - self.reference)
 
     def report(self, stage: str, step: int) -> bool:
         """Report progress to the client; return False if the request is cancelled."""

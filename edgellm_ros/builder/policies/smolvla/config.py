@@ -20,7 +20,7 @@ from edgellm_ros.builder.policies.lerobot import (
     dataset_names,
     feature_size,
 )
-from edgellm_ros.builder.policies.processors import check_steps
+from edgellm_ros.builder.policies.processors import check_steps, relative_actions
 from edgellm_ros.builder.policies.rope import ROPE_THETA
 from edgellm_ros.builder.policies.smolvla.architecture import (
     EXPERT,
@@ -155,6 +155,7 @@ def read_policy(
             **features[ACTION],
             dt=1 / dataset_fps(dataset),
             horizon=architecture.horizon,
+            relative=relative_actions(checkpoint, action_size),
             model_dim=architecture.action_dim,
         ),
         max_prompt_tokens=config.size("tokenizer_max_length", 48),
