@@ -42,7 +42,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def is_file_name(value: object) -> bool:
     """Tell whether a value names a file beside the one that it is in."""
-    usual = isinstance(value, str) and bool(value) and value.isprintable() and Path(value).name == value
+    usual = isinstance(value, str) and value not in ("", "..") and value.isprintable()
+    usual = usual and Path(str(value)).name == value
     return usual and len(os.fsencode(str(value))) <= MAX_FILE_NAME
 
 

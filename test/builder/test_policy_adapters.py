@@ -11,42 +11,14 @@ from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.builder.exporter.plan import plan_export
-from fixtures.policy_folders import change_json, copied
+from fixtures.policy_folders import ALPHA, MODULES, RANK, change_json, copied, write_policy_adapter
 from fixtures.smolvla_checkpoint import write_smolvla
 from fixtures.tiny_checkpoint import write_json
-
-EXPERT = "model.vlm_with_expert.lm_expert.layers.0.self_attn.q_proj"
-MODULES = (EXPERT, "model.state_proj")
-RANK, ALPHA = 2, 6
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     return write_smolvla(tmp_path_factory.mktemp("smolvla"))
-
-
-def adapter_of(checkpoint, folder, base=None, **changes):
-    """Write the folder of an adapter over `base`; return its tensors."""
-    copied(checkpoint, folder, use_peft=True)
-    (folder / "model.safetensors").unlink()
-    config = {
-        "peft_type": "LORA",
-        "base_model_name_or_path": str(checkpoint) if base is None else base,
-        "r": RANK,
-        "lora_alpha": ALPHA,
-        "target_modules": "(model\\.state_proj|.*q_proj)",
-        "modules_to_save": [],
-    }
-    write_json(folder / "adapter_config.json", config | changes)
-    rng, weights = np.random.default_rng(3), load_file(checkpoint / "model.safetensors")
-    tensors = {}
-    for module in MODULES:
-        rows, columns = weights[f"{module}.weight"].shape
-        for name, shape in (("A", (RANK, columns)), ("B", (rows, RANK))):
-            path = f"base_model.model.{module}.lora_{name}.weight"
-            tensors[path] = rng.normal(size=shape).astype(np.float32)
-    save_file(tensors, folder / "adapter_model.safetensors")
-    return tensors
 
 
 def weights_of(folder):
@@ -64,7 +36,7 @@ def test_an_adapter_is_merged_into_its_base(checkpoint, tmp_path, place):
     adapter, merged = tmp_path / "adapter", tmp_path / "merged"
     adapter.mkdir()
     merged.mkdir()
-    tensors = adapter_of(checkpoint, adapter, None if place == "named" else "someone/a_base")
+    tensors = write_policy_adapter(checkpoint, adapter, None if place == "named" else "someone/a_base")
     if place != "named":
         (adapter / "base").symlink_to(checkpoint)
     copied(checkpoint, merged)
@@ -82,7 +54,7 @@ def test_an_adapter_is_merged_into_its_base(checkpoint, tmp_path, place):
 
 
 def test_a_base_that_is_not_here_is_an_error_with_the_way_to_get_it(checkpoint, tmp_path):
-    adapter_of(checkpoint, tmp_path, "someone/a_base")
+    write_policy_adapter(checkpoint, tmp_path, "someone/a_base")
     message = r"adapter_config.json: base_model_name_or_path 'someone/a_base': .* hf download"
     with pytest.raises(ValueError, match=message):
         plan_export(tmp_path, ExportOptions())
@@ -99,7 +71,7 @@ def test_a_base_that_is_not_here_is_an_error_with_the_way_to_get_it(checkpoint, 
     ],
 )
 def test_another_adapter_is_refused(checkpoint, tmp_path, changes, message):
-    adapter_of(checkpoint, tmp_path, **changes)
+    write_policy_adapter(checkpoint, tmp_path, **changes)
     with pytest.raises(ValueError, match=message):
         plan_export(tmp_path, ExportOptions())
 
@@ -108,7 +80,7 @@ def test_a_base_of_another_type_is_refused(checkpoint, tmp_path):
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     base.mkdir()
     adapter.mkdir()
-    adapter_of(checkpoint, adapter, str(base))
+    write_policy_adapter(checkpoint, adapter, str(base))
     write_json(base / "config.json", {"type": "act"})
     with pytest.raises(ValueError, match=r"base/config.json: type 'act': supported: smolvla"):
         plan_export(adapter, ExportOptions())
@@ -116,7 +88,7 @@ def test_a_base_of_another_type_is_refused(checkpoint, tmp_path):
 
 def test_an_adapter_beside_weights_is_refused(checkpoint, tmp_path):
     """The base alone would answer."""
-    adapter_of(checkpoint, tmp_path)
+    write_policy_adapter(checkpoint, tmp_path)
     (tmp_path / "model.safetensors").symlink_to(checkpoint / "model.safetensors")
     change_json(tmp_path / "config.json", lambda config: config.update(use_peft=False))
     assert not json.loads((tmp_path / "config.json").read_text())["use_peft"]

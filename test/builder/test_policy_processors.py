@@ -164,3 +164,20 @@ def test_a_smolvla_of_lerobot_0_6_is_read_as_one_of_0_4(checkpoint, tmp_path):
         change_json(tmp_path / file, replace)
     new, old = (plan_export(folder, ExportOptions()).config.policy for folder in (tmp_path, checkpoint))
     assert new == old
+
+
+@pytest.mark.parametrize("name", ["../other.safetensors", "/etc/passwd", "..", "", 7, "a/b"])
+def test_a_state_file_that_is_not_beside_the_processor_is_refused(checkpoint, tmp_path, name):
+    change_json(
+        copied(checkpoint, tmp_path) / AFTER, lambda processor: processor["steps"][0].update(state_file=name)
+    )
+    with pytest.raises(ValueError, match=rf"{AFTER}: steps\[0\] .*state_file .*: expected (the|a string)"):
+        plan_export(tmp_path, ExportOptions())
+
+
+def test_a_state_file_that_is_missing_is_named(checkpoint, tmp_path):
+    change_json(
+        copied(checkpoint, tmp_path) / AFTER, lambda processor: processor["steps"][0].update(state_file="x")
+    )
+    with pytest.raises(FileNotFoundError, match=f"/x not found, but {AFTER} names it"):
+        plan_export(tmp_path, ExportOptions())

@@ -14,13 +14,18 @@ from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.builder.exporter.plan import plan_export
 from edgellm_ros.builder.policies.statistics import Normalisation
 from edgellm_ros.builder.weights.weights import Weights
-from fixtures.policy_folders import AFTER, BEFORE, change_json, copied, with_step
+from fixtures.policy_folders import (
+    AFTER,
+    BEFORE,
+    OF_ACTIONS,
+    OF_OBSERVATIONS,
+    change_json,
+    copied,
+    of_lerobot_0_3,
+    with_step,
+)
 from fixtures.smolvla_checkpoint import write_smolvla
 from fixtures.tiny_checkpoint import write_json
-
-OF_OBSERVATIONS = "policy_preprocessor_step_5_normalizer_processor.safetensors"
-OF_ACTIONS = "policy_postprocessor_step_0_unnormalizer_processor.safetensors"
-STATE, ACTION = "observation.state", "action"
 
 
 @pytest.fixture(scope="module")
@@ -44,26 +49,6 @@ def data_set(folder, **statistics):
     folder.mkdir()
     write_json(folder / "info.json", {"fps": 30, "features": {}})
     write_json(folder / "stats.json", {name.replace("__", "."): each for name, each in statistics.items()})
-    return folder
-
-
-def of_lerobot_0_3(checkpoint, folder, **buffers):
-    """Copy a checkpoint with statistics in buffers; None removes one."""
-    copied(checkpoint, folder)
-    for name in (BEFORE, AFTER, "model.safetensors"):
-        (folder / name).unlink()
-    stats = load_file(checkpoint / OF_ACTIONS)
-    weights = load_file(checkpoint / "model.safetensors")
-    for key, buffer in (
-        (STATE, "normalize_inputs.buffer_observation_state"),
-        (ACTION, "normalize_targets.buffer_action"),
-        (ACTION, "unnormalize_outputs.buffer_action"),
-    ):
-        weights |= {f"{buffer}.{name}": stats[f"{key}.{name}"] for name in ("mean", "std")}
-    weights |= {name.replace("__", "."): each for name, each in buffers.items()}
-    save_file(
-        {name: each for name, each in weights.items() if each is not None}, folder / "model.safetensors"
-    )
     return folder
 
 

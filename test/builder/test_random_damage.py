@@ -11,6 +11,7 @@ import pytest
 from edgellm_ros.builder import ExportOptions, check
 from fixtures.damage import damaged_copy
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
+from fixtures.policy_folders import of_lerobot_0_3, write_policy_adapter
 from fixtures.quantized_checkpoint import write_quantized_checkpoint
 from fixtures.qwen3_5_checkpoint import write_whole_qwen3_5_checkpoint
 from fixtures.smolvla_checkpoint import write_smolvla
@@ -26,12 +27,27 @@ def with_adapter(directory):
     write_adapter(directory / "lora" / "polite", directory)
 
 
+def policy_with_buffers(directory):
+    """Write a policy as LeRobot 0.3 did."""
+    directory.mkdir()
+    whole = write_smolvla(directory.parent / "whole")
+    of_lerobot_0_3(whole, directory)
+
+
+def policy_with_adapter(directory):
+    """Write the folder of an adapter; its base is not damaged."""
+    directory.mkdir()
+    write_policy_adapter(write_smolvla(directory.parent / "whole"), directory)
+
+
 CHECKPOINTS = {
     "sounds, images, actions": (with_adapter, LIMITS),
     "a hybrid with images": (write_whole_qwen3_5_checkpoint, LIMITS),
     "tiles": (write_internvl_checkpoint, LIMITS),
     "4 bits": (lambda directory: write_quantized_checkpoint(directory, "gptq"), LIMITS),
     "a policy": (write_smolvla, ExportOptions()),
+    "buffers of a policy": (policy_with_buffers, ExportOptions()),
+    "an adapter of a policy": (policy_with_adapter, ExportOptions()),
 }
 
 
