@@ -92,7 +92,7 @@ def test_normalised_values_are_those_of_lerobot(steps, tmp_path, way, epsilon):
     }
     state, space = (
         StateConfig(**features[STATE], model_dim=8),
-        AffineSpaceConfig(**features[ACTION], dt=0.1, horizon=6, model_dim=8),
+        AffineSpaceConfig(**features[ACTION], dt=0.1, horizon=6, model_dim=8, relative=(False,) * 4),
     )
     rng = np.random.default_rng(3)
     values = rng.normal(size=SIZES[STATE]).astype(np.float32) * 4
