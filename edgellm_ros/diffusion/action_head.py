@@ -57,8 +57,8 @@ class HeadConfig(Protocol):
         ...
 
     @property
-    def num_denoise_steps(self) -> int:
-        """Default number of Euler steps."""
+    def has_flow(self) -> bool:
+        """Whether actions come from noise by a flow, which a previous chunk can steer."""
         ...
 
     @property
@@ -67,6 +67,15 @@ class HeadConfig(Protocol):
 
         The head was trained to continue up to this many first actions of the previous chunk.
         """
+        ...
+
+
+class FlowConfig(HeadConfig, Protocol):
+    """What the configurations of all kinds with a flow have."""
+
+    @property
+    def num_denoise_steps(self) -> int:
+        """Default number of Euler steps."""
         ...
 
 
@@ -147,7 +156,7 @@ class ActionHead(Protocol):
     """One kind of head with its configuration."""
 
     @property
-    def config(self) -> HeadConfig:
+    def config(self) -> FlowConfig:
         """What `config.json` of the engine directory has under `action`."""
         ...
 

@@ -107,6 +107,8 @@ class ChunkCondition:
 
     def check(self, config: HeadConfig) -> None:
         """Check the condition against an engine's action head. ValueError."""
+        if not config.has_flow:
+            raise ValueError("this engine's actions come from no flow that a previous chunk could steer")
         space = config.action_space
         if self.actions.shape != (space.horizon, space.dim):
             raise ValueError(

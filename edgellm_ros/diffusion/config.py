@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
-from edgellm_ros.diffusion.policy_config import SmolVLAConfig
+from edgellm_ros.diffusion.policy_config import ACTConfig, SmolVLAConfig
 from edgellm_ros.echo import quoted
 
 
@@ -91,6 +91,8 @@ class ActionConfig:
     KV cache.
     """
 
+    has_flow: ClassVar[bool] = True
+
     kind: Literal["flow_expert"] = field(default="flow_expert", kw_only=True)
     num_hidden_layers: int
     kv_caches: tuple[int, ...]  # which of the language model's caches each layer reads, from 0
@@ -130,4 +132,4 @@ class ActionConfig:
 
 
 # Of all kinds of action heads; in `config.json` the key `kind` chooses one.
-ActionHeadConfig = ActionConfig | SmolVLAConfig
+ActionHeadConfig = ActionConfig | SmolVLAConfig | ACTConfig

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configurations of policies: models that answer a request with actions only.
 
-A policy has a prefix engine, which computes a context of camera images, a task in words and the robot's
-state, and an action engine, which computes velocities from noise to actions and reads the context. To add a
-policy, add a class here and its head in `diffusion/heads`.
+A policy with a flow (`FlowPolicyConfig`) has a prefix engine, which computes a context of camera images, a
+task in words and the robot's state, and an action engine, which computes velocities from noise to actions and
+reads the context. ACT has one engine, from images and state to actions. To add a policy, add a class here and
+what runs it in `runtime/policy/pipeline.py`.
 """
 
 from __future__ import annotations
@@ -83,21 +84,46 @@ class AffineSpaceConfig(FeatureConfig):
 
 @dataclass(frozen=True)
 class CameraConfig:
-    """The cameras of a policy.
+    """The cameras of a policy."""
 
-    An image is resized to a square, its aspect ratio kept, and filled up.
-    """
-
-    names: tuple[str, ...]  # in the order of the prefix
-    image_size: int  # pixels of the square's side
-    tokens: int  # rows of an image in the prefix
+    names: tuple[str, ...]  # in the order in which the model takes them
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) != len(self.names):
             raise ValueError(f"names must be different and at least one, got {self.names}")
+
+
+@dataclass(frozen=True)
+class PaddedCameraConfig(CameraConfig):
+    """Cameras whose images are resized to a square and filled up.
+
+    The aspect ratio is kept.
+    """
+
+    image_size: int  # pixels of the square's side
+    tokens: int  # rows of an image in the prefix
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.image_size < 1 or self.tokens < 1:
             given = f"{self.image_size}, {self.tokens}"
             raise ValueError(f"image_size and tokens must be at least 1, got {given}")
+
+
+@dataclass(frozen=True)
+class FixedCameraConfig(CameraConfig):
+    """Cameras whose images have one size each, which is not changed."""
+
+    heights: tuple[int, ...]  # pixels, by camera
+    widths: tuple[int, ...]
+    tokens: tuple[int, ...]  # rows of an image among those that actions attend to
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("heights", "widths", "tokens"):
+            values = getattr(self, name)
+            if len(values) != len(self.names) or min(values) < 1:
+                raise ValueError(f"{name} must have {len(self.names)} values of at least 1, got {values}")
 
 
 @dataclass(frozen=True)
@@ -105,10 +131,31 @@ class PolicyConfig:
     """What all policies have."""
 
     rtc_max_delay: ClassVar[int] = 0  # LeRobot 0.4.4 trains no policy to continue chunks of actions
+    has_flow: ClassVar[bool] = False
 
     cameras: CameraConfig
-    state: StateConfig
+    state: StateConfig | None  # None if the model takes none
     action_space: AffineSpaceConfig
+
+    kind: str = field(default="", kw_only=True)  # a Literal in each policy
+
+    @property
+    def max_prefix_rows(self) -> int:
+        """Return the maximum number of rows that actions attend to."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class FlowPolicyConfig(PolicyConfig):
+    """A policy whose actions come from noise by a flow.
+
+    Its prefix has a task in words.
+    """
+
+    has_flow: ClassVar[bool] = True
+
+    cameras: PaddedCameraConfig
+    state: StateConfig
     max_prompt_tokens: int
     prompt_before: tuple[int, ...]  # tokens that the tokenizer puts before a text, and after it
     prompt_after: tuple[int, ...]
@@ -121,8 +168,6 @@ class PolicyConfig:
         if any(self.action_space.relative[self.state.dim :]):
             raise ValueError(f"relative actions need as many values of the state, got {self.state.dim}")
 
-    kind: str = field(default="", kw_only=True)  # a Literal in each policy
-
     @property
     def max_prefix_rows(self) -> int:
         """Return the maximum number of rows of a prefix: images, and the task in words."""
@@ -130,7 +175,7 @@ class PolicyConfig:
 
 
 @dataclass(frozen=True)
-class SmolVLAConfig(PolicyConfig):
+class SmolVLAConfig(FlowPolicyConfig):
     """SmolVLA: images, task and state are the prefix.
 
     Actions attend to the prefix's keys and values by layer.
@@ -142,6 +187,27 @@ class SmolVLAConfig(PolicyConfig):
     def max_prefix_rows(self) -> int:
         """Return the maximum number of rows of a prefix: images, task, and state."""
         return super().max_prefix_rows + 1
+
+
+@dataclass(frozen=True)
+class ACTConfig(PolicyConfig):
+    """ACT: one engine, from images and state to a chunk of actions.
+
+    Nothing is random, and there is no text.
+    """
+
+    cameras: FixedCameraConfig
+    other_rows: int  # of the encoder, besides those of images: latent, state, environment state
+    kind: Literal["act"] = field(default="act", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.other_rows < 1:
+            raise ValueError(f"other_rows must be at least 1, got {self.other_rows}")
+
+    @property
+    def max_prefix_rows(self) -> int:
+        """Return the number of rows of the encoder."""
+        return sum(self.cameras.tokens) + self.other_rows
 
 
 def _check_model_dim(model_dim: int, dim: int) -> None:

@@ -50,6 +50,15 @@ TRAJECTORY = "trajectory"
 TIME = "time"
 CACHE_ROWS = "cache_rows"
 VELOCITY = "velocity"
+ACTIONS = "actions"  # of a policy without a flow
+
+
+def camera_image(camera: int) -> str:
+    """Return the name of a camera's image; cameras count from 0.
+
+    The image is an input of a policy without a flow.
+    """
+    return f"camera_image_{camera}"
 
 
 def key_cache(layer: int) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgellm_ros.diffusion.config import ActionConfig, ActionHeadConfig
@@ -16,7 +16,7 @@ from edgellm_ros.engine_directory.draft_config import EAGLE, DraftConfig
 from edgellm_ros.engine_directory.files import FileEntry, check_files
 from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
 from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
-from edgellm_ros.engine_directory.schema import from_dict, read_json, to_dict
+from edgellm_ros.engine_directory.schema import NULLABLE, from_dict, read_json, to_dict
 from edgellm_ros.multimodal.audio.config import AudioConfig
 from edgellm_ros.multimodal.video_config import AS_TEXT, VideoConfig
 from edgellm_ros.multimodal.vision_config import QwenVisionTower, VisionConfig
@@ -70,7 +70,8 @@ class EngineConfig:
     format_version: int
     model_type: str
     precision: str
-    llm: LanguageModelConfig
+    # of the language model or a policy's prefix; None for a policy without one, of which nothing reads it
+    llm: LanguageModelConfig = field(metadata={NULLABLE: True})
     builder: BuilderConfig
     vision: VisionConfig | None  # None if the checkpoint has no such part; also below
     audio: AudioConfig | None
@@ -137,6 +138,11 @@ class EngineConfig:
         return self.action if isinstance(self.action, PolicyConfig) else None
 
     @property
+    def has_language_model(self) -> bool:
+        """Tell whether any graph has the layers of a language model."""
+        return self.llm is not None
+
+    @property
     def transcribes(self) -> bool:
         """Tell whether the engine is for speech to text: prompts have no text of the user."""
         return self.special_tokens.transcript_token_id is not None
@@ -149,6 +155,11 @@ class EngineConfig:
         self._check_parts_fit()
 
     def _check_parts_fit(self) -> None:
+        if not self.has_language_model:
+            if self.policy is None:
+                raise ValueError("llm must not be null: only a policy may have no language model")
+            self._check_policy()
+            return
         llm, vision, audio, action = self.llm, self.vision, self.audio, self.expert
         if max(self.builder.hidden_state_layers, default=0) > llm.num_hidden_layers:
             raise ValueError(

@@ -21,6 +21,7 @@ from edgellm_ros.echo import quoted
 from edgellm_ros.strict_json import parse_json
 
 T = TypeVar("T")
+NULLABLE = "nullable"  # in the metadata of a field that may be null, though its type does not say so
 MAX_FILE_NAME = 255  # bytes, of most file systems
 
 
@@ -76,7 +77,13 @@ def from_dict(cls: type[T], data: Any, where: str = "") -> T:
         problems = [f"unknown key {quoted(key)}" for key in unknown]
         problems += [f"missing key {key!r}" for key in missing]
         raise ValueError(f"{where}: {', '.join(problems)}")
-    values = {name: _convert(hints[name], data[name], f"{where}.{name}") for name in names}
+    nullable = {field.name for field in dataclasses.fields(cls) if field.metadata.get(NULLABLE)}  # type: ignore[arg-type]
+    values = {
+        name: None
+        if name in nullable and data[name] is None
+        else _convert(hints[name], data[name], f"{where}.{name}")
+        for name in names
+    }
     try:
         return cls(**values)
     except ValueError as error:

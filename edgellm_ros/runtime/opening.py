@@ -66,6 +66,13 @@ class Opening:
         path = self.root / graph_path(graph)
         return EngineExecutor.open(path, self.device, self.options.threads, backend, forms, shared)
 
+    def policy_engine(self, graph: str) -> EngineExecutor:
+        """Open a graph of a policy, which has one form."""
+        executor = self.engine(graph)
+        if not self.options.cuda_graphs:
+            executor.stop_recording()
+        return executor
+
 
 def begin_opening(root: Path, options: RuntimeOptions) -> Opening:
     """Check options against an engine directory's configuration; open the device.

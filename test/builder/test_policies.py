@@ -81,7 +81,7 @@ def test_a_data_set_gives_names_and_rate(checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"type": "pi0"}, r"config.json: type 'pi0': supported: smolvla"),
+        ({"type": "pi0"}, r"config.json: type 'pi0': supported: act, smolvla"),
         ({"add_image_special_tokens": True}, "add_image_special_tokens True: supported: False"),
         ({"adapt_to_pi_aloha": True}, "adapt_to_pi_aloha True: supported: False"),
         ({"n_obs_steps": 2}, "n_obs_steps 2: supported: 1"),
@@ -103,7 +103,7 @@ def test_policies_that_the_graphs_would_compute_differently_are_refused(
 
 
 # `type` of LeRobot 0.6.1 (`register_subclass` in its policies)
-LEROBOT = ["act", "diffusion", "eo1", "evo1", "fastwam", "gaussian_actor", "groot", "lingbot_va", "molmoact2"]
+LEROBOT = ["diffusion", "eo1", "evo1", "fastwam", "gaussian_actor", "groot", "lingbot_va", "molmoact2"]
 LEROBOT += ["multi_task_dit", "pi0", "pi05", "pi0_fast", "tdmpc", "vla_jepa", "vqbet", "wall_x", "xvla"]
 
 
@@ -111,7 +111,9 @@ LEROBOT += ["multi_task_dit", "pi0", "pi05", "pi0_fast", "tdmpc", "vla_jepa", "v
 @pytest.mark.parametrize("features", [{"output_features": {"action": {}}}, {}])
 def test_a_known_policy_of_lerobot_is_refused_with_what_it_is(tmp_path, kind, features):
     write_json(tmp_path / "config.json", {"type": kind, **features})
-    message = rf"config\.json: type '{kind}': supported: smolvla; this is .+; of policies, only SmolVLA is"
+    message = (
+        rf"config\.json: type '{kind}': supported: act, smolvla; this is .+; of policies, ACT and SmolVLA are"
+    )
     with pytest.raises(ValueError, match=message):
         plan_export(tmp_path, ExportOptions())
 
@@ -130,7 +132,9 @@ def test_a_known_policy_of_lerobot_is_refused_with_what_it_is(tmp_path, kind, fe
 )
 def test_a_known_policy_of_others_is_refused_with_what_it_is(tmp_path, model_type, title):
     write_json(tmp_path / "config.json", {"model_type": model_type, "num_experts": 2})
-    message = rf"config\.json: model_type '{model_type}': supported: .*; this is {title}, .* only SmolVLA is"
+    message = (
+        rf"config\.json: model_type '{model_type}': supported: .*; this is {title}, .* ACT and SmolVLA are"
+    )
     with pytest.raises(ValueError, match=message):
         plan_export(tmp_path, ExportOptions())
 

@@ -2,8 +2,8 @@
 """Imports LeRobot's policies from an installation without their dependencies.
 
 The installation is apart from this package. The modules in UNRELATED load recordings, train, or drive a
-gymnasium: no line of theirs runs when a policy computes actions. They are replaced by empty modules, whose
-names are empty classes.
+gymnasium, or declare operators that ResNets do not have: no line of theirs runs when a policy computes
+actions. They are replaced by empty modules, whose names are empty classes.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ UNRELATED = (
     "lerobot.datasets",
     "lerobot.processor.gym_action_processor",
     "lerobot.processor.hil_processor",
+    "torchvision._meta_registrations",
 )
 
 
@@ -66,20 +67,34 @@ def _importable() -> Iterator[None]:
     finally:
         sys.path.remove(str(INSTALLED))
         sys.meta_path.remove(finder)
-        for name in [name for name in sys.modules if name.partition(".")[0] in ("datasets", "imageio")]:
+        packages = ("datasets", "imageio", "torchvision")
+        for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
             del sys.modules[name]  # others ask whether these packages are there
 
 
-def smolvla() -> tuple[types.ModuleType, types.ModuleType, types.ModuleType]:
-    """Import three modules of LeRobot's SmolVLA.
+def _import(folder: str, names: tuple[str, ...]) -> tuple[types.ModuleType, ...]:
+    """Import modules of a policy's folder.
 
-    The modules are `modeling_smolvla`, `smolvlm_with_expert` and `processor_smolvla`.
+    The test is skipped if LeRobot is not installed.
     """
     if not INSTALLED.is_dir():
         pytest.skip(f"{INSTALLED} has no LeRobot: make parity installs it")
-    names = ("modeling_smolvla", "smolvlm_with_expert", "processor_smolvla")
-    folder = "lerobot.policies.smolvla"
     if f"{folder}.{names[-1]}" not in sys.modules:
         with _importable():
             return tuple(importlib.import_module(f"{folder}.{name}") for name in names)
     return tuple(sys.modules[f"{folder}.{name}"] for name in names)
+
+
+def smolvla() -> tuple[types.ModuleType, ...]:
+    """Import three modules of LeRobot's SmolVLA.
+
+    The modules are `modeling_smolvla`, `smolvlm_with_expert` and `processor_smolvla`.
+    """
+    return _import(
+        "lerobot.policies.smolvla", ("modeling_smolvla", "smolvlm_with_expert", "processor_smolvla")
+    )
+
+
+def act() -> tuple[types.ModuleType, ...]:
+    """Import the modules `modeling_act` and `processor_act` of LeRobot's ACT."""
+    return _import("lerobot.policies.act", ("modeling_act", "processor_act"))

@@ -7,7 +7,6 @@ import re
 
 # `type` of LeRobot's config.json, or `model_type` of others, in small letters and digits -> what it is.
 POLICIES = {
-    "act": "ACT, an action chunking transformer",
     "diffusion": "Diffusion Policy, a diffusion model of actions",
     "multitaskdit": "a diffusion transformer for several tasks",
     "vqbet": "VQ-BeT, a behaviour transformer",
@@ -52,7 +51,7 @@ def hint(name: str) -> str:
     The hint is "" for a type that is not known.
     """
     title = POLICIES.get(_letters(name))
-    known = f"; this is {title}; of policies, only SmolVLA is supported (docs/action_heads.md)"
+    known = f"; this is {title}; of policies, ACT and SmolVLA are supported (docs/action_heads.md)"
     return known if title else ""
 
 

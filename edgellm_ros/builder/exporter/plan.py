@@ -192,7 +192,12 @@ def _plan_policy(
     folders = (None if each is None else Path(each) for each in (options.vlm, options.dataset))
     model = policy.read(checkpoint, section, weights, PolicySources(*folders))
     rows = model.config.max_prefix_rows
-    limits = BuilderConfig(options.max_batch_size, max_input_len=rows, max_kv_cache_capacity=rows + 1)
+    limits = BuilderConfig(
+        options.max_batch_size,
+        max_input_len=rows,
+        max_kv_cache_capacity=rows + 1,
+        max_action_samples=BuilderConfig.max_action_samples if model.config.has_flow else 1,
+    )
     config = section.make(
         EngineConfig,
         format_version=FORMAT_VERSION,
@@ -213,7 +218,7 @@ def _plan_policy(
         family=policy.name,
         parameters=weights.parameters,
         config=config,
-        texts={TOKENIZER_FILE: model.tokenizer.read_bytes()},
+        texts={} if model.tokenizer is None else {TOKENIZER_FILE: model.tokenizer.read_bytes()},
         tensors={},
         graphs={graph_path(part): build(options.precision) for part, build in model.parts.items()},
         adapter_folders={},

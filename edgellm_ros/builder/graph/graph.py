@@ -28,6 +28,7 @@ KV_CACHE_DTYPES = {**DTYPES, "fp8": ir.DataType.FLOAT8E4M3FN}
 FLOAT = ir.DataType.FLOAT
 INT32 = ir.DataType.INT32
 INT64 = ir.DataType.INT64
+UINT8 = ir.DataType.UINT8
 BOOL = ir.DataType.BOOL
 ORT_DOMAIN = "com.microsoft"  # of ONNX Runtime's own operators
 INLINE_BYTES = 256  # larger constants are in the file of weights, as are all weights

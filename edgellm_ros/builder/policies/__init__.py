@@ -34,8 +34,8 @@ class PolicyModel:
     """One checkpoint, read by its policy."""
 
     config: PolicyConfig
-    llm: LanguageModelConfig  # the layers of the prefix
-    tokenizer: Path
+    llm: LanguageModelConfig | None  # the layers of the prefix; None without a language model
+    tokenizer: Path | None  # None for a policy without text
     parts: Mapping[str, Callable[[str], ModelBuilder]]
     # ^ folder in the engine directory ("visual", "prefix", "action") -> function of the precision
 

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from edgellm_ros.builder.graph.graph import DTYPES
 from edgellm_ros.builder.quantization.matrix import QUANTIZED
 from edgellm_ros.builder.report.memory import MemoryReport, memory_report, memory_rows
+from edgellm_ros.builder.report.policy_rows import policy_rows
 from edgellm_ros.builder.report.reports import AdapterReport, BindingReport, PartReport, PlanReport
 from edgellm_ros.builder.weights.adapters import read_adapters
 from edgellm_ros.engine.errors import EngineError
@@ -28,6 +29,7 @@ from edgellm_ros.engine_directory.builder_config import BuilderConfig
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.draft_config import DFLASH, MTP, DraftConfig
 from edgellm_ros.engine_directory.files import DRAFT, PREFIX, VERIFY, graph_path
+from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
 from edgellm_ros.engine_directory.parts import EngineParts
 from edgellm_ros.multimodal.video_config import AS_TEXT
 from edgellm_ros.multimodal.video_processor import VideoProcessor
@@ -106,23 +108,10 @@ def render(report: EngineReport) -> str:
 
 def model_rows(config: EngineConfig, adapters: Sequence[AdapterReport]) -> list[tuple[str, str]]:
     """Make the rows of a table about the model and the limits of an engine."""
-    llm, builder = config.llm, config.builder
-    answers = f", {llm.reduced_vocab_size} to answer with" if llm.reduced_vocab_size else ""
-    rows = [
-        ("model", f"{config.model_type}, {config.precision}{_cache_type(config)}"),
-        (
-            "language",
-            f"{llm.num_hidden_layers} layers of {llm.hidden_size}, vocabulary {llm.vocab_size}{answers}",
-        ),
-        (
-            "attention",
-            f"{llm.num_attention_heads} heads of {llm.head_dim}, {llm.num_key_value_heads} for keys",
-        ),
-    ]
-    if llm.recurrent is not None:
-        state = llm.recurrent
-        kind = f"{state.num_layers} layers of {state.kind}"
-        rows.append(("recurrent", f"{kind}, {state.num_heads} heads of {state.key_dim} x {state.value_dim}"))
+    builder = config.builder
+    rows = [("model", f"{config.model_type}, {config.precision}{_cache_type(config)}")]
+    if config.has_language_model:
+        rows += _language_rows(config.llm)
     if config.vision is not None:
         vision = config.vision
         rows.append(
@@ -146,14 +135,7 @@ def model_rows(config: EngineConfig, adapters: Sequence[AdapterReport]) -> list[
         if not any(space.units):
             rows.append(("units", "of actions: those of the checkpoint, not stated"))
     if config.policy is not None:
-        policy, cameras = config.policy, config.policy.cameras
-        size, tokens = cameras.image_size, cameras.tokens
-        rows += [
-            ("state", ", ".join(policy.state.names)),
-            ("cameras", f"{', '.join(cameras.names)}: {tokens} rows each, from {size}x{size} px"),
-            ("prefix", f"{policy.max_prefix_rows} rows, {policy.max_prompt_tokens} of them for the task"),
-        ]
-        return rows
+        return rows + policy_rows(config.policy)
     if config.draft is not None:
         rows.append(("draft head", _draft_head(config.draft)))
     if builder.max_lora_rank:
@@ -167,6 +149,25 @@ def model_rows(config: EngineConfig, adapters: Sequence[AdapterReport]) -> list[
             f"{builder.max_input_len}",
         ),
     ]
+    return rows
+
+
+def _language_rows(llm: LanguageModelConfig) -> list[tuple[str, str]]:
+    answers = f", {llm.reduced_vocab_size} to answer with" if llm.reduced_vocab_size else ""
+    rows = [
+        (
+            "language",
+            f"{llm.num_hidden_layers} layers of {llm.hidden_size}, vocabulary {llm.vocab_size}{answers}",
+        ),
+        (
+            "attention",
+            f"{llm.num_attention_heads} heads of {llm.head_dim}, {llm.num_key_value_heads} for keys",
+        ),
+    ]
+    if llm.recurrent is not None:
+        state = llm.recurrent
+        kind = f"{state.num_layers} layers of {state.kind}"
+        rows.append(("recurrent", f"{kind}, {state.num_heads} heads of {state.key_dim} x {state.value_dim}"))
     return rows
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of the heads of policies, and the choice of one.
+"""The interface of the heads of policies with a flow, and the choice of one.
 
 A configuration selects the head.
 """
@@ -13,11 +13,11 @@ import numpy as np
 
 from edgellm_ros.diffusion.action_head import ActionHead
 from edgellm_ros.diffusion.heads.smolvla import SmolVLAHead
-from edgellm_ros.diffusion.policy_config import PolicyConfig, SmolVLAConfig
+from edgellm_ros.diffusion.policy_config import FlowPolicyConfig, SmolVLAConfig
 
 
 class PolicyHead(ActionHead, Protocol):
-    """The head of a policy, whose context is a `PrefixContext`."""
+    """The head of a policy with a flow, whose context is a `PrefixContext`."""
 
     def prompt(self, task: str, state: np.ndarray) -> str:
         """Write the text of a request that is tokenized; state [1, model_dim]: normalised."""
@@ -32,8 +32,8 @@ class PolicyHead(ActionHead, Protocol):
         ...
 
 
-def make_policy_head(config: PolicyConfig) -> PolicyHead:
-    """Make the head of a policy."""
+def make_policy_head(config: FlowPolicyConfig) -> PolicyHead:
+    """Make the head of a policy with a flow."""
     if isinstance(config, SmolVLAConfig):
         return SmolVLAHead(config)
     raise ValueError(f"unknown policy {config.kind!r}")

@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from edgellm_ros.diffusion.action_head import PrefixContext
-from edgellm_ros.diffusion.policy_config import PolicyConfig
+from edgellm_ros.diffusion.policy_config import FlowPolicyConfig
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
@@ -29,7 +29,7 @@ class PrefixEngine:
     """
 
     def __init__(
-        self, visual: EngineExecutor, prefix: EngineExecutor, config: PolicyConfig, device: Device
+        self, visual: EngineExecutor, prefix: EngineExecutor, config: FlowPolicyConfig, device: Device
     ) -> None:
         self._visual, self._prefix = visual, prefix
         self._config, self._device = config, device

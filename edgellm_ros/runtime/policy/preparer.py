@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 
 from edgellm_ros.diffusion.affine_space import action_reference, model_state
-from edgellm_ros.diffusion.heads.policy_heads import PolicyHead
-from edgellm_ros.diffusion.policy_config import PolicyConfig
+from edgellm_ros.diffusion.policy_config import PolicyConfig, StateConfig
 from edgellm_ros.echo import quoted
 from edgellm_ros.engine_directory.adapters.adapter_folder import canonical_name
 from edgellm_ros.multimodal.device_image import DeviceImage
 from edgellm_ros.multimodal.image_pixels import check_image
+from edgellm_ros.runtime.policy.engines import PolicyEngines
 from edgellm_ros.runtime.policy.sequence import PolicySequence
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from edgellm_ros.runtime.sampling_params import SamplingParams
-from edgellm_ros.runtime.text.tokenizer import Tokenizer
 
 # Fields of a request that only a language model has an answer to, with the values that do not ask for it.
 # None stands for every value: only None does not ask.
@@ -37,16 +36,10 @@ class PolicyPreparer:
     """
 
     def __init__(
-        self,
-        config: PolicyConfig,
-        head: PolicyHead,
-        tokenizer: Tokenizer,
-        max_samples: int,
-        max_batch_size: int,
+        self, config: PolicyConfig, engines: PolicyEngines, max_samples: int, max_batch_size: int
     ) -> None:
         self._config = config
-        self._head = head
-        self._tokenizer = tokenizer
+        self._engines = engines
         self._max_samples = max_samples
         self._max_batch_size = max_batch_size
 
@@ -78,8 +71,8 @@ class PolicyPreparer:
             except ValueError as error:
                 raise ValueError(f"previous_chunk: {error}") from None
         images = self._images(request)
-        state = model_state(request.state, config.state)
-        tokens = self._tokens(self._head.prompt(request.prompt, state))
+        state = _state(request.state, config.state)
+        tokens = self._engines.tokens(request, state)
         samples = max(1, request.action_samples)
         if samples > self._max_samples:
             raise ValueError(
@@ -92,9 +85,8 @@ class PolicyPreparer:
             token_ids=tokens,
             state=state,
             samples=samples,
-            steps=request.denoise_steps or config.num_denoise_steps,
             noise_seed=noise_seed if request.noise_seed is None else request.noise_seed,
-            prefix_rows=self._head.prefix_rows(len(images), len(tokens)),
+            prefix_rows=self._engines.rows(images, len(tokens)),
             reference=action_reference(request.state, config.action_space),
         )
 
@@ -128,14 +120,17 @@ class PolicyPreparer:
             images[name] = image
         return tuple(images[name] for name in known if name in images)
 
-    def _tokens(self, text: str) -> list[int]:
-        config = self._config
-        tokens = [*config.prompt_before, *self._tokenizer.encode(text), *config.prompt_after]
-        if len(tokens) > config.max_prompt_tokens:
-            raise ValueError(
-                f"the prompt has {len(tokens)} tokens; the policy takes at most {config.max_prompt_tokens}"
-            )
-        return tokens
+
+def _state(state: np.ndarray | None, config: StateConfig | None) -> np.ndarray | None:
+    """Check a state and normalise it; None for a policy that takes none.
+
+    ValueError as of `model_state`, and for a state that the policy does not take.
+    """
+    if config is not None:
+        return model_state(state, config)
+    if state is not None:
+        raise ValueError("this policy takes no state, the request has one")
+    return None
 
 
 def _language_model_field(request: LLMGenerationRequest) -> str:

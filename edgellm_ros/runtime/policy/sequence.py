@@ -17,12 +17,11 @@ class PolicySequence:
 
     request: LLMGenerationRequest
     images: tuple[np.ndarray, ...]  # in the order of the policy's cameras
-    token_ids: list[int]  # of the task
-    state: np.ndarray  # [1, model_dim] float32, normalised
+    token_ids: list[int]  # of the task; empty for a policy without text
+    state: np.ndarray | None  # [1, model_dim] float32, normalised; None for a policy without a state
     samples: int
-    steps: int  # Euler steps
     noise_seed: int
-    prefix_rows: int  # images, task and state
+    prefix_rows: int  # that actions attend to: images, task and state
     reference: np.ndarray  # [A] float32, physical: what is added to the values of a plan from the state
     finish_reason: str = ""  # "stop" or "cancelled"; empty until finished
     actions: np.ndarray | None = None  # [n, T, A] in physical units

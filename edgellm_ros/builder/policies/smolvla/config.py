@@ -31,7 +31,12 @@ from edgellm_ros.builder.policies.smolvla.architecture import (
 from edgellm_ros.builder.policies.statistics import Normalisation
 from edgellm_ros.builder.weights.claimed_sizes import check_dimensions, check_layers
 from edgellm_ros.builder.weights.weights import Weights
-from edgellm_ros.diffusion.policy_config import AffineSpaceConfig, CameraConfig, SmolVLAConfig, StateConfig
+from edgellm_ros.diffusion.policy_config import (
+    AffineSpaceConfig,
+    PaddedCameraConfig,
+    SmolVLAConfig,
+    StateConfig,
+)
 from edgellm_ros.engine_directory.rope_config import RopeConfig
 
 VLM_FOLDER = "vlm"  # of a checkpoint: configuration and tokenizer of its SmolVLM
@@ -144,7 +149,7 @@ def read_policy(
     return config.make(
         SmolVLAConfig,
         cameras=config.make(
-            CameraConfig,
+            PaddedCameraConfig,
             names=camera_names(config, renamed),
             image_size=architecture.tower.image_size,
             tokens=architecture.tower.tokens,

@@ -33,6 +33,11 @@ LOG_THROTTLE_S = 1.0
 
 def chunking_problem(chunking: str, config: EngineConfig) -> str:
     """Return why an engine cannot plan with a value of `chunking`; empty if it can."""
+    if chunking != OFF and config.action is not None and not config.action.has_flow:
+        kind = config.action.kind
+        return (
+            f"chunking must be off: the actions of this engine ({kind}) come from no flow, got {chunking!r}"
+        )
     if chunking != "trained" or config.action is None or config.action.rtc_max_delay:
         return ""
     return (

@@ -45,7 +45,7 @@ def robot_state(
 
     Joint positions for a policy, past motion for an action expert.
     """
-    if config.policy is not None:
+    if config.policy is not None and config.policy.state is not None:
         return JointPositions(node, parameters, joints, metrics)
     if config.expert is not None:
         return Motion(node, parameters, odometry, config.expert.trajectory_history, metrics)

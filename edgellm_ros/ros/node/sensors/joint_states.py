@@ -18,14 +18,14 @@ from edgellm_ros.ros.node.sensors.sample_buffer import SampleBuffer
 def state_joints(given: Sequence[str], policy: PolicyConfig | None) -> tuple[str, ...]:
     """Return a policy's joints, by the parameter `state_joints`; () without a policy.
 
-    Without names they are those of the policy's state. ValueError for another number of joints than values of
-    the state, for a repeated name, and for names without a policy.
+    Without names they are those of the policy's state, and none if it takes no state. ValueError for another
+    number of joints than values of the state, for a repeated name, and for names without a state.
     """
     names = tuple(name for name in given if name)
-    if policy is None:
+    if policy is None or policy.state is None:
         if names:
             raise ValueError(
-                f"parameter state_joints is for policies, this engine is none: got {quoted(names)}"
+                f"parameter state_joints is for policies with a state, not this engine: got {quoted(names)}"
             )
         return ()
     state = policy.state

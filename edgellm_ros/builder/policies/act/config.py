@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads and checks the configuration of an ACT.
+
+The checks cover everything that the graph relies on. Source: LeRobot 0.4.4, configuration_act.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
+from edgellm_ros.builder.policies.act.architecture import RESNETS, ACTArchitecture, ImageSpace, ResNet
+from edgellm_ros.builder.policies.lerobot import (
+    ACTION,
+    IMAGES,
+    STATE,
+    affine,
+    camera_names,
+    dataset_fps,
+    dataset_names,
+    feature_size,
+    normalization,
+    read_stats,
+)
+from edgellm_ros.builder.policies.processors import check_steps
+from edgellm_ros.builder.weights.claimed_sizes import check_layers
+from edgellm_ros.builder.weights.weights import Weights
+from edgellm_ros.diffusion.policy_config import ACTConfig, AffineSpaceConfig, FixedCameraConfig, StateConfig
+
+ENVIRONMENT = "observation.environment_state"
+MOST_VALUES = 4096  # of a state or an action
+MOST_PIXELS = 8192  # of an image's side
+
+
+def read_architecture(checkpoint: Path, config: ConfigSection, weights: Weights) -> ACTArchitecture:
+    """Read the sizes of the graph, and the normalisation of images.
+
+    ValueError, which names file, key and value, for a checkpoint that the graph would compute differently.
+    """
+    _check_supported(config)
+    check_layers(config, "n_encoder_layers", weights, "model.encoder.layers", default=4)
+    check_layers(config, "n_decoder_layers", weights, "model.decoder.layers", default=1)
+    hidden, heads = config.size("dim_model", 512), config.size("n_heads", 8)
+    if hidden % heads or hidden % 4:
+        raise config.fail("dim_model", f"expected a multiple of 4 and of n_heads {heads}")
+    blocks, bottleneck = RESNETS[config.one_of("vision_backbone", sorted(RESNETS), default="resnet18")]
+    dilated = bool(config.one_of("replace_final_stride_with_dilation", [False, True, 0, 1], default=False))
+    if dilated and not bottleneck:
+        expected = "false: torchvision's resnet18 and resnet34 have no dilation"
+        raise config.fail("replace_final_stride_with_dilation", f"expected {expected}")
+    return ACTArchitecture(
+        resnet=ResNet(blocks, bottleneck, dilated),
+        images=_read_images(checkpoint, config, weights),
+        state_dim=_optional_size(config, STATE),
+        environment_dim=_optional_size(config, ENVIRONMENT),
+        hidden_size=hidden,
+        num_heads=heads,
+        inner_size=config.size("dim_feedforward", 3200),
+        encoder_layers=config.size("n_encoder_layers", 4),
+        decoder_layers=config.size("n_decoder_layers", 1),
+        norm_first=config.one_of("pre_norm", [False, True], default=False),
+        gelu=config.one_of("feedforward_activation", ["relu", "gelu"], default="relu") == "gelu",
+        horizon=config.size("chunk_size", 100),
+        action_dim=feature_size(config, "output_features", ACTION, MOST_VALUES),
+    )
+
+
+def read_policy(
+    checkpoint: Path,
+    config: ConfigSection,
+    architecture: ACTArchitecture,
+    weights: Weights,
+    dataset: Path | None,
+) -> ACTConfig:
+    """Read the configuration for the runtime."""
+    renamed = check_steps(checkpoint, config)
+
+    def feature(key: str, kind: str, size: int) -> dict[str, tuple]:
+        """Read names, units and statistics of a vector of `size` values."""
+        source = renamed.get(key, key) if key != ACTION else key  # LeRobot renames observations only
+        offset, scale = _statistics(checkpoint, config, weights, (key, kind, source, size), dataset)
+        return {
+            "names": dataset_names(dataset, source, size),
+            "units": ("",) * size,  # LeRobot records none
+            "offset": tuple(offset.tolist()),
+            "scale": tuple(scale.tolist()),
+        }
+
+    sizes = ((STATE, "STATE", architecture.state_dim), (ENVIRONMENT, "ENV", architecture.environment_dim))
+    states = [feature(*each) for each in sizes if each[2]]
+    state = None
+    if states:
+        joined = {name: sum((each[name] for each in states), ()) for name in states[0]}
+        state = config.make(StateConfig, **joined, model_dim=len(joined["names"]))
+    images, grids = architecture.images, architecture.resnet.grid
+    return config.make(
+        ACTConfig,
+        cameras=config.make(
+            FixedCameraConfig,
+            names=camera_names(config, renamed),
+            heights=tuple(image.height for image in images),
+            widths=tuple(image.width for image in images),
+            tokens=tuple(int(np.prod(grids(image.height, image.width))) for image in images),
+        ),
+        state=state,
+        action_space=config.make(
+            AffineSpaceConfig,
+            **feature(ACTION, "ACTION", architecture.action_dim),
+            dt=1 / dataset_fps(dataset),
+            horizon=architecture.horizon,
+            model_dim=architecture.action_dim,
+        ),
+        other_rows=architecture.other_rows,
+    )
+
+
+def _check_supported(config: ConfigSection) -> None:
+    """Raise ValueError for an option of LeRobot that the graph does not support."""
+    config.one_of("n_obs_steps", [1], default=1)
+    config.one_of("use_peft", [False], default=False)  # its weights would be those of an adapter
+    features = config.section("input_features")
+    supported = {STATE: "STATE", ENVIRONMENT: "ENV"}
+    for key in features.data:
+        kind = features.section(key).one_of("type", ["VISUAL", "STATE", "ENV"])
+        if kind != "VISUAL" and supported.get(key) != kind:
+            raise features.fail(key, f"supported besides cameras: {', '.join(supported)}")
+
+
+def _optional_size(config: ConfigSection, key: str) -> int:
+    """Read the number of values of an observation; 0 if the policy does not take it."""
+    if not config.section("input_features").has(key):
+        return 0
+    return feature_size(config, "input_features", key, MOST_VALUES)
+
+
+def _read_images(checkpoint: Path, config: ConfigSection, weights: Weights) -> tuple[ImageSpace, ...]:
+    """Read size and normalisation of each camera's images.
+
+    The statistics are those that LeRobot saved with the policy: they may be those of ImageNet, which a data
+    set does not have.
+    """
+    features, images = config.section("input_features"), []
+    for key in (key for key in features.data if features.section(key).text("type") == "VISUAL"):
+        feature = features.section(key)
+        shape = feature.integers("shape")
+        if len(shape) != 3 or shape[0] != 3 or not all(1 <= size <= MOST_PIXELS for size in shape[1:]):
+            raise feature.fail("shape", f"expected [3, height, width], sizes from 1 to {MOST_PIXELS}")
+        offset, scale = _statistics(checkpoint, config, weights, (key, "VISUAL", key, 3), None)
+        images.append(
+            ImageSpace(
+                shape[1],
+                shape[2],
+                tuple((1 / (255 * scale)).tolist()),
+                tuple((-offset / scale).tolist()),
+            )
+        )
+    if not images:
+        raise features.fail(f"{IMAGES}...", "expected at least one camera (type VISUAL)")
+    return tuple(images)
+
+
+def _statistics(
+    checkpoint: Path,
+    config: ConfigSection,
+    weights: Weights,
+    feature: tuple[str, str, str, int],
+    dataset: Path | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Read offset and scale of a feature: physical = normalised * scale + offset.
+
+    feature: its key, its kind, its key in the data set, its number of values.
+    """
+    key, kind, source, size = feature
+    way = normalization(config, kind)
+    if way == "IDENTITY":
+        return affine({}, way, size, "", inverse=False)
+    stats, where = read_stats(checkpoint, weights, key, dataset, source)
+    flat = {name: values.reshape(-1) if values.size == size else values for name, values in stats.items()}
+    return affine(flat, way, size, f"{where}: {key}", inverse=key == ACTION)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FlowEngines: the engines of a policy whose actions come from noise by a flow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from edgellm_ros.diffusion.action_runner import ActionRunner
+from edgellm_ros.diffusion.heads.policy_heads import make_policy_head
+from edgellm_ros.diffusion.policy_config import FlowPolicyConfig
+from edgellm_ros.engine_directory.files import PREFIX
+from edgellm_ros.kernels import load_kernels
+from edgellm_ros.runtime.metrics import RuntimeMetrics, StageClock
+from edgellm_ros.runtime.opening import Opening
+from edgellm_ros.runtime.policy.prefix_engine import PrefixEngine
+from edgellm_ros.runtime.policy.sequence import PolicySequence
+from edgellm_ros.runtime.request import LLMGenerationRequest
+from edgellm_ros.runtime.text.tokenizer import Tokenizer
+
+
+class FlowEngines:
+    """Vision tower, prefix and velocity; see `PolicyEngines`."""
+
+    def __init__(self, opening: Opening, config: FlowPolicyConfig, metrics: RuntimeMetrics) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._head = make_policy_head(config)
+        self._tokenizer = Tokenizer(opening.root / "tokenizer.json")
+        visual, prefix, action = (opening.policy_engine(part) for part in ("visual", PREFIX, "action"))
+        device = opening.device
+        self._prefix = PrefixEngine(visual, prefix, config, device)
+        self._action = ActionRunner(
+            action, self._head, device, load_kernels(device), opening.config.builder.max_action_samples
+        )
+        if not opening.options.cuda_graphs:
+            self._action.stop_recording()
+
+    def tokens(self, request: LLMGenerationRequest, state: np.ndarray | None) -> list[int]:
+        config = self._config
+        assert state is not None
+        text = self._head.prompt(request.prompt, state)
+        tokens = [*config.prompt_before, *self._tokenizer.encode(text), *config.prompt_after]
+        if len(tokens) > config.max_prompt_tokens:
+            raise ValueError(
+                f"the prompt has {len(tokens)} tokens; the policy takes at most {config.max_prompt_tokens}"
+            )
+        return tokens
+
+    def rows(self, images: Sequence[np.ndarray], tokens: int) -> int:
+        return self._head.prefix_rows(len(images), tokens)
+
+    def compute(self, sequence: PolicySequence, clock: StageClock) -> np.ndarray | None:
+        images, metrics = len(sequence.images), self._metrics
+        if not sequence.report("vision", 0):
+            return None
+        self._prefix.encode(sequence.images)  # camera frames -> rows of the prefix
+        metrics.multimodal.total_images += images
+        metrics.multimodal.total_image_tokens += images * self._config.cameras.tokens
+        clock.end("vision_s")
+        if not sequence.report("prefill", 0):
+            return None
+        assert sequence.state is not None
+        others = self._head.prefix_inputs(sequence.state)
+        # rows, task and state -> what actions attend to
+        context = self._prefix.compute(images, sequence.token_ids, others, sequence.prefix_rows)
+        metrics.prefill.total_runs += 1
+        metrics.prefill.computed_tokens += sequence.prefix_rows
+        clock.end("prefill_s")
+        request, samples = sequence.request, sequence.samples
+        steps = request.denoise_steps or self._config.num_denoise_steps
+        # noise and context -> actions
+        values = self._action.execute(
+            context,
+            samples,
+            steps,
+            sequence.noise_seed,
+            partial(sequence.report, "action"),
+            sequence.condition,
+        )
+        clock.end("action_s")
+        if values is not None:
+            metrics.action.total_runs += steps
+        return values
