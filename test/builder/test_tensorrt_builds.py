@@ -40,6 +40,7 @@ from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import PRECISIONS, EngineConfig
 from edgellm_ros.engine_directory.files import CONTEXT, DRAFT, VERIFY, graph_path
 from edgellm_ros.engine_directory.schema import read_json
+from fixtures.act_checkpoint import write_act
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.dflash_checkpoints import write_qwen3_with_drafter
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
@@ -254,8 +255,17 @@ def test_the_builder_makes_plans_of_a_block_drafter_and_of_its_base(tmp_path, li
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_parser_takes_the_graphs_of_a_policy(tmp_path, library, precision):
-    config = export(write_smolvla(tmp_path / "checkpoint"), tmp_path / "engine", precision=precision)
+@pytest.mark.parametrize(
+    ("write", "layers"),
+    [
+        # one block; 3 layers, of the last one the keys alone; 3 layers, one of them without keys of its own
+        (write_smolvla, {"visual": (1, 0), "prefix": (2, 5), "action": (3, 5)}),
+        (write_act, {"action": (3, 0)}),  # a layer of the encoder, two attentions of the decoder
+    ],
+    ids=["smolvla", "act"],
+)
+def test_the_parser_takes_the_graphs_of_a_policy(tmp_path, library, precision, write, layers):
+    config = export(write(tmp_path / "checkpoint"), tmp_path / "engine", precision=precision)
     found = {}
     for part in make_profiles(config):
         model = tmp_path / "engine" / graph_path(part)
@@ -263,8 +273,7 @@ def test_the_parser_takes_the_graphs_of_a_policy(tmp_path, library, precision):
         kinds = Counter(str(network.get_layer(i).type).rpartition(".")[2] for i in range(network.num_layers))
         found[part] = kinds["ATTENTION_OUTPUT"], kinds["ROTARY_EMBEDDING"]
         del network, parser
-    # one block; 3 layers, of the last one the keys alone; 3 layers, one of them without keys of its own
-    assert found == {"visual": (1, 0), "prefix": (2, 5), "action": (3, 5)}
+    assert found == layers
 
 
 def native_layers(config: EngineConfig, part: str) -> dict[str, int]:

@@ -27,7 +27,7 @@ from fixtures.seed_oss_family import SEED_OSS
 from fixtures.tensorrt_rules.operators import unsupported
 
 pytestmark = pytest.mark.only_on("cpu", reason="the export is the same for every device")
-POLICIES = {"smolvla"}
+POLICIES = {"smolvla", "act"}
 
 
 @pytest.fixture(scope="module")
