@@ -203,7 +203,8 @@ def _check_inputs(args: argparse.Namespace) -> None:
         for name in ("history", "speed", "stream", "state", "cameras"):
             if getattr(args, name) not in (None, False):
                 raise ValueError(f"--{name} is for one request, not for --requests")
-    if not {"--requests", "--messages", "--prompt", "--audio"} & set(given) and args.prompt is None:
+    asked = {"--requests", "--messages", "--prompt", "--audio"} & set(given)
+    if not asked and args.prompt is None and args.state is None:  # a policy may need no prompt
         raise ValueError("nothing to answer: give --prompt or --audio, --messages or --requests")
 
 

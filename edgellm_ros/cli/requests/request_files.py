@@ -91,7 +91,7 @@ def request_fields(data: Any, where: str, path: str | Path, readers: FileReaders
     if "history" in data:
         fields["history"] = _poses(data["history"], f"{where}.history")
     fields["sampling"] = {key: data[key] for key in SAMPLING_KEYS if key in data}
-    if not {"messages", "prompt", "audio"} & set(data):
+    if not {"messages", "prompt", "audio", "state"} & set(data):
         raise ValueError(f"{where}: nothing to answer: give messages, prompt or audio")
     return fields | _conversation(data, Path(path), where, readers)
 
