@@ -96,7 +96,6 @@ def test_statistics_in_buffers_of_an_older_policy_are_read(checkpoint, tmp_path)
     ("changes", "message"),
     [
         ({"n_obs_steps": 2}, "n_obs_steps 2: supported: 1"),
-        ({"use_peft": True}, "use_peft True: supported: False"),
         ({"vision_backbone": "resnet101"}, "vision_backbone 'resnet101': supported: resnet18, resnet34"),
         ({"feedforward_activation": "glu"}, "feedforward_activation 'glu': supported: relu, gelu"),
         (

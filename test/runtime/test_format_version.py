@@ -15,7 +15,7 @@ from edgellm_ros.fused.description.expert import FusedExpertModel
 from edgellm_ros.fused.description.vision import FusedVisionModel
 
 FILES = (EngineConfig, FusedModel, FusedDraftModel, FusedExpertModel, FusedVisionModel)
-KEYS_OF_VERSION = (19, "c3bed0eedba1ed35")  # and a digest of all keys
+KEYS_OF_VERSION = (20, "aad4c4afb6d3e8d5")
 
 
 def classes_of(hint: object) -> Iterator[type]:

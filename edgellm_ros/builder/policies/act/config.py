@@ -16,15 +16,13 @@ from edgellm_ros.builder.policies.lerobot import (
     ACTION,
     IMAGES,
     STATE,
-    affine,
     camera_names,
     dataset_fps,
     dataset_names,
     feature_size,
-    normalization,
-    read_stats,
 )
-from edgellm_ros.builder.policies.processors import check_steps
+from edgellm_ros.builder.policies.processors import check_steps, relative_actions
+from edgellm_ros.builder.policies.statistics import Normalisation
 from edgellm_ros.builder.weights.claimed_sizes import check_layers
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.diffusion.policy_config import ACTConfig, AffineSpaceConfig, FixedCameraConfig, StateConfig
@@ -76,20 +74,25 @@ def read_policy(
 ) -> ACTConfig:
     """Read the configuration for the runtime."""
     renamed = check_steps(checkpoint, config)
+    normalisation = Normalisation(checkpoint, config, weights, dataset)
 
-    def feature(key: str, kind: str, size: int) -> dict[str, tuple]:
+    def feature(key: str, size: int) -> dict[str, tuple]:
         """Read names, units and statistics of a vector of `size` values."""
         source = renamed.get(key, key) if key != ACTION else key  # LeRobot renames observations only
-        offset, scale = _statistics(checkpoint, config, weights, (key, kind, source, size), dataset)
+        affine = normalisation.affine(key, size, source)
         return {
             "names": dataset_names(dataset, source, size),
             "units": ("",) * size,  # LeRobot records none
-            "offset": tuple(offset.tolist()),
-            "scale": tuple(scale.tolist()),
+            "offset": tuple(affine.offset.tolist()),
+            "scale": tuple(affine.scale.tolist()),
+            "shift": tuple(affine.shift.tolist()),
         }
 
-    sizes = ((STATE, "STATE", architecture.state_dim), (ENVIRONMENT, "ENV", architecture.environment_dim))
-    states = [feature(*each) for each in sizes if each[2]]
+    relative = relative_actions(checkpoint, architecture.action_dim)
+    if any(relative) and architecture.state_dim < architecture.action_dim:
+        raise config.fail("input_features", f"actions relative to the state need {STATE} of their size")
+    sizes = ((STATE, architecture.state_dim), (ENVIRONMENT, architecture.environment_dim))
+    states = [feature(*each) for each in sizes if each[1]]
     state = None
     if states:
         joined = {name: sum((each[name] for each in states), ()) for name in states[0]}
@@ -107,10 +110,11 @@ def read_policy(
         state=state,
         action_space=config.make(
             AffineSpaceConfig,
-            **feature(ACTION, "ACTION", architecture.action_dim),
+            **feature(ACTION, architecture.action_dim),
             dt=1 / dataset_fps(dataset),
             horizon=architecture.horizon,
             model_dim=architecture.action_dim,
+            relative=relative,
         ),
         other_rows=architecture.other_rows,
     )
@@ -119,7 +123,6 @@ def read_policy(
 def _check_supported(config: ConfigSection) -> None:
     """Raise ValueError for an option of LeRobot that the graph does not support."""
     config.one_of("n_obs_steps", [1], default=1)
-    config.one_of("use_peft", [False], default=False)  # its weights would be those of an adapter
     features = config.section("input_features")
     supported = {STATE: "STATE", ENVIRONMENT: "ENV"}
     for key in features.data:
@@ -142,40 +145,15 @@ def _read_images(checkpoint: Path, config: ConfigSection, weights: Weights) -> t
     set does not have.
     """
     features, images = config.section("input_features"), []
+    normalisation = Normalisation(checkpoint, config, weights, None)
     for key in (key for key in features.data if features.section(key).text("type") == "VISUAL"):
         feature = features.section(key)
         shape = feature.integers("shape")
         if len(shape) != 3 or shape[0] != 3 or not all(1 <= size <= MOST_PIXELS for size in shape[1:]):
             raise feature.fail("shape", f"expected [3, height, width], sizes from 1 to {MOST_PIXELS}")
-        offset, scale = _statistics(checkpoint, config, weights, (key, "VISUAL", key, 3), None)
-        images.append(
-            ImageSpace(
-                shape[1],
-                shape[2],
-                tuple((1 / (255 * scale)).tolist()),
-                tuple((-offset / scale).tolist()),
-            )
-        )
+        affine = normalisation.affine(key, 3)
+        scale, offset = 1 / (255 * affine.scale), -affine.offset / affine.scale - affine.shift
+        images.append(ImageSpace(shape[1], shape[2], tuple(scale.tolist()), tuple(offset.tolist())))
     if not images:
         raise features.fail(f"{IMAGES}...", "expected at least one camera (type VISUAL)")
     return tuple(images)
-
-
-def _statistics(
-    checkpoint: Path,
-    config: ConfigSection,
-    weights: Weights,
-    feature: tuple[str, str, str, int],
-    dataset: Path | None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Read offset and scale of a feature: physical = normalised * scale + offset.
-
-    feature: its key, its kind, its key in the data set, its number of values.
-    """
-    key, kind, source, size = feature
-    way = normalization(config, kind)
-    if way == "IDENTITY":
-        return affine({}, way, size, "", inverse=False)
-    stats, where = read_stats(checkpoint, weights, key, dataset, source)
-    flat = {name: values.reshape(-1) if values.size == size else values for name, values in stats.items()}
-    return affine(flat, way, size, f"{where}: {key}", inverse=key == ACTION)
