@@ -139,6 +139,11 @@ class PolicyConfig:
 
     kind: str = field(default="", kw_only=True)  # a Literal in each policy
 
+    def __post_init__(self) -> None:
+        known = 0 if self.state is None else self.state.dim
+        if any(self.action_space.relative[known:]):
+            raise ValueError(f"relative actions need as many values of the state, got {known}")
+
     @property
     def max_prefix_rows(self) -> int:
         """Return the maximum number of rows that actions attend to."""
@@ -162,11 +167,10 @@ class FlowPolicyConfig(PolicyConfig):
     num_denoise_steps: int  # default number of Euler steps
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("max_prompt_tokens", "num_denoise_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if any(self.action_space.relative[self.state.dim :]):
-            raise ValueError(f"relative actions need as many values of the state, got {self.state.dim}")
 
     @property
     def max_prefix_rows(self) -> int:
@@ -201,6 +205,7 @@ class ACTConfig(PolicyConfig):
     kind: Literal["act"] = field(default="act", kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.other_rows < 1:
             raise ValueError(f"other_rows must be at least 1, got {self.other_rows}")
 

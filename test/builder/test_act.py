@@ -16,6 +16,7 @@ from edgellm_ros.builder.exporter.plan import plan_export
 from edgellm_ros.builder.report.inspection import inspect, render
 from edgellm_ros.engine_directory.config import EngineConfig
 from fixtures.act_checkpoint import act_config, write_act
+from fixtures.policy_folders import copied, with_relative_actions
 from fixtures.smolvla_checkpoint import ACTIONS, CAMERAS, HORIZON, STATE, feature
 from fixtures.tiny_checkpoint import write_json
 
@@ -122,6 +123,12 @@ def test_statistics_in_buffers_of_an_older_policy_are_read(checkpoint, tmp_path)
 def test_what_the_graph_would_compute_differently_is_refused(checkpoint, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         plan_export(changed(checkpoint, tmp_path, **changes), ExportOptions())
+
+
+def test_relative_actions_need_a_state_of_their_size(checkpoint, tmp_path):
+    changed = with_relative_actions(copied(checkpoint, tmp_path), (True, True))
+    with pytest.raises(ValueError, match=f"relative actions need as many values of the state, got {STATE}"):
+        plan_export(changed, ExportOptions())
 
 
 def test_a_vision_language_model_is_refused(checkpoint):

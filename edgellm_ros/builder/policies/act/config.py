@@ -88,9 +88,6 @@ def read_policy(
             "shift": tuple(affine.shift.tolist()),
         }
 
-    relative = relative_actions(checkpoint, architecture.action_dim)
-    if any(relative) and architecture.state_dim < architecture.action_dim:
-        raise config.fail("input_features", f"actions relative to the state need {STATE} of their size")
     sizes = ((STATE, architecture.state_dim), (ENVIRONMENT, architecture.environment_dim))
     states = [feature(*each) for each in sizes if each[1]]
     state = None
@@ -114,7 +111,7 @@ def read_policy(
             dt=1 / dataset_fps(dataset),
             horizon=architecture.horizon,
             model_dim=architecture.action_dim,
-            relative=relative,
+            relative=relative_actions(checkpoint, architecture.action_dim),
         ),
         other_rows=architecture.other_rows,
     )
