@@ -41,7 +41,7 @@ class Node:
         self.now, self.said = START, []
         self.metrics = NodeMetrics()
         parameters = SimpleNamespace(chunking=chunking, chunking_horizon=chunking_horizon)
-        action = SimpleNamespace(action_space=SPACE, rtc_max_delay=rtc_max_delay)
+        action = SimpleNamespace(action_space=SPACE, rtc_max_delay=rtc_max_delay, has_flow=True)
         self.chunking = Chunking(self, SimpleNamespace(current=parameters), action, self.metrics)
 
     def get_clock(self):
@@ -171,8 +171,9 @@ def test_off_neither_continues_nor_counts():
 
 
 def test_trained_chunks_need_a_checkpoint_that_was_trained_for_them():
-    untrained = SimpleNamespace(action=SimpleNamespace(rtc_max_delay=0))
+    untrained = SimpleNamespace(action=SimpleNamespace(rtc_max_delay=0, has_flow=True))
+    trained = SimpleNamespace(action=SimpleNamespace(rtc_max_delay=3, has_flow=True))
     assert "chunking must be off, guided or frozen" in chunking_problem("trained", untrained)
     assert not chunking_problem("guided", untrained)
-    assert not chunking_problem("trained", SimpleNamespace(action=SimpleNamespace(rtc_max_delay=3)))
+    assert not chunking_problem("trained", trained)
     assert not chunking_problem("trained", SimpleNamespace(action=None))

@@ -24,9 +24,8 @@ def state_joints(given: Sequence[str], policy: PolicyConfig | None) -> tuple[str
     names = tuple(name for name in given if name)
     if policy is None or policy.state is None:
         if names:
-            raise ValueError(
-                f"parameter state_joints is for policies with a state, not this engine: got {quoted(names)}"
-            )
+            expected = "policies, this engine is none" if policy is None else "policies that take a state"
+            raise ValueError(f"parameter state_joints is for {expected}, got {quoted(', '.join(names))}")
         return ()
     state = policy.state
     if not names:
