@@ -10,16 +10,12 @@ the transitions that end its motion.
 
 from __future__ import annotations
 
-import math
 import time
 from pathlib import Path
 from typing import Any
 
-from diagnostic_msgs.msg import DiagnosticArray
-from rcl_interfaces.msg import SetParametersResult
-from rclpy.clock import Clock, ClockType
 from rclpy.duration import Duration
-from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.lifecycle import LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import JointState
@@ -36,53 +32,24 @@ from edgellm_ros.ros.arm.motion import Motion
 from edgellm_ros.ros.arm.parameters import SPECS, read_settings
 from edgellm_ros.ros.arm.status import find_problems, list_values
 from edgellm_ros.ros.chunk_checks import RefusedChunkError
-from edgellm_ros.ros.diagnostic_status import FAULT, WARN, Problem, make_array, make_status
-from edgellm_ros.ros.lifecycle import logged, refuse_impossible_transitions, state_name
-from edgellm_ros.ros.messaging import (
-    NANOSECONDS,
-    check_qos_overrides,
-    overridable,
-    services_qos,
-    to_nanoseconds,
-    to_time,
-)
-from edgellm_ros.ros.parameter_table import check_set, declare, value_problem
+from edgellm_ros.ros.diagnostic_status import FAULT, Problem
+from edgellm_ros.ros.driving_node import ACKNOWLEDGED_S, CHUNKS, COMMANDS, LOG_EVERY_S, DrivingNode
+from edgellm_ros.ros.lifecycle import logged
+from edgellm_ros.ros.messaging import NANOSECONDS, overridable, to_nanoseconds, to_time
 
-CHUNKS = QoSProfile(depth=100)  # the samples of several plans
 STATES = QoSProfile(depth=50, reliability=ReliabilityPolicy.BEST_EFFORT)
-COMMANDS = QoSProfile(depth=1)  # an old command is of no use
-LOG_EVERY_S = 5.0
-ACKNOWLEDGED_S = 1.0  # longest wait for the controller's acknowledgement of the last command
-RECENT_S = 5.0  # refused chunks are a problem on /diagnostics for this long
 
 
-class ArmNode(LifecycleNode):
+class ArmNode(DrivingNode):
     """The node; docs/arm.md lists its interfaces and parameters."""
 
     def __init__(self, **kwargs: Any) -> None:
         """Declare the parameters, offer the services; `kwargs` are for LifecycleNode."""
-        super().__init__("edgellm_arm", **kwargs)
-        declare(self, SPECS, value_problem)
-        check_qos_overrides(self)
+        super().__init__("edgellm_arm", SPECS, **kwargs)
         self.arm: ArmFollower | None = None  # exists while the node is configured
-        self._steady = Clock(clock_type=ClockType.STEADY_TIME)
-        self._timer: Any = None  # exists while the node is active
-        self._inputs: list[Any] = []
-        self._outputs: dict[str, Any] = {}
         self._sent: Motion | None = None
         self._stopped = False  # before the first configuration
         self._problem = ""  # why the node could not be configured
-        self._refused: tuple[float, str] = (-math.inf, "")  # when, by the steady clock, and why
-        self.add_on_set_parameters_callback(self._before_parameters_set)
-        self.add_post_set_parameters_callback(self._on_parameters_set)
-        refuse_impossible_transitions(self)
-        self.create_service(Trigger, "~/stop", self._on_stop, qos_profile=services_qos())
-        self.create_service(Trigger, "~/resume", self._on_resume, qos_profile=services_qos())
-        self._diagnostics = self.create_publisher(
-            DiagnosticArray, "/diagnostics", **overridable(QoSProfile(depth=10))
-        )
-        # Not the node's clock: diagnostics are published while simulated time is paused, too.
-        self.create_timer(1.0, self._every_second, clock=self._steady)
 
     # Lifecycle
 
@@ -138,37 +105,8 @@ class ArmNode(LifecycleNode):
             self.get_logger().warning("dry run: ~/preview has what would be sent, and nothing moves")
         return result
 
-    @logged
-    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Brake to a standstill, then publish no more."""
-        self._end_motion()
-        return super().on_deactivate(state)
-
-    @logged
-    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Remove the topics."""
-        self._release()
-        return super().on_cleanup(state)
-
-    @logged
-    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Brake to a standstill from any state."""
-        self._end_motion()
-        return super().on_shutdown(state)
-
-    @logged
-    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Brake and remove the topics after a failed transition."""
-        self._end_motion()
-        self._release()
-        return super().on_error(state)
-
-    def _end_motion(self) -> None:
+    def _brake(self) -> None:
         """Brake until the arm stands; takes at most 0.3 s and the acknowledgement's time."""
-        if self._timer is None:
-            return
-        self.destroy_timer(self._timer)
-        self._timer = None
         arm = self._configured_arm()
         arm.drop(self._now())
         deadline = time.monotonic() + ACKNOWLEDGED_S  # simulated time may stand still
@@ -180,13 +118,6 @@ class ArmNode(LifecycleNode):
         if "commands" in self._outputs:
             self._outputs["commands"].wait_for_all_acked(Duration(seconds=ACKNOWLEDGED_S))
 
-    def _release(self) -> None:
-        for subscription in self._inputs:
-            self.destroy_subscription(subscription)
-        for publisher in self._outputs.values():
-            self.destroy_lifecycle_publisher(publisher)
-        self._inputs, self._outputs = [], {}
-
     # Inputs
 
     def _on_chunk(self, message: ActionChunk) -> None:
@@ -197,23 +128,12 @@ class ArmNode(LifecycleNode):
             arm.counts["other_samples"] += 1
             return
         try:
-            chunk = read_chunk(
-                arm.contract,
-                to_nanoseconds(message.header.stamp),
-                request_id=message.request_id,
-                dt=message.dt,
-                horizon=message.horizon,
-                names=message.names,
-                units=message.units,
-                values=message.values,
-                max_rows=self._value("max_chunk_rows"),
-            )
+            stamp = to_nanoseconds(message.header.stamp)
+            chunk = read_chunk(arm.contract, stamp, **self._chunk_fields(message))
             arm.add(chunk, self._now(), self._wall())
         except RefusedChunkError as error:
             arm.counts[error.reason] += 1
-            text = f"chunk refused ({error.reason}): {error}"
-            self._refused = (time.monotonic(), text)
-            self.get_logger().warning(text, throttle_duration_sec=LOG_EVERY_S)
+            self._report_refused(error)
         else:
             self._send_trajectory()
 
@@ -290,21 +210,11 @@ class ArmNode(LifecycleNode):
         assert self.arm is not None
         return self.arm
 
-    def _value(self, name: str) -> Any:
-        return self.get_parameter(name).value
-
-    def _motion_clock(self) -> Clock:
-        """Return the clock of motions: a jump of the system's clock must not move the arm."""
-        return self.get_clock() if self._value("use_sim_time") else self._steady
-
     def _now(self) -> float:
         return self._motion_clock().now().nanoseconds * 1e-9
 
     def _wall(self) -> int:
         return self.get_clock().now().nanoseconds
-
-    def _before_parameters_set(self, changes: list[Parameter]) -> SetParametersResult:
-        return check_set(self, SPECS, changes, bool(self._inputs))
 
     def _on_parameters_set(self, changed: list[Parameter]) -> None:
         if self.arm is not None:
@@ -312,12 +222,9 @@ class ArmNode(LifecycleNode):
 
     def _every_second(self) -> None:
         problems: list[Problem] = [(FAULT, self._problem)] if self._problem else []
-        when, text = self._refused
-        if time.monotonic() - when < RECENT_S:
-            problems.append((WARN, text))
-        values: dict[str, object] = {"state": state_name(self), "dry_run": self._value("dry_run")}
+        problems += self._recently_refused()
+        values: dict[str, object] = {"state": self.state, "dry_run": self._value("dry_run")}
         if self.arm is not None:
             problems += find_problems(self.arm, self._now(), self._timer is not None)
             values |= list_values(self.arm, self._now())
-        status = make_status(f"{self.get_fully_qualified_name()}: arm", problems, values)
-        self._diagnostics.publish(make_array(self.get_clock().now().to_msg(), [status]))
+        self._publish_status("arm", problems, values)

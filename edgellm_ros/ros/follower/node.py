@@ -14,13 +14,10 @@ import math
 import time
 from typing import Any
 
-from diagnostic_msgs.msg import DiagnosticArray
 from geometry_msgs.msg import Twist, TwistStamped, Vector3
 from nav_msgs.msg import Odometry, Path
-from rcl_interfaces.msg import SetParametersResult
-from rclpy.clock import Clock, ClockType
 from rclpy.duration import Duration
-from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.lifecycle import LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from std_msgs.msg import Header
@@ -28,61 +25,27 @@ from std_srvs.srv import Trigger
 
 from edgellm_ros.msg import ActionChunk
 from edgellm_ros.ros.chunk_checks import RefusedChunkError
-from edgellm_ros.ros.diagnostic_status import WARN, make_array, make_status
+from edgellm_ros.ros.diagnostic_status import WARN
+from edgellm_ros.ros.driving_node import ACKNOWLEDGED_S, CHUNKS, COMMANDS, LOG_EVERY_S, DrivingNode
 from edgellm_ros.ros.follower.course import read_chunk
 from edgellm_ros.ros.follower.parameters import SPECS, read_settings
 from edgellm_ros.ros.follower.trajectory_follower import REASONS, Mode, Motion, TrajectoryFollower
-from edgellm_ros.ros.lifecycle import logged, refuse_impossible_transitions, state_name
-from edgellm_ros.ros.messaging import (
-    check_qos_overrides,
-    overridable,
-    services_qos,
-    to_nanoseconds,
-    to_time,
-)
-from edgellm_ros.ros.parameter_table import check_set, declare, value_problem
+from edgellm_ros.ros.lifecycle import logged
+from edgellm_ros.ros.messaging import overridable, to_nanoseconds, to_time
 from edgellm_ros.ros.path_message import to_path
 
-CHUNKS = QoSProfile(depth=100)  # the samples of several plans
 ODOMETRY = QoSProfile(depth=50, reliability=ReliabilityPolicy.BEST_EFFORT)
-COMMANDS = QoSProfile(depth=1)  # an old command is of no use
-LOG_EVERY_S = 5.0
-ACKNOWLEDGED_S = 1.0  # longest wait for the base's acknowledgement of the last command
-RECENT_S = 5.0  # refused chunks are a problem on /diagnostics for this long
 
 
-class FollowerNode(LifecycleNode):
+class FollowerNode(DrivingNode):
     """The node; docs/ros_interfaces.md lists its interfaces and parameters."""
 
     def __init__(self, **kwargs: Any) -> None:
         """Declare the parameters, offer the services; `kwargs` are for LifecycleNode."""
-        super().__init__("edgellm_follower", **kwargs)
-        declare(self, SPECS, value_problem)
-        check_qos_overrides(self)
+        super().__init__("edgellm_follower", SPECS, **kwargs)
         self.follower = TrajectoryFollower(read_settings(self))
-        self._steady = Clock(clock_type=ClockType.STEADY_TIME)
-        self._configured = False
-        self._timer: Any = None  # exists while the node is active
-        self._inputs: list[Any] = []
-        self._outputs: dict[str, Any] = {}
         self._last_tick: int | None = None  # ns of the timer's clock
-        self._refused: tuple[float, str] = (-math.inf, "")  # when, by the steady clock, and why
         self._odometry_problem = ""
-        self.add_on_set_parameters_callback(self._before_parameters_set)
-        self.add_post_set_parameters_callback(self._on_parameters_set)
-        refuse_impossible_transitions(self)
-        self.create_service(Trigger, "~/stop", self._on_stop, qos_profile=services_qos())
-        self.create_service(Trigger, "~/resume", self._on_resume, qos_profile=services_qos())
-        self._diagnostics = self.create_publisher(
-            DiagnosticArray, "/diagnostics", **overridable(QoSProfile(depth=10))
-        )
-        # Not the node's clock: diagnostics are published while simulated time is paused, too.
-        self.create_timer(1.0, self._every_second, clock=self._steady)
-
-    @property
-    def state(self) -> str:
-        """The name of the lifecycle state."""
-        return state_name(self)
 
     # Lifecycle
 
@@ -98,7 +61,6 @@ class FollowerNode(LifecycleNode):
             self.create_subscription(ActionChunk, "~/action_chunk", self._on_chunk, **overridable(CHUNKS)),
             self.create_subscription(Odometry, "~/odom", self._on_odometry, **overridable(ODOMETRY)),
         ]
-        self._configured = True
         return super().on_configure(state)
 
     @logged
@@ -107,48 +69,15 @@ class FollowerNode(LifecycleNode):
         result = super().on_activate(state)
         self.follower.start(self._now())
         self._last_tick = None
-        # A jump of the system's clock would stall a timer. Simulated time may pause, and commands with it.
-        clock = self.get_clock() if self._value("use_sim_time") else self._steady
-        self._timer = self.create_timer(self.follower.settings.period, self._tick, clock=clock)
+        period = self.follower.settings.period
+        self._timer = self.create_timer(period, self._tick, clock=self._motion_clock())
         return result
 
-    @logged
-    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Brake to a standstill, then publish no more."""
-        self._end_motion()
-        return super().on_deactivate(state)
-
-    @logged
-    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Remove the topics."""
-        self._release()
-        return super().on_cleanup(state)
-
-    @logged
-    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Brake to a standstill from any state."""
-        self._end_motion()
-        return super().on_shutdown(state)
-
-    @logged
-    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Brake and remove the topics after a failed transition.
-
-        The next state is unconfigured.
-        """
-        self._end_motion()
-        self._release()
-        return super().on_error(state)
-
-    def _end_motion(self) -> None:
+    def _brake(self) -> None:
         """Publish commands until the robot stands still; takes the stopping time.
 
         A command that the base has not acknowledged may be lost if the publisher goes.
         """
-        if self._timer is None:
-            return
-        self.destroy_timer(self._timer)
-        self._timer = None
         self.follower.drop()
         period = self.follower.settings.period
         while True:
@@ -158,13 +87,6 @@ class FollowerNode(LifecycleNode):
                 break
             time.sleep(period)
         self._outputs["cmd_vel"].wait_for_all_acked(Duration(seconds=ACKNOWLEDGED_S))
-
-    def _release(self) -> None:
-        for subscription in self._inputs:
-            self.destroy_subscription(subscription)
-        for publisher in self._outputs.values():
-            self.destroy_lifecycle_publisher(publisher)
-        self._inputs, self._outputs, self._configured = [], {}, False
 
     # Inputs
 
@@ -176,16 +98,7 @@ class FollowerNode(LifecycleNode):
             follower.counts["other_samples"] += 1
             return
         try:
-            chunk = read_chunk(
-                to_nanoseconds(message.header.stamp),
-                request_id=message.request_id,
-                dt=message.dt,
-                horizon=message.horizon,
-                names=message.names,
-                units=message.units,
-                values=message.values,
-                max_rows=self._value("max_chunk_rows"),
-            )
+            chunk = read_chunk(to_nanoseconds(message.header.stamp), **self._chunk_fields(message))
         except RefusedChunkError as error:
             follower.counts[error.reason] += 1
             self._report_refused(error)
@@ -194,11 +107,6 @@ class FollowerNode(LifecycleNode):
             follower.add(chunk, self._now())
         except RefusedChunkError as error:
             self._report_refused(error)
-
-    def _report_refused(self, error: RefusedChunkError) -> None:
-        text = f"chunk refused ({error.reason}): {error}"
-        self._refused = (time.monotonic(), text)
-        self.get_logger().warning(text, throttle_duration_sec=LOG_EVERY_S)
 
     def _on_odometry(self, message: Odometry) -> None:
         now = self._now()
@@ -249,24 +157,15 @@ class FollowerNode(LifecycleNode):
 
     # Parameters and diagnostics
 
-    def _value(self, name: str) -> Any:
-        return self.get_parameter(name).value
-
     def _now(self) -> int:
         return self.get_clock().now().nanoseconds
-
-    def _before_parameters_set(self, changes: list[Parameter]) -> SetParametersResult:
-        return check_set(self, SPECS, changes, self._configured)
 
     def _on_parameters_set(self, changed: list[Parameter]) -> None:
         self.follower.settings = read_settings(self)
 
     def _every_second(self) -> None:
         follower, counts = self.follower, self.follower.counts
-        problems = []
-        when, text = self._refused
-        if time.monotonic() - when < RECENT_S:
-            problems.append((WARN, text))
+        problems = self._recently_refused()
         if follower.stopped:
             problems.append((WARN, "stopped until ~/resume"))
         if self._odometry_problem:
@@ -276,7 +175,7 @@ class FollowerNode(LifecycleNode):
         if self._timer is not None and follower.mode is Mode.BRAKING:
             problems.append((WARN, "no chunk to follow: braking"))
         age = math.inf if follower.stamp is None else (self._now() - follower.stamp) * 1e-9
-        values = {
+        values: dict[str, object] = {
             "state": self.state,
             "mode": follower.mode.value,
             "speed": follower.motion.speed,
@@ -289,5 +188,4 @@ class FollowerNode(LifecycleNode):
             "clock_jumps": counts["clock_jumps"],
             "odometry_refused": counts["odometry_refused"],
         }
-        status = make_status(f"{self.get_fully_qualified_name()}: follower", problems, values)
-        self._diagnostics.publish(make_array(self.get_clock().now().to_msg(), [status]))
+        self._publish_status("follower", problems, values)
