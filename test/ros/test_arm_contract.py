@@ -90,6 +90,11 @@ class TestUnits:
 
 
 class TestRefusedFiles:
+    def test_an_engine_that_takes_no_state_fits(self):
+        policy = engine()
+        policy.state = None
+        check_policy(read_contract(SO101), policy)
+
     @pytest.mark.parametrize(
         "changes, reason",
         [
@@ -136,6 +141,11 @@ class TestFitOfAnEngine:
         check_policy(read_contract(SO101), engine())
         check_policy(read_contract(SO101), engine(units=["degrees"] * 5 + ["percent"]))
 
+    def test_an_engine_that_takes_no_state_fits(self):
+        policy = engine()
+        policy.state = None
+        check_policy(read_contract(SO101), policy)
+
     @pytest.mark.parametrize(
         "changes, reason",
         [
@@ -154,6 +164,11 @@ class TestFitOfAnEngine:
     def test_an_engine_that_answers_with_text_is_refused(self):
         with pytest.raises(ValueError, match="the engine is no policy"):
             check_policy(read_contract(SO101), None)
+
+    def test_an_engine_that_takes_no_state_fits(self):
+        policy = engine()
+        policy.state = None
+        check_policy(read_contract(SO101), policy)
 
     @pytest.mark.parametrize(
         "changes, reason",

@@ -221,7 +221,8 @@ def check_policy(contract: Contract, policy: PolicyConfig | None) -> None:
     if policy is None:
         raise ValueError("the engine is no policy: it has no actions of joints")
     check_columns(contract, policy.action_space.names, policy.action_space.units)
-    _check_names("state", policy.state.names, contract.policy_names)
+    if policy.state is not None:
+        _check_names("state", policy.state.names, contract.policy_names)
     _check_names(
         "cameras of the contract", [camera.policy for camera in contract.cameras], policy.cameras.names
     )
