@@ -165,11 +165,6 @@ class TestFitOfAnEngine:
         with pytest.raises(ValueError, match="the engine is no policy"):
             check_policy(read_contract(SO101), None)
 
-    def test_an_engine_that_takes_no_state_fits(self):
-        policy = engine()
-        policy.state = None
-        check_policy(read_contract(SO101), policy)
-
     @pytest.mark.parametrize(
         "changes, reason",
         [
