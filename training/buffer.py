@@ -56,6 +56,10 @@ class ReplayBuffer:
         self.size = max(self.size, self._next)
         self.total += count
 
+    def rows(self) -> Batch:
+        """Return all rows that are there, not copied."""
+        return {name: value[: self.size] for name, value in self._fields.items()}
+
     def sample(self, rng: np.random.Generator, count: int) -> tuple[Batch, Chunk]:
         """Sample a batch uniformly with replacement.
 

@@ -29,6 +29,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from training.average import update_average
 from training.buffer import ClipBank, ReplayBuffer, audio_marks, say_commands
 from training.checkpoint import load_policy, new_thinker, round_to_saved, save_checkpoint, thinker_config
 from training.data import FIELDS, situation_writers
@@ -193,9 +194,7 @@ def train(args: argparse.Namespace, ranks: Ranks, samples: Samples, policy: Poli
         ranks.average(policy.parameters())
         norms = [nn.utils.clip_grad_norm_(group, 1.0) for group in (others, hearing)]
         optimizer.step()
-        decay = min(0.999, (step + 1) / (step + 10))
-        with torch.no_grad():
-            torch._foreach_lerp_(list(average.parameters()), list(policy.parameters()), 1 - decay)
+        update_average(average, policy, step)
         step += 1
         if ranks.first and time.monotonic() - report > 15:
             report = time.monotonic()

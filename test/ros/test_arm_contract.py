@@ -90,11 +90,6 @@ class TestUnits:
 
 
 class TestRefusedFiles:
-    def test_an_engine_that_takes_no_state_fits(self):
-        policy = engine()
-        policy.state = None
-        check_policy(read_contract(SO101), policy)
-
     @pytest.mark.parametrize(
         "changes, reason",
         [

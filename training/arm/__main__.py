@@ -21,19 +21,22 @@ from pathlib import Path
 import numpy as np
 import torch
 from lerobot.policies.act.modeling_act import ACTPolicy
+from lerobot.policies.act.processor_act import make_act_pre_post_processors
 from torch import nn
 
 from training.arm.act import (
+    Processors,
     Statistics,
     act_config,
     calibrate_norms,
+    lerobot_batch,
     load_policy,
-    normalised,
     save_policy,
     score,
     statistics,
 )
 from training.arm.demonstrations import DEMONSTRATION_FIELDS, ROWS, demonstration_writer
+from training.average import update_average
 from training.buffer import ReplayBuffer
 from training.policy import Batch
 from training.schedule import Schedule
@@ -64,7 +67,7 @@ class Demonstrations:
 
     def statistics(self) -> Statistics:
         """Compute the statistics of all rows that are there."""
-        rows = {name: value[: self.buffer.size] for name, value in self.buffer._fields.items()}
+        rows = self.buffer.rows()
         return statistics(rows["image"], rows["state"], rows["action"])
 
     def sample(self, count: int) -> Batch:
@@ -76,11 +79,13 @@ class Demonstrations:
         return batch
 
 
-def train(args: argparse.Namespace, data: Demonstrations, policy: ACTPolicy, stats: Statistics) -> ACTPolicy:
+def train(
+    args: argparse.Namespace, data: Demonstrations, policy: ACTPolicy, processors: Processors
+) -> ACTPolicy:
     """Optimise for the given time; return the averaged weights."""
     device = policy.config.device
     policy.train()
-    calibrate_norms(policy, normalised(data.sample(args.batch), stats))
+    calibrate_norms(policy, lerobot_batch(data.sample(args.batch), processors))
     average = copy.deepcopy(policy).requires_grad_(False)
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=args.rate, weight_decay=1e-4, fused=device == "cuda"
@@ -91,16 +96,14 @@ def train(args: argparse.Namespace, data: Demonstrations, policy: ACTPolicy, sta
         data.refresh()
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate(step, progress)
-        batch = normalised(data.sample(args.batch), stats)
+        batch = lerobot_batch(data.sample(args.batch), processors)
         with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
             loss, _ = policy.forward(batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(policy.parameters(), 10.0)
         optimizer.step()
-        decay = min(0.999, (step + 1) / (step + 10))
-        with torch.no_grad():
-            torch._foreach_lerp_(list(average.parameters()), list(policy.parameters()), 1 - decay)
+        update_average(average, policy, step)
         step += 1
         if step == 1 or time.monotonic() - report > 15:
             report = time.monotonic()
@@ -138,7 +141,6 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if not args.score:
         data = Demonstrations(args, device)
-        stats = data.statistics()
         torch.manual_seed(args.seed)
         policy = ACTPolicy(act_config(device)).to(device)
         millions = sum(p.numel() for p in policy.parameters()) / 1e6
@@ -146,9 +148,10 @@ def main() -> None:
             f"{data.buffer.total} moments after {time.monotonic() - begin:.0f} s; {millions:.1f} M weights",
             flush=True,
         )
-        policy = train(args, data, policy, stats)
+        processors = make_act_pre_post_processors(policy.config, data.statistics())
+        policy = train(args, data, policy, processors)
         data.stream.close()
-        save_policy(args.out, policy, stats)
+        save_policy(args.out, policy, processors)
         print(f"written to {args.out} after {(time.monotonic() - begin) / 60:.1f} minutes", flush=True)
     policy, processors = load_policy(args.out, device)
     placed = score(policy, processors, args.episodes, TEST_SEED)

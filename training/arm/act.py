@@ -11,7 +11,6 @@ import torch
 from lerobot.configs.types import FeatureType, PolicyFeature
 from lerobot.policies.act.configuration_act import ACTConfig
 from lerobot.policies.act.modeling_act import ACTPolicy
-from lerobot.policies.act.processor_act import make_act_pre_post_processors
 from lerobot.processor import PolicyProcessorPipeline
 from lerobot.processor.converters import policy_action_to_transition, transition_to_policy_action
 from torch import Tensor, nn
@@ -60,17 +59,17 @@ def statistics(images: Tensor, states: Tensor, actions: Tensor) -> Statistics:
     }
 
 
-def normalised(batch: Batch, stats: Statistics) -> Batch:
-    """Return LeRobot's batch of rows, normalised as its preprocessor does."""
-    device = batch["state"].device
-    mean, std = ({name: each[key].to(device) for name, each in stats.items()} for key in ("mean", "std"))
-    image = batch["image"].permute(0, 3, 1, 2).float() / 255
-    return {
-        IMAGE: (image - mean[IMAGE]) / (std[IMAGE] + 1e-8),
-        STATE: (batch["state"] - mean[STATE]) / (std[STATE] + 1e-8),
-        ACTION: (batch["action"] - mean[ACTION]) / (std[ACTION] + 1e-8),
-        "action_is_pad": batch["is_pad"],
-    }
+def lerobot_batch(rows: Batch, processors: Processors) -> Batch:
+    """Convert rows of the buffer to what `policy.forward` takes, normalised."""
+    before, _ = processors
+    return before(
+        {
+            IMAGE: rows["image"].permute(0, 3, 1, 2).float() / 255,
+            STATE: rows["state"],
+            ACTION: rows["action"],
+            "action_is_pad": rows["is_pad"],
+        }
+    )
 
 
 @torch.no_grad()
@@ -92,11 +91,10 @@ def calibrate_norms(policy: ACTPolicy, batch: Batch) -> None:
         hook.remove()
 
 
-def save_policy(directory: Path, policy: ACTPolicy, stats: Statistics) -> None:
+def save_policy(directory: Path, policy: ACTPolicy, processors: Processors) -> None:
     """Write the folder as LeRobot does: configuration, weights in float16, processors."""
     policy.half().save_pretrained(directory)
-    policy.float()
-    for processor in make_act_pre_post_processors(policy.config, stats):
+    for processor in processors:
         processor.save_pretrained(directory)
 
 

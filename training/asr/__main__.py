@@ -30,6 +30,7 @@ from training.asr.model import Recogniser, new_model, speech_config
 from training.asr.score import score
 from training.asr.sounds import transcript_writers
 from training.asr.tokens import CONTEXTS, Sequences, contexts, sentences, train_tokenizer
+from training.average import update_average
 from training.buffer import ReplayBuffer
 from training.checkpoint import round_to_saved
 from training.hearing import LogMel, ctc_loss, token_count, vary
@@ -126,9 +127,7 @@ def train(args: argparse.Namespace, clips: Clips, recogniser: Recogniser, device
         (answer + args.ctc * ctc).backward()
         norms = [nn.utils.clip_grad_norm_(group, 1.0) for group in recogniser.groups()]
         optimizer.step()
-        decay = min(0.999, (step + 1) / (step + 10))
-        with torch.no_grad():
-            torch._foreach_lerp_(list(average.parameters()), list(recogniser.parameters()), 1 - decay)
+        update_average(average, recogniser, step)
         step += 1
         if step == 1 or time.monotonic() - report > 15:
             report = time.monotonic()
