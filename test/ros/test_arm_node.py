@@ -11,22 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import rclpy
 import yaml
-from diagnostic_msgs.msg import DiagnosticArray
-from edgellm_ros.msg import ActionChunk
-from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import TransitionCallbackReturn
-from rclpy.parameter import Parameter
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray
-from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from edgellm_ros.ros.arm.contract import STANDS_S
 from edgellm_ros.ros.arm.node import ArmNode
 from edgellm_ros.ros.arm.parameters import SPECS
-from edgellm_ros.ros.messaging import spin_until, to_nanoseconds, to_time
+from edgellm_ros.ros.messaging import to_nanoseconds, to_time
+from fixtures.driven_robot import DrivenRobot
 
 SO101 = yaml.safe_load((Path(__file__).parents[2] / "examples" / "so101_arm.yaml").read_text())
 JOINTS = [joint["ros"] for joint in SO101["joints"]]
@@ -81,49 +76,32 @@ class SimulatedArm:
             ) / span
 
 
-class Robot:
+class Robot(DrivenRobot):
     """A simulated arm and a planner, on one executor with the node if there is one."""
 
     def __init__(self, domain: int, folder: Path, with_node: bool = True, **parameters: object) -> None:
-        self.context = rclpy.Context()
-        rclpy.init(context=self.context, domain_id=domain)
-        self.node = rclpy.create_node("robot", context=self.context)
-        self.executor = SingleThreadedExecutor(context=self.context)
-        self.executor.add_node(self.node)
+        super().__init__(domain, "edgellm_arm")
         kind = parameters.pop("kind", "joint_trajectory")
         self.contract = folder / "arm.yaml"
         self.contract.write_text(
             yaml.safe_dump({**SO101, "controller": {"kind": kind, "topic": "/controller/commands"}})
         )
-        self.arm: ArmNode | None = None
         if with_node:
-            values = {"contract": str(self.contract), "dry_run": False, **parameters}
-            overrides = [Parameter(name, value=value) for name, value in values.items()]
-            self.arm = ArmNode(context=self.context, parameter_overrides=overrides)
-            self.executor.add_node(self.arm)
+            self.run(ArmNode, **{"contract": str(self.contract), "dry_run": False, **parameters})
         self.simulated, self.moves, self.reports = SimulatedArm(), True, True
         self.commands: list = []
         self.previews: list = []
         self.states: list[JointState] = []
-        self.statuses: list = []
         self.history: list[np.ndarray] = []
         self.node.create_subscription(KINDS[kind], "/controller/commands", self._on_command, 100)
         self.node.create_subscription(KINDS[kind], "/edgellm_arm/preview", self.previews.append, 100)
         self.node.create_subscription(JointState, "/edgellm_arm/state", self.states.append, 10)
-        self.node.create_subscription(
-            DiagnosticArray, "/diagnostics", lambda m: self.statuses.extend(m.status), 10
-        )
-        self.chunks = self.node.create_publisher(ActionChunk, "/edgellm_arm/action_chunk", 10)
         self.joints = self.node.create_publisher(JointState, "/joint_states", 10)
         self.node.create_timer(PERIOD_S, self._tick)
-        self.sent = 0
 
-    def close(self) -> None:
-        self.executor.shutdown()
-        for node in (self.arm, self.node):
-            if node is not None:
-                node.destroy_node()
-        rclpy.shutdown(context=self.context)
+    @property
+    def arm(self) -> ArmNode:
+        return self.driver
 
     def _on_command(self, message: JointTrajectory | Float64MultiArray) -> None:
         self.commands.append(message)
@@ -141,15 +119,6 @@ class Robot:
             message.header.stamp = to_time(self.now())
             self.joints.publish(message)
 
-    def now(self) -> int:
-        return self.node.get_clock().now().nanoseconds
-
-    def wait(self, condition, timeout_s: float = 20.0) -> None:
-        assert spin_until(self.executor, condition, timeout_s)
-
-    def listen(self, seconds: float) -> None:
-        spin_until(self.executor, lambda: False, seconds)
-
     def activate(self) -> None:
         assert self.arm.trigger_configure() == TransitionCallbackReturn.SUCCESS
         self.arm.trigger_activate()
@@ -161,36 +130,19 @@ class Robot:
 
     def send(self, change: float = 0.4, seconds: float = 1.0, **fields) -> None:
         """Publish a chunk that moves all joints by `change` (rad)."""
-        self.sent += 1
         horizon = round(seconds * 30)
         rows = self.simulated.position + np.linspace(change / horizon, change, horizon)[:, None]
-        message = ActionChunk(
-            **{
-                "request_id": str(self.sent),
-                "dt": 1 / 30,
-                "horizon": horizon,
-                "names": NAMES,
-                "units": [""] * len(NAMES),
-                "values": policy_values(rows).ravel().tolist(),
-                **fields,
-            }
-        )
-        message.header.stamp = to_time(self.now())
-        self.chunks.publish(message)
-
-    def call(self, name: str) -> Trigger.Response:
-        client = self.node.create_client(Trigger, f"/edgellm_arm/{name}")
-        self.wait(client.service_is_ready)
-        self.listen(0.1)  # until the node has discovered the client too
-        future = client.call_async(Trigger.Request())
-        self.wait(future.done)
-        return future.result()
+        chunk = {
+            "dt": 1 / 30,
+            "horizon": horizon,
+            "names": NAMES,
+            "units": [""] * len(NAMES),
+            "values": policy_values(rows).ravel().tolist(),
+        }
+        self.publish_chunk(**{**chunk, **fields})
 
     def status(self) -> tuple[str, dict[str, str]]:
-        """Return message and values of the next status."""
-        self.statuses.clear()
-        self.wait(lambda: self.statuses)
-        return self.statuses[-1].message, {pair.key: pair.value for pair in self.statuses[-1].values}
+        return super().status("arm")
 
     def moved(self) -> float:
         return float(np.abs(self.simulated.position - START).max())

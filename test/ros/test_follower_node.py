@@ -9,64 +9,37 @@ import time
 from itertools import pairwise
 
 import pytest
-import rclpy
-from diagnostic_msgs.msg import DiagnosticArray
-from edgellm_ros.msg import ActionChunk
 from geometry_msgs.msg import Twist, TwistStamped
 from nav_msgs.msg import Odometry, Path
-from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
 from rclpy.qos import DurabilityPolicy, ReliabilityPolicy
-from std_srvs.srv import Trigger
 
 from edgellm_ros.ros.follower.node import FollowerNode
 from edgellm_ros.ros.follower.parameters import SPECS
-from edgellm_ros.ros.messaging import spin_until, to_nanoseconds, to_time
+from edgellm_ros.ros.messaging import to_nanoseconds
+from fixtures.driven_robot import DrivenRobot
 
 PERIOD_S, DECELERATION = 1 / 20, 1.5
 
 
-class Base:
+class Base(DrivenRobot):
     """A robot's base and a planner, on one executor with the follower if there is one."""
 
     def __init__(self, domain: int, follower: bool = True, twist: type = Twist, **parameters: object) -> None:
-        self.context = rclpy.Context()
-        rclpy.init(context=self.context, domain_id=domain)
-        self.node = rclpy.create_node("base", context=self.context)
-        self.executor = SingleThreadedExecutor(context=self.context)
-        self.executor.add_node(self.node)
-        self.follower: FollowerNode | None = None
+        super().__init__(domain, "edgellm_follower")
         if follower:
-            overrides = [Parameter(name, value=value) for name, value in parameters.items()]
-            self.follower = FollowerNode(context=self.context, parameter_overrides=overrides)
-            self.executor.add_node(self.follower)
+            self.run(FollowerNode, **parameters)
         self.commands: list[tuple[float, object]] = []
         self.paths: list[Path] = []
-        self.statuses: list = []
         self.node.create_subscription(
             twist, "/edgellm_follower/cmd_vel", lambda m: self.commands.append((time.monotonic(), m)), 100
         )
         self.node.create_subscription(Path, "/edgellm_follower/path", self.paths.append, 10)
-        self.node.create_subscription(
-            DiagnosticArray, "/diagnostics", lambda m: self.statuses.extend(m.status), 10
-        )
-        self.chunks = self.node.create_publisher(ActionChunk, "/edgellm_follower/action_chunk", 10)
         self.odom = self.node.create_publisher(Odometry, "/edgellm_follower/odom", 10)
-        self.sent = 0
 
-    def close(self) -> None:
-        """Destroy both nodes."""
-        self.executor.shutdown()
-        for node in (self.follower, self.node):
-            if node is not None:
-                node.destroy_node()
-        rclpy.shutdown(context=self.context)
-
-    def wait(self, condition, timeout_s: float = 20.0) -> None:
-        assert spin_until(self.executor, condition, timeout_s)
-
-    def listen(self, seconds: float) -> None:
-        spin_until(self.executor, lambda: False, seconds)
+    @property
+    def follower(self) -> FollowerNode:
+        return self.driver
 
     def activate(self) -> None:
         self.follower.trigger_configure()
@@ -84,26 +57,17 @@ class Base:
         self.listen(0.1)
         counts.clear()
 
-    def now(self) -> int:
-        return self.node.get_clock().now().nanoseconds
-
     def send(self, acceleration: float = 1.0, seconds: float = 4.0, stamp: int | None = None, **fields):
         """Publish a chunk of constant acceleration, of the present frame."""
-        self.sent += 1
         horizon = round(seconds / 0.1)
-        message = ActionChunk(
-            **{
-                "request_id": str(self.sent),
-                "dt": 0.1,
-                "horizon": horizon,
-                "names": ["acceleration", "curvature"],
-                "units": ["m/s^2", "1/m"],
-                "values": [acceleration, 0.5] * horizon,
-                **fields,
-            }
-        )
-        message.header.stamp = to_time(self.now() if stamp is None else stamp)
-        self.chunks.publish(message)
+        chunk = {
+            "dt": 0.1,
+            "horizon": horizon,
+            "names": ["acceleration", "curvature"],
+            "units": ["m/s^2", "1/m"],
+            "values": [acceleration, 0.5] * horizon,
+        }
+        self.publish_chunk(stamp, **{**chunk, **fields})
 
     def speeds(self) -> list[float]:
         return [getattr(message, "twist", message).linear.x for _, message in self.commands]
@@ -119,21 +83,8 @@ class Base:
         self.wait(moves)
         self.wait(lambda: self.speeds()[-1] > 0.5)
 
-    def call(self, name: str) -> Trigger.Response:
-        client = self.node.create_client(Trigger, f"/edgellm_follower/{name}")
-        self.wait(client.service_is_ready)
-        self.listen(0.1)  # until the node has discovered the client too
-        future = client.call_async(Trigger.Request())
-        self.wait(future.done)
-        return future.result()
-
     def status(self) -> tuple[str, dict[str, str]]:
-        """Return message and values of the next status."""
-        self.statuses.clear()
-        self.wait(lambda: self.statuses)
-        status = self.statuses[-1]
-        assert status.name == "/edgellm_follower: follower"
-        return status.message, {pair.key: pair.value for pair in status.values}
+        return super().status("follower")
 
 
 @pytest.fixture
