@@ -152,10 +152,7 @@ class PolicyConfig:
 
 @dataclass(frozen=True)
 class FlowPolicyConfig(PolicyConfig):
-    """A policy whose actions come from noise by a flow.
-
-    Its prefix has a task in words.
-    """
+    """A policy whose actions come from noise by a flow, for a task in words."""
 
     has_flow: ClassVar[bool] = True
 

@@ -238,7 +238,7 @@ def make_cases(seed: int) -> list[tuple[LLMGenerationRequest, list[VideoMetadata
 def processor_arguments(processor: Any, request: LLMGenerationRequest) -> dict[str, Any]:
     """Return arguments of transformers' processor for a conversation.
 
-    It may have images, sounds, and videos of one rate.
+    Images, sounds, and videos of one rate are taken.
     """
     kinds = {TextPart: "text", ImagePart: "image", VideoPart: "video", AudioPart: "audio"}
     conversation = [

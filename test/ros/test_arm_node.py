@@ -33,9 +33,10 @@ PERIOD_S = 0.01
 
 
 class SimulatedArm:
-    """An arm with its controller: it interpolates trajectories by cubic splines.
+    """An arm with its controller, which interpolates trajectories by cubic splines.
 
-    It replaces a trajectory whole from its present state, drops points of the past, and holds the last one.
+    A new trajectory replaces the old one whole, from the present state. Points of the past are dropped, and
+    the last one is held.
     """
 
     def __init__(self) -> None:

@@ -51,9 +51,9 @@ def demonstrate(world: Tabletop, rng: np.random.Generator, seed: int, goal: str)
 
 
 def write_row(chunk: Chunk, i: int, moments: list[Moment], step: int) -> None:
-    """Fill row i of a chunk with a moment of an episode.
+    """Fill row i of a chunk with a moment of an episode, and the actions from there.
 
-    Its actions are those from there on. Actions after the end repeat the last one, and are marked as padding.
+    Actions after the end repeat the last one, and are marked as padding.
     """
     actions = [moment.targets for moment in moments[step : step + CHUNK_SIZE]]
     missing = CHUNK_SIZE - len(actions)

@@ -119,7 +119,7 @@ class Normalisation:
     def _buffer(self, key: str) -> str:
         """Return the name of a feature's buffers before LeRobot 0.4.
 
-        Its dots are underscores. ValueError if another feature has the same one.
+        Underscores replace the dots of the feature's name. ValueError if another feature has the same one.
         """
         features = self.config.section("output_features" if key == ACTION else "input_features")
         name = key.replace(".", "_")

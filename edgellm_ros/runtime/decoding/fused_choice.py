@@ -236,9 +236,9 @@ class _Measurement:
             self._prompt_run(row, start, min(most, count - start), logits)()
 
     def _prompt_run(self, row: int, start: int, tokens: int, logits: Tensor) -> Callable[[], None]:
-        """Return a function that queues a run of random tokens.
+        """Return a function that queues a run of random tokens at the end of a row.
 
-        They follow the first `start` ones of a row. logits [1,1,V]: of the last token.
+        start: tokens of the row before them. logits [1,1,V]: of the last token.
         """
         device, runner = self._device, self._runner
         embeds, deepstack = self._embedder.embed_prompts(self._random_ids(1, tokens))  # without images

@@ -53,7 +53,7 @@ class VisionBlock:
     def positions(self) -> np.ndarray:
         """Return the positions [3, tokens] float32 (time, height, width).
 
-        They count from that of the first token.
+        The position of the first token counts as 0.
         """
         groups, rows, columns = len(self.times), self.rows, self.columns
         steps = np.arange(max(rows, columns), dtype=np.float32)
