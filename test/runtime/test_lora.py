@@ -217,9 +217,12 @@ class TestActive:
                     fresh.handle_request(request(max_tokens=2))
 
         switch(50)
-        before = resident_bytes()
-        switch(500)
-        assert resident_bytes() - before < 2**20
+        growth = []
+        for _ in range(5):  # a leak adds to every part; allocators and other threads add to some
+            before = resident_bytes()
+            switch(100)
+            growth.append(resident_bytes() - before)
+        assert min(growth) < 2**17, growth
 
 
 class TestAddAndRemove:
