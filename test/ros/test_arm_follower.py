@@ -25,7 +25,7 @@ from edgellm_ros.ros.follower.trajectory_follower import Mode
 
 SECOND = 10**9
 SETTINGS = Settings(blend_time=0.2, max_chunk_age=2.0, max_state_age=0.2, future_tolerance=0.3, dry_run=False)
-LIMITS = JointLimits((-1.0, 2.0), speed=1.0, acceleration=6.0, deviation=0.5)
+LIMITS = JointLimits((-1.0, 2.0), speed=1.0, acceleration=6.0, jerk=150.0, deviation=0.5)
 TICKS = 150
 
 
@@ -101,7 +101,9 @@ class TestFollowing:
         assert np.abs(commands - np.interp(times, [0, 1.8], [0, 0.9])).max() < 0.05
         middle = (times > 0.5) & (times < 1.5)
         assert np.abs(commands - 0.5 * times)[middle].max() < 1e-9
-        brakes = 0.5**2 / (2 * LIMITS.acceleration)  # short of the last row: it rests when the chunk ends
+        brakes = (
+            0.5**2 / (2 * LIMITS.acceleration) + 0.5 * 0.08 / 2
+        )  # short of the last row: it rests when the chunk ends
         assert commands[-1] == pytest.approx(0.9 - brakes, abs=1e-3)
 
     def test_a_late_chunk_begins_at_the_row_of_its_age(self):
@@ -149,7 +151,7 @@ class TestFollowing:
         arm.send([0.2] * 20)
         commands = arm.run(1.0)[:, 0]
         reached = int(np.argmax(commands > 0.199)) * arm.period
-        assert reached == pytest.approx(blend_time, abs=0.05) if blend_time else reached < 0.4
+        assert reached == pytest.approx(blend_time, abs=0.05) if blend_time else reached < 0.5
         assert np.diff(commands).min() >= -1e-3
         assert commands.max() <= 0.2 + 1e-3
 
@@ -288,8 +290,10 @@ def random_joint(rng: np.random.Generator, index: int, rate: float) -> Joint:
     low = rng.uniform(-2, -0.2)
     high = low + rng.uniform(0.3, 4)
     acceleration = float(rng.uniform(1, 30))
-    speed = acceleration * float(rng.uniform(0.2, 0.99)) * (STANDS_S - 2 / rate)
-    limits = JointLimits((low, high), speed, acceleration, float(rng.uniform(0.1, 0.6)))
+    averaged = int(rng.integers(1, round(STANDS_S * rate) - 2))  # periods
+    jerk = 2 * acceleration * rate / averaged * float(rng.uniform(1.0, 1.05))
+    speed = acceleration * float(rng.uniform(0.2, 0.99)) * (STANDS_S - (averaged + 2) / rate)
+    limits = JointLimits((low, high), speed, acceleration, jerk, float(rng.uniform(0.1, 0.6)))
     unit = str(rng.choice(["degrees", "radians", "metres", "percent"]))
     if unit == "percent":
         ends = (low, high) if rng.random() < 0.5 else (high, low)
@@ -329,6 +333,11 @@ def message_of(rng: np.random.Generator, arm: Arm, sent: list[dict]) -> dict:
     return fields
 
 
+def latest(followable: list[list[float]], arm: Arm, before: float) -> float:
+    """Return the present time (s) if a sent chunk can be followed now, or `before`."""
+    return arm.now if any(first <= arm.wall <= last for first, last in followable) else before
+
+
 def check_limits(times: list[float], commands: list[np.ndarray], of: Contract, seed: int) -> None:
     """Check commands [N, J] at `times` (s), none of which may exceed a limit."""
     low, high = of.limits("position").T
@@ -340,6 +349,8 @@ def check_limits(times: list[float], commands: list[np.ndarray], of: Contract, s
     assert (np.abs(speeds) <= of.limits("speed") + 1e-6).all(), seed
     accelerations = np.diff(speeds, axis=0) / (0.5 * (steps[1:] + steps[:-1]))
     assert (np.abs(accelerations) <= of.limits("acceleration") + 1e-6).all(), seed
+    jerks = np.diff(accelerations, axis=0) / ((steps[2:] + steps[1:-1] + steps[:-2]) / 3)
+    assert (np.abs(jerks) <= of.limits("jerk") + 1e-4).all(), seed
 
 
 @pytest.mark.slow
@@ -374,8 +385,7 @@ def test_limits_watchdog_and_stops_hold_for_random_streams_of_chunks(seeds):
             commands.append(arm.commands[-1])
             stands = np.array_equal(commands[-1], commands[-2])
             late_s = STANDS_S + (1 + jitter) * arm.period + 1e-6  # two commands tell that the arm stands
-            if any(first <= arm.wall <= last for first, last in followable):
-                busy = arm.now
+            busy = latest(followable, arm, busy)
             spoke = arm.now if arm.reports else spoke
             assert stands or arm.now - busy <= late_s, seed
             assert stands or arm.now - spoke <= settings.max_state_age + late_s + (1 + jitter) * arm.period, (
@@ -389,6 +399,7 @@ def test_limits_watchdog_and_stops_hold_for_random_streams_of_chunks(seeds):
                 lasts_s = min(settings.max_chunk_age, sent[-1]["horizon"] * abs(sent[-1]["dt"]))
                 span_s = np.array([-settings.future_tolerance, lasts_s])
                 followable.append((sent[-1]["stamp"] + span_s * SECOND).tolist())
+                busy = latest(followable, arm, busy)
                 rested = not arm.follower.is_moving(arm.now)
                 try:
                     motion = arm.follower.add(read_chunk(of, **sent[-1]), arm.now, arm.wall)

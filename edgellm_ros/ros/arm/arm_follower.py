@@ -94,7 +94,7 @@ class ArmFollower:
     def __init__(self, contract: Contract, settings: Settings) -> None:
         self.contract, self.settings = contract, settings
         lowest, highest = contract.limits("position").T
-        self._limits = Limits(lowest, highest, contract.limits("speed"), contract.limits("acceleration"))
+        self._limits = Limits(lowest, highest, *map(contract.limits, ("speed", "acceleration", "jerk")))
         self._deviation = contract.limits("deviation")
         self._period = 1.0 / contract.rate
         self.counts: Counter[str] = Counter()
@@ -181,7 +181,7 @@ class ArmFollower:
         begin = self._begin(now)
         stamp = now - (wall - chunk.stamp) * 1e-9
         first = begin.index_from(now)
-        wanted = targets_at(chunk.targets, chunk.dt, stamp, np.array([now]))[0]
+        wanted = targets_at(chunk.targets, chunk.dt, stamp, np.array([[now]]))[0]
         self._check_near(wanted, begin.positions[first])
         targets = np.clip(chunk.targets, self._limits.lowest, self._limits.highest)
         outside = (np.abs(targets - chunk.targets) > 1e-6).sum(0)
@@ -209,7 +209,7 @@ class ArmFollower:
             if self.is_moving(now):
                 return motion
             if (np.abs(self.measured - motion.positions[-1]) <= self._deviation).all():
-                return rest(motion.positions[-1], now, self._period)
+                return rest(motion.positions[-1], now, self._period, self._limits)
         for index, name in enumerate(self.contract.ros_names):
             low, high = self._limits.lowest[index], self._limits.highest[index]
             if not low <= self.measured[index] <= high:
@@ -217,7 +217,7 @@ class ArmFollower:
                     "outside_limits",
                     f"joint {name} stands at {self.measured[index]:.3f}, its limits are {low:g} to {high:g}",
                 )
-        return rest(self.measured.copy(), now, self._period)
+        return rest(self.measured, now, self._period, self._limits)
 
     def _check_near(self, wanted: NDArray, position: NDArray) -> None:
         away = np.abs(wanted - position)

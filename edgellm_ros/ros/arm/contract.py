@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from edgellm_ros.diffusion.policy_config import PolicyConfig
 from edgellm_ros.echo import printable, quoted
 from edgellm_ros.engine_directory.schema import from_dict
+from edgellm_ros.ros.arm.motion import averaged_periods
 
 # From the policy's unit to that of ROS; None = only the end points of the range tell.
 UNITS = {"degrees": math.pi / 180, "radians": 1.0, "metres": 1.0, "percent": None}
@@ -37,14 +38,23 @@ class JointLimits:
     position: tuple[float, ...]  # lowest and highest
     speed: float
     acceleration: float
+    jerk: float
     deviation: float  # farthest that a chunk's first row may be from the arm, and the arm from its command
 
     def __post_init__(self) -> None:
         if not _is_range(self.position):
             raise ValueError(f"position must be [lowest, highest], got {quoted(list(self.position))}")
-        for name in ("speed", "acceleration", "deviation"):
+        for name in ("speed", "acceleration", "jerk", "deviation"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+
+    def stop_s(self, period: float) -> float:
+        """Return the longest time in s from a command to stop to standing still.
+
+        period: of the motion, in s. Two periods pass before the joint brakes.
+        """
+        averaged = averaged_periods(np.array(self.acceleration), np.array(self.jerk), period)
+        return self.speed / self.acceleration + (int(averaged) + 2) * period
 
 
 @dataclass(frozen=True)
@@ -145,12 +155,12 @@ class Contract:
             _check_different(f"names of joints ({side})", [getattr(joint, side) for joint in self.joints])
         _check_different("cameras", [camera.policy for camera in self.cameras])
         for joint in self.joints:
-            limits = joint.limits
-            stops = limits.speed / limits.acceleration + 2 / self.rate
-            if stops > STANDS_S:
+            stops = joint.limits.stop_s(1 / self.rate)
+            if stops > STANDS_S + 1e-9:
                 raise ValueError(
-                    f"joint {printable(joint.ros)} takes {stops:.2f} s to stop (speed / acceleration + 2 / "
-                    f"rate), at most {STANDS_S:g} s: lower its speed or raise its acceleration"
+                    f"joint {printable(joint.ros)} takes {stops:.2f} s to stop (speed / acceleration + 2 * "
+                    f"acceleration / jerk in whole periods + 2 periods), at most {STANDS_S:g} s: lower its "
+                    "speed or raise its jerk"
                 )
 
     @cached_property

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves joints along targets within limits of position, speed and acceleration.
+"""Moves joints along targets, within limits from position to jerk.
 
     target    .......*-----*--.           the chunk's rows, a straight line from each to the next
-    position  ....------------ '--*__     follows as fast as the limits allow, and rests at the end
+    profile   ....------------ '--*__     follows as fast as the limits allow, and rests at the end
+    motion    ....------------. '--*__    the profile's average over the last w seconds
 
-Time is divided into periods, in each of which the acceleration is constant. Before every period, each joint
-chooses its next speed from an interval that leaves it room to brake before the end of its range. Braking at
-the limit is always within the interval, so the limits hold whatever the targets are. A cubic spline through
-positions and speeds, as ros2_control's controllers compute it, is then exactly this motion.
+Time is divided into periods, in each of which a profile has constant acceleration. Before every period, each
+joint chooses its next speed from an interval that leaves it room to brake before the end of its range.
+Braking at the limit is always within the interval, so the limits hold whatever the targets are.
 
-The limit is one of acceleration and not of jerk: the time and the way to stop follow from it in closed form,
-so that an arm is known to stand in time and within its range. Needs no ROS and reads no clock.
+The average of a profile over w seconds stays within the same limits, and its jerk is
+(a(t) - a(t - w)) / w, at most 2 a_max / w. In each period it has constant jerk, so a cubic spline through its
+positions and speeds, as ros2_control's controllers compute it, is exactly this motion. It lags w / 2 behind
+its profile, which follows the targets as much ahead. Needs no ROS and reads no clock.
 """
 
 from __future__ import annotations
@@ -32,6 +34,27 @@ class Limits:
     highest: Array
     speed: Array
     acceleration: Array
+    jerk: Array
+
+    def windows(self, period: float) -> NDArray[np.int64]:
+        """Return over how many periods (s) each joint's profile is averaged [J]."""
+        return averaged_periods(self.acceleration, self.jerk, period)
+
+
+def averaged_periods(acceleration: Array, jerk: Array, period: float) -> NDArray[np.int64]:
+    """Return the fewest periods, at least one, whose average keeps to a jerk.
+
+    acceleration, jerk: limits [J] in rad or m and seconds. period: s.
+    """
+    return np.ceil(2 * acceleration / (jerk * period) - 1e-9).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Positions and speeds at the beginning of each period, before they are averaged."""
+
+    positions: Array  # [H + N, J] rad or m
+    speeds: Array  # [H + N, J]
 
 
 @dataclass(frozen=True)
@@ -42,6 +65,7 @@ class Motion:
     period: float  # s
     positions: Array  # [N, J] rad or m
     speeds: Array  # [N, J], the last row 0
+    profile: Profile  # row H is at `start`, H the longest of the windows
 
     @property
     def end(self) -> float:
@@ -58,15 +82,18 @@ class Motion:
         row = min(max((time - self.start) / self.period, 0.0), float(len(self.positions) - 1))
         index = min(int(row), len(self.positions) - 2)
         part = row - index
-        before, after = self.speeds[index], self.speeds[index + 1]
-        change = part * (after - before)
-        return self.positions[index] + self.period * part * (before + change / 2), before + change
+        begin, way = self.positions[index], self.positions[index + 1] - self.positions[index]
+        before, after = self.period * self.speeds[index], self.period * self.speeds[index + 1]
+        square, cube = 3 * way - 2 * before - after, before + after - 2 * way
+        position = begin + part * (before + part * (square + part * cube))
+        return position, (before + part * (2 * square + 3 * part * cube)) / self.period
 
 
-def rest(position: Array, time: float, period: float) -> Motion:
+def rest(position: Array, time: float, period: float, limits: Limits) -> Motion:
     """Return joints that stand at `position` [J] from `time` (s) on."""
-    positions = np.stack([position, position])
-    return Motion(time, period, positions, np.zeros_like(positions))
+    windows = limits.windows(period)
+    positions = np.tile(position, (int(windows.max()) + 2, 1))
+    return _averaged(Profile(positions, np.zeros_like(positions)), time, period, windows)
 
 
 def follow(
@@ -81,56 +108,103 @@ def follow(
     - What separates the targets from the first position fades out over `blend_time` seconds.
     """
     first, period = begin.index_from(time), begin.period
+    windows = limits.windows(period)
+    longest = int(windows.max())
     start = begin.start + first * period
     if first == len(begin.positions) - 1:  # it rests
         start = max(start, time)
-    position, speed = begin.positions[first], begin.speeds[first]
-    stops = math.ceil(float(np.max(np.abs(speed) / (limits.acceleration * period))) - 1e-9)
-    rows = max(math.floor((end - start) / period + 1e-6), stops, 1)
+    positions, speeds = _history(begin, first, longest)
+    position, speed = positions[-1], speeds[-1]
+    stops = np.ceil(np.abs(speed) / (limits.acceleration * period) - 1e-9)
+    # Periods until each profile is to rest; it moves on only while it has to brake.
+    moves = np.maximum(stops, math.floor((end - start) / period + 1e-6) - windows)
+    rows = max(int(moves.max()), 1)
     times = start + period * np.arange(rows + 2)
-    wanted = targets_at(targets, dt, stamp, times)
+    wanted = targets_at(targets, dt, stamp, times[:, None] + 0.5 * period * windows)
     wanted += _fading(times - start, blend_time)[:, None] * (position - wanted[0])
-    positions, speeds = [position], [speed]
     for row in range(rows):
-        left = (rows - row - 1) * period
+        left = np.maximum(moves - row - 1, 0) * period
         speed = _next_speed(position, speed, wanted[row : row + 3], left, period, limits)
         position = position + 0.5 * period * (speeds[-1] + speed)
         positions.append(position)
         speeds.append(speed)
-    speeds[-1] = np.zeros_like(speed)  # but for rounding
-    return Motion(start, period, np.array(positions), np.array(speeds))
+    return _until_rest(positions, speeds, start, period, windows)
 
 
 def targets_at(targets: Array, dt: float, stamp: float, times: Array) -> Array:
-    """Return the targets [N, J] at `times` [N] (s).
+    """Return the targets [N, J] at `times` [N, J] or [N, 1] (s).
 
     Before the time of the first row they are the first row, after that of the last the last.
     """
     knots = stamp + dt * np.arange(1, len(targets) + 1)
-    return np.stack([np.interp(times, knots, column) for column in targets.T], -1)
+    columns = np.broadcast_to(times, (len(times), targets.shape[1])).T
+    return np.stack([np.interp(at, knots, column) for at, column in zip(columns, targets.T, strict=True)], -1)
 
 
 def brake(begin: Motion, time: float, limits: Limits) -> Motion:
     """Return the motion that leaves `begin` at its first row from `time`, and stops."""
-    first = begin.index_from(time)
-    change = limits.acceleration * begin.period
-    rows = max(math.ceil(float(np.max(np.abs(begin.speeds[first]) / change)) - 1e-9), 1)
-    speed = begin.speeds[first]
-    left = np.maximum(np.abs(speed) - np.arange(rows + 1)[:, None] * change, 0.0)
-    left[-1] = 0.0
-    speeds = np.sign(speed) * left
-    steps = 0.5 * begin.period * (speeds[:-1] + speeds[1:])
-    positions = begin.positions[first] + np.concatenate([np.zeros((1, len(speed))), np.cumsum(steps, 0)])
-    return Motion(begin.start + first * begin.period, begin.period, positions, speeds)
+    first, period = begin.index_from(time), begin.period
+    windows = limits.windows(period)
+    positions, speeds = _history(begin, first, int(windows.max()))
+    change = limits.acceleration * period
+    while speeds[-1].any():
+        speed = np.sign(speeds[-1]) * np.maximum(np.abs(speeds[-1]) - change, 0.0)
+        positions.append(positions[-1] + 0.5 * period * (speeds[-1] + speed))
+        speeds.append(speed)
+    return _until_rest(positions, speeds, begin.start + first * period, period, windows)
+
+
+def _history(motion: Motion, first: int, longest: int) -> tuple[list[Array], list[Array]]:
+    """Return the rows of the profile up to the motion's row `first`.
+
+    These `longest` + 1 rows are what the averages from there on need.
+    """
+    rows = slice(first, first + longest + 1)
+    return list(motion.profile.positions[rows]), list(motion.profile.speeds[rows])
+
+
+def _until_rest(
+    positions: list[Array], speeds: list[Array], start: float, period: float, windows: NDArray[np.int64]
+) -> Motion:
+    """Return the motion of a profile that rests from its last row on."""
+    longest = int(windows.max())
+    profile = Profile(
+        np.array(positions + [positions[-1]] * longest),
+        np.array([*speeds[:-1], *[np.zeros_like(speeds[-1])] * (longest + 1)]),  # 0 but for rounding
+    )
+    return _averaged(profile, start, period, windows)
+
+
+def _averaged(profile: Profile, start: float, period: float, windows: NDArray[np.int64]) -> Motion:
+    """Return the average over the last `windows` [J] periods, until it rests.
+
+    start: s, of the row `max(windows)` of the profile, with which the motion begins.
+    """
+    positions, speeds = profile.positions, profile.speeds
+    ways = positions - positions[0]
+    areas = np.zeros_like(ways)  # integrals of the ways, which are square functions of time in a period
+    parts = 0.5 * (ways[:-1] + ways[1:]) + period / 12 * (speeds[:-1] - speeds[1:])
+    np.cumsum(parts, 0, out=areas[1:])
+    moved = np.where(speeds != 0, np.arange(len(speeds))[:, None] + 1, 0).max(0)
+    rests = moved + windows  # the first row [J] whose average is over time at rest
+    longest = int(windows.max())
+    rows = np.arange(longest, max(int(rests.max()), longest + 1) + 1)[:, None]
+    joints, before = np.arange(len(windows)), rows - windows
+    averages = positions[0] + (areas[rows, joints] - areas[before, joints]) / windows
+    averages = np.where(rows < rests, averages, positions[-1])  # but for rounding
+    rates = (positions[rows, joints] - positions[before, joints]) / (period * windows)
+    return Motion(
+        start, period, averages, rates, Profile(positions[: rows[-1, 0] + 1], speeds[: rows[-1, 0] + 1])
+    )
 
 
 def _next_speed(
-    position: Array, speed: Array, wanted: Array, left: float, period: float, limits: Limits
+    position: Array, speed: Array, wanted: Array, left: Array, period: float, limits: Limits
 ) -> Array:
     """Return the speed [J] at the end of a period.
 
-    `wanted` [3, J]: where to be at its beginning, at its end, and a period later. `left`: seconds from its
-    end to the rest.
+    `wanted` [3, J]: where to be at its beginning, at its end, and a period later. `left` [J]: seconds from
+    its end to the rest.
     """
     acceleration = limits.acceleration
     rate = (wanted[2] - wanted[0]) / (2 * period)
