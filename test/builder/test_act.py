@@ -141,3 +141,8 @@ def test_only_a_policy_may_lack_a_language_model(engine, tmp_path):
     write_json(tmp_path / "config.json", data | {"action": None, "stop_token_ids": [1]})
     with pytest.raises(ValueError, match="llm must not be null: only a policy may have no language model"):
         EngineConfig.load(tmp_path)
+
+
+def test_the_coefficient_of_temporal_ensembling_is_logged(checkpoint, tmp_path, caplog):
+    plan_export(changed(checkpoint, tmp_path, temporal_ensemble_coeff=0.25), ExportOptions())
+    assert "temporal_ensemble_coeff 0.25 is not part of the engine" in caplog.text

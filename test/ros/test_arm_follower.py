@@ -9,87 +9,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgellm_ros.ros.arm.arm_follower import REASONS, ArmFollower, Chunk, Settings, read_chunk
+from edgellm_ros.ros.arm.arm_follower import REASONS, ArmFollower, Chunk, read_chunk
 from edgellm_ros.ros.arm.contract import (
     FORWARD,
     STANDS_S,
     TRAJECTORY,
     Contract,
-    Controller,
     EndPoints,
     Joint,
     JointLimits,
 )
 from edgellm_ros.ros.chunk_checks import RefusedChunkError
 from edgellm_ros.ros.follower.trajectory_follower import Mode
+from fixtures.arm_on_a_clock import LIMITS, SECOND, SETTINGS, Arm, contract, joint, ramp
 
-SECOND = 10**9
-SETTINGS = Settings(blend_time=0.2, max_chunk_age=2.0, max_state_age=0.2, future_tolerance=0.3, dry_run=False)
-LIMITS = JointLimits((-1.0, 2.0), speed=1.0, acceleration=6.0, jerk=150.0, deviation=0.5)
 TICKS = 150
-
-
-def joint(index: int, limits: JointLimits = LIMITS, **changes) -> Joint:
-    fields = {"unit": "radians", "sign": 1, "scale": 1.0, "offset": 0.0, "end_points": None, **changes}
-    return Joint(policy=f"j{index}.pos", ros=f"joint_{index}", limits=limits, **fields)
-
-
-def contract(*joints: Joint, rate: float = 50.0, kind: str = TRAJECTORY) -> Contract:
-    return Contract(rate, Controller(kind, "/commands"), "/joint_states", (), joints or (joint(0), joint(1)))
-
-
-class Arm:
-    """A follower on a test clock, and joints that do what it says."""
-
-    def __init__(self, of: Contract | None = None, settings: Settings = SETTINGS, position=None) -> None:
-        self.contract = contract() if of is None else of
-        self.follower = ArmFollower(self.contract, settings)
-        self.period = 1 / self.contract.rate
-        self.now, self.wall = 100.0, 1000 * SECOND
-        self.follower.start(self.wall)
-        self.position = np.zeros(len(self.contract.joints)) if position is None else np.array(position, float)
-        self.commands: list[np.ndarray] = []
-        self.times: list[float] = []  # of the commands
-        self.reports = self.moves = True  # joint states; and the joints follow
-        self.observe()
-
-    def observe(self) -> None:
-        if self.reports:
-            self.follower.observe(self.contract.ros_names, self.position.tolist(), self.now)
-
-    def send(self, targets, age: float = 0.0, dt: float = 0.1, name: str | None = None):
-        rows = np.broadcast_to(np.array(targets, float).T, (len(self.contract.joints), len(targets))).T
-        stamp = self.wall - round(age * SECOND)
-        identity = str(len(self.commands)) if name is None else name
-        return self.follower.add(Chunk(stamp, identity, dt, rows), self.now, self.wall)
-
-    def tick(self, elapsed: float | None = None, jump: float = 0.0) -> None:
-        elapsed = self.period if elapsed is None else elapsed
-        self.now += elapsed
-        self.wall += round((elapsed + jump) * SECOND)
-        self.observe()
-        motion = self.follower.step(self.now, self.wall)
-        command = self.follower.command(self.now)
-        self.commands.append(self.position.copy() if command is None else command)
-        self.times.append(self.now)
-        if self.moves and motion is not None:
-            self.position = self.commands[-1].copy()
-
-    def wait(self, seconds: float) -> None:
-        """Let time pass without a command."""
-        self.now += seconds
-        self.wall += round(seconds * SECOND)
-
-    def run(self, seconds: float) -> np.ndarray:
-        """Return the commands [N, J] of so many seconds."""
-        before = len(self.commands)
-        for _ in range(round(seconds / self.period)):
-            self.tick()
-        return np.array(self.commands[before:])
-
-
-def ramp(last: float, rows: int) -> list[float]:
-    return np.linspace(last / rows, last, rows).tolist()
 
 
 class TestFollowing:
@@ -101,9 +35,8 @@ class TestFollowing:
         assert np.abs(commands - np.interp(times, [0, 1.8], [0, 0.9])).max() < 0.05
         middle = (times > 0.5) & (times < 1.5)
         assert np.abs(commands - 0.5 * times)[middle].max() < 1e-9
-        brakes = (
-            0.5**2 / (2 * LIMITS.acceleration) + 0.5 * 0.08 / 2
-        )  # short of the last row: it rests when the chunk ends
+        # short of the last row, as it rests when the chunk ends: it brakes, and 0.08 s are averaged
+        brakes = 0.5**2 / (2 * LIMITS.acceleration) + 0.5 * 0.08 / 2
         assert commands[-1] == pytest.approx(0.9 - brakes, abs=1e-3)
 
     def test_a_late_chunk_begins_at_the_row_of_its_age(self):
@@ -368,8 +301,9 @@ def test_limits_watchdog_and_stops_hold_for_random_streams_of_chunks(seeds):
         joints = [random_joint(rng, index, rate) for index in range(int(rng.integers(1, 8)))]
         of = contract(*joints, rate=rate, kind=str(rng.choice([TRAJECTORY, FORWARD])))
         settings = replace(
-            SETTINGS, blend_time=float(rng.choice([0.0, 0.2, 0.8])), max_chunk_age=float(rng.uniform(0.3, 3))
-        )
+            SETTINGS, blend_time=float(rng.choice([0.0, 0.2, 0.8])), max_chunk_age=float(rng.uniform(0.3, 3)),
+            ensemble_coeff=None if seed % 2 else 0.1 * (seed % 5 - 1),
+        )  # fmt: skip
         low, high = of.limits("position").T
         arm = Arm(of, settings, rng.uniform(low, high))
         sent, followable = [], []

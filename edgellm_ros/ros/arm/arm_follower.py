@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgellm_ros.ros.arm.contract import FORWARD, Contract, check_columns
 from edgellm_ros.ros.arm.motion import Limits, Motion, brake, follow, rest, targets_at
+from edgellm_ros.ros.arm.temporal_ensemble import TemporalEnsemble
 from edgellm_ros.ros.chunk_checks import (
     MAX_ROWS,
     ORDER_REASONS,
@@ -40,6 +41,7 @@ class Settings:
     max_state_age: float  # of joint states; older ones end the motion
     future_tolerance: float  # a frame may be this far ahead of the clock
     dry_run: bool  # nothing moves: each chunk begins where the arm stands
+    ensemble_coeff: float | None = None  # of temporal ensembling; None = the newest chunk alone is followed
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class ArmFollower:
         self.problem = ""  # why it stopped by itself
         self.measured = np.full(len(contract.joints), math.nan)  # rad or m [J]
         self._measured_at = np.full(len(contract.joints), -math.inf)  # s [J]
+        self._ensemble = TemporalEnsemble()
         self.start(0)
 
     def start(self, wall: int) -> None:
@@ -188,6 +191,7 @@ class ArmFollower:
         self.clamped.update(
             {name: int(rows) for name, rows in zip(self.contract.ros_names, outside, strict=True) if rows}
         )
+        targets = self._mean(chunk, targets)
         return follow(
             targets,
             chunk.dt,
@@ -198,6 +202,16 @@ class ArmFollower:
             blend_time=self.settings.blend_time,
             limits=self._limits,
         )
+
+    def _mean(self, chunk: Chunk, targets: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what is followed [T, J]: the targets, or their mean with those before.
+
+        The mean begins again with the first chunk after a stop, or after the chunks ran out.
+        """
+        coeff = self.settings.ensemble_coeff
+        if coeff is None or not self.follows:
+            self._ensemble.clear()
+        return targets if coeff is None else self._ensemble.add(chunk.stamp, chunk.dt, targets, coeff)
 
     def _begin(self, now: float) -> Motion:
         """Return the motion that a new one continues: the present one, or standing still.

@@ -24,6 +24,16 @@ SPECS: dict[str, Spec] = {
     ),
     "sample_index": Spec(0, "Which of a plan's samples is followed; others are ignored.", 0, 65535),
     "blend_time": Spec(0.2, "Time in seconds to pass from one chunk to the next.", 0.0, 10.0),
+    "temporal_ensembling": Spec(
+        False, "Follow the weighted mean of all chunks that predict one time, in place of the newest chunk."
+    ),
+    "temporal_ensemble_coeff": Spec(
+        0.01,
+        "m of temporal ensembling: of the chunks for one time, chunk i has the weight exp(-m i), the oldest "
+        "is 0.",
+        -1.0,
+        1.0,
+    ),
     "max_chunk_age": Spec(
         2.0, "Age of a chunk's frame in seconds at which the arm rests unless a new chunk came.", 0.1, 60.0
     ),
@@ -39,10 +49,12 @@ SPECS: dict[str, Spec] = {
 
 def read_settings(node: Node) -> Settings:
     """Return the settings that the node's parameters make."""
+    ensembling = node.get_parameter("temporal_ensembling").value
     return Settings(
         blend_time=node.get_parameter("blend_time").value,
         max_chunk_age=node.get_parameter("max_chunk_age").value,
         max_state_age=node.get_parameter("max_state_age").value,
         future_tolerance=node.get_parameter("future_stamp_tolerance").value,
         dry_run=node.get_parameter("dry_run").value,
+        ensemble_coeff=node.get_parameter("temporal_ensemble_coeff").value if ensembling else None,
     )
