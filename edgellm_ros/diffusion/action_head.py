@@ -148,7 +148,7 @@ class PrefixContext:
     Valid until the next request.
     """
 
-    tensors: Mapping[str, Tensor]  # outputs of the prefix engine, by name
+    tensors: Mapping[str, Tensor]  # outputs of the prefix engine and inputs of the actions alone, by name
     rows: int  # S of their shapes
 
 

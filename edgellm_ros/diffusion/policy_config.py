@@ -102,9 +102,13 @@ class PaddedCameraConfig(CameraConfig):
 
     image_size: int  # pixels of the square's side
     tokens: int  # rows of an image in the prefix
+    fill: float  # the value around an image, whose own are from -1 to 1
+    centred: bool  # whether an image is in the middle of the square, or at its right and bottom edge
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not math.isfinite(self.fill):
+            raise ValueError(f"fill must be finite, got {self.fill}")
         if self.image_size < 1 or self.tokens < 1:
             given = f"{self.image_size}, {self.tokens}"
             raise ValueError(f"image_size and tokens must be at least 1, got {given}")
@@ -188,6 +192,27 @@ class SmolVLAConfig(FlowPolicyConfig):
     def max_prefix_rows(self) -> int:
         """Return the maximum number of rows of a prefix: images, task, and state."""
         return super().max_prefix_rows + 1
+
+
+@dataclass(frozen=True)
+class Pi0Config(FlowPolicyConfig):
+    """pi0: images and task are the prefix; the state is a row before the actions."""
+
+    kind: Literal["pi0"] = field(default="pi0", kw_only=True)
+
+
+@dataclass(frozen=True)
+class Pi05Config(FlowPolicyConfig):
+    """pi0.5: images and a prompt of task and state are the prefix."""
+
+    prompted_values: int  # of the model's state in the prompt, as numbers of bins; 0 = the task alone
+    kind: Literal["pi05"] = field(default="pi05", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.prompted_values <= self.state.model_dim:
+            most = self.state.model_dim
+            raise ValueError(f"prompted_values must be from 0 to {most}, got {self.prompted_values}")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 
 The aspect ratio is kept.
 
-Reference: LeRobot 0.4.4, modeling_smolvla.py, resize_with_pad and SmolVLAPolicy.prepare_images.
+Reference: LeRobot 0.4.4, modeling_smolvla.py, resize_with_pad and SmolVLAPolicy.prepare_images;
+modeling_pi05.py, resize_with_pad_torch.
 """
 
 from __future__ import annotations
@@ -13,19 +14,22 @@ import numpy as np
 from edgellm_ros.multimodal.image_pixels import check_image
 
 
-def padded_image(image: np.ndarray, size: int) -> np.ndarray:
+def padded_image(image: np.ndarray, size: int, fill: float = -1.0, centred: bool = False) -> np.ndarray:
     """Resize an image [H, W, 3] uint8 to fit into a square [3, size, size] float32.
 
-    Values are from -1 to 1. The image is at the right and bottom edge; the rest is -1, black. Neighbouring
-    pixels are weighted in fp32, without a filter when the image shrinks. ValueError for another shape or
-    type.
+    Values are from -1 to 1. The image is at the right and bottom edge, or `centred`; the rest is `fill`, where
+    -1 is black. Neighbouring pixels are weighted in fp32, without a filter when the image shrinks. ValueError
+    for another shape or type.
     """
     check_image(image)
     height, width = image.shape[:2]
     ratio = max(width / size, height / size)
     rows, columns = max(int(height / ratio), 1), max(int(width / ratio), 1)
-    result = np.full((3, size, size), -1, np.float32)
-    inside = result[:, size - rows :, size - columns :]
+    top, left = size - rows, size - columns
+    if centred:
+        top, left = top // 2, left // 2
+    result = np.full((3, size, size), fill, np.float32)
+    inside = result[:, top : top + rows, left : left + columns]
     np.multiply(_resized(image, rows, columns), np.float32(2 / 255), out=inside)
     inside -= np.float32(1)
     return result

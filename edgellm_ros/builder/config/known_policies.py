@@ -13,8 +13,6 @@ POLICIES = {
     "tdmpc": "TD-MPC, a world model",
     "sac": "SAC, a policy of reinforcement learning",
     "gaussianactor": "an actor of reinforcement learning",
-    "pi0": "pi0, a flow policy on PaliGemma",
-    "pi05": "pi0.5, a flow policy on PaliGemma",
     "pi0fast": "pi0-FAST, which writes actions as tokens of PaliGemma",
     "groot": "GR00T, a diffusion transformer on a vision language model",
     "gr00tn1": "GR00T N1, a diffusion transformer on Eagle",
@@ -51,7 +49,7 @@ def hint(name: str) -> str:
     The hint is "" for a type that is not known.
     """
     title = POLICIES.get(_letters(name))
-    known = f"; this is {title}; of policies, ACT and SmolVLA are supported (docs/action_heads.md)"
+    known = f"; this is {title}; of policies, ACT, pi0, pi0.5 and SmolVLA are supported (docs/action_heads.md)"
     return known if title else ""
 
 

@@ -54,10 +54,13 @@ def prompt_files(
     }
 
 
-def read_tokenizer(path: Path, vocab_size: int | None = None) -> tokenizers.Tokenizer:
+def read_tokenizer(
+    path: Path, vocab_size: int | None = None, outside: tuple[str, ...] = ()
+) -> tokenizers.Tokenizer:
     """Load a tokenizer and check its ids.
 
-    vocab_size: rows of the embedding table, one for each id; the table may have more. ValueError also for an
+    vocab_size: rows of the embedding table, one for each id; the table may have more. outside: special tokens
+    that need no row, because no text becomes them. ValueError also for an
     added token to which the library gives another id than the file.
     """
     stored = read_json(path).get("added_tokens") or []
@@ -71,6 +74,7 @@ def read_tokenizer(path: Path, vocab_size: int | None = None) -> tokenizers.Toke
             )
     if vocab_size is not None:
         ids = tokenizer.get_vocab(with_added_tokens=True)
+        ids = {text: token for text, token in ids.items() if text not in outside}
         text = max(ids, key=ids.__getitem__, default="")
         if ids and ids[text] >= vocab_size:
             raise ValueError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgellm_ros.engine_directory.choices import GROUP_SIZES, KV_CACHES, PRECISIONS, ROUNDINGS
+from edgellm_ros.engine_directory.choices import GROUP_SIZES, KV_CACHES, LEROBOTS, PRECISIONS, ROUNDINGS
 from edgellm_ros.option import option
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class ExportOptions:
       the model is alone there
     - vlm: of a policy: folder with configuration and tokenizer of its vision language model; None = the
       checkpoint's folder `vlm`, or the folder that its configuration names
+    - lerobot: of a pi0 or pi0.5: the version of LeRobot that it was trained with, "0.4" or "0.5" for this and
+      later ones; None = as files of the checkpoint tell
     - dataset: of a policy: the folder `meta` of a LeRobot data set, for names and rate, and for statistics
       that the checkpoint does not have
     """
@@ -147,5 +149,12 @@ class ExportOptions:
         "state and action, rate, and statistics that the checkpoint does not have (default: 30 actions per "
         "second)",
         metavar="DIR",
+        group=POLICIES,
+    )
+    lerobot: str | None = option(
+        None,
+        "LeRobot that a pi0 or pi0.5 was trained with, 0.5 for later ones and for weights of openpi: padding "
+        "of images and prompts differ (default: as the checkpoint's files tell)",
+        choices=LEROBOTS,
         group=POLICIES,
     )

@@ -108,7 +108,7 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     policy = find_policy(section)
     if policy is not None:
         return _plan_policy(policy, checkpoint, section, options)
-    for name in ("vlm", "dataset"):
+    for name in ("vlm", "dataset", "lerobot"):
         if getattr(options, name) is not None:
             raise ValueError(f"{section.where}: --{name} is for policies such as SmolVLA")
     sources = read_sources(checkpoint, section, options, limits)
@@ -190,7 +190,9 @@ def _plan_policy(
     _check_policy_options(section, options)
     weights = read_weights(checkpoint, section)
     folders = (None if each is None else Path(each) for each in (options.vlm, options.dataset))
-    model = policy.read(checkpoint, section, weights, PolicySources(*folders))
+    if options.lerobot is not None and not policy.lerobot:
+        raise section.fail("type", f"the same with every LeRobot (--lerobot {options.lerobot})")
+    model = policy.read(checkpoint, section, weights, PolicySources(*folders, options.lerobot))
     rows = model.config.max_prefix_rows
     limits = BuilderConfig(
         options.max_batch_size,
@@ -201,7 +203,7 @@ def _plan_policy(
     config = section.make(
         EngineConfig,
         format_version=FORMAT_VERSION,
-        model_type=policy.name,
+        model_type=model.config.kind,
         precision=options.precision,
         llm=model.llm,
         builder=limits,
@@ -215,7 +217,7 @@ def _plan_policy(
         files=(),
     )
     return ExportPlan(
-        family=policy.name,
+        family=model.config.kind,
         parameters=weights.parameters,
         config=config,
         texts={} if model.tokenizer is None else {TOKENIZER_FILE: model.tokenizer.read_bytes()},

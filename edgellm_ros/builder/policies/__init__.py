@@ -27,6 +27,7 @@ class PolicySources:
 
     vlm: Path | None  # configuration and tokenizer of the vision language model
     dataset: Path | None  # `meta` of a LeRobot data set
+    lerobot: str | None  # the version that the policy was trained with
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Policy:
     # Reads a checkpoint (directory, `config.json`, weights, further folders). ValueError or
     # FileNotFoundError, which names file, key and value, for one that the graphs would compute differently.
     read: Callable[[Path, ConfigSection, Weights, PolicySources], PolicyModel]
+    more: tuple[str, ...] = ()  # further values of `type` that the same code reads
+    lerobot: bool = False  # whether versions of LeRobot compute it differently (`PolicySources.lerobot`)
 
 
 def policies() -> list[Policy]:
@@ -63,10 +66,11 @@ def find_policy(config: ConfigSection) -> Policy | None:
     outputs, transformers `model_type`. ValueError for a type that is not supported, with what it is if it is
     known.
     """
-    known, kind = {policy.name: policy for policy in policies()}, config.data.get("type")
+    known = {name: policy for policy in policies() for name in (policy.name, *policy.more)}
+    kind = config.data.get("type")
     if config.has("model_type"):
         return None
-    if config.has(OPENPI):
+    if config.has(OPENPI) and not config.has("type"):
         raise config.fail(OPENPI, f"a checkpoint of openpi{hint('pi0')}")
     if not config.has("output_features") and kind not in known and not is_policy(kind):
         return None

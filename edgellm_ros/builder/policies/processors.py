@@ -4,7 +4,8 @@
 A processor is a list of steps: one before the policy, one after it. The runtime computes the steps of
 SUPPORTED itself. Any other step would change what the policy sees or what its actions mean, so it is refused.
 
-Sources: LeRobot 0.4.4 and 0.6.1, processor/ and policies/smolvla/processor_smolvla.py.
+Sources: LeRobot 0.4.4 and 0.6.1, processor/, policies/smolvla/processor_smolvla.py, policies/pi0 and
+policies/pi05.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from edgellm_ros.echo import printable, quoted
 from edgellm_ros.engine_directory.schema import is_file_name
 
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
-RENAMER, NEW_LINE = "rename_observations_processor", "smolvla_new_line_processor"
+RENAMER = "rename_observations_processor"
+NEW_LINE, PI0_NEW_LINE = "smolvla_new_line_processor", "pi0_new_line_processor"
+STATE_PROMPT = "pi05_prepare_state_tokenizer_processor_step"  # writes task and normalised state as a prompt
 TOKENIZER, DEVICE = "tokenizer_processor", "device_processor"
 NORMALIZER, UNNORMALIZER = "normalizer_processor", "unnormalizer_processor"
 RELATIVE, ABSOLUTE = "relative_actions_processor", "absolute_actions_processor"
@@ -51,16 +54,17 @@ def read_steps(path: Path) -> list[Step]:
     return [_read_step(path, number, entry) for number, entry in enumerate(entries)]
 
 
-def check_steps(checkpoint: Path, config: ConfigSection) -> dict[str, str]:
+def check_steps(checkpoint: Path, config: ConfigSection, prompt: str = "") -> dict[str, str]:
     """Raise ValueError for a processor step that the runtime does not compute.
 
-    Returns renamed observations: the policy's name -> the robot's. ValueError, which names file, step and
-    setting, for a step that is unknown, in another place or with settings that the runtime does not have.
+    Returns renamed observations: the policy's name -> the robot's. prompt: the step that writes the prompt of
+    this type of policy; "" for one without text. ValueError, which names file, step and setting, for a step
+    that is unknown, in another place or with settings that the runtime does not have.
     """
     renamed: dict[str, str] = {}
     for file in (PREPROCESSOR, POSTPROCESSOR):
-        path, known = checkpoint / file, SUPPORTED[file]
-        steps, last = read_steps(path), 0
+        path, known = checkpoint / file, _supported(file, prompt)
+        steps = read_steps(path)
         for number, step in enumerate(steps):
             if step.name not in known:
                 raise ValueError(
@@ -70,18 +74,29 @@ def check_steps(checkpoint: Path, config: ConfigSection) -> dict[str, str]:
             known[step.name](step.settings, config)
             if step.name == RENAMER:
                 renamed |= _renamed(step.settings)
-            if step.name in ORDER:
-                place = ORDER.index(step.name) + 1
-                if place <= last:
-                    raise ValueError(
-                        f"{path}: steps[{number}] {step.name}: twice, or after {ORDER[last - 1]}; "
-                        f"supported is the order {', '.join(ORDER)}"
-                    )
-                last = place
         names = [step.name for step in steps]
-        if TOKENIZER in names and NEW_LINE not in names:
-            raise ValueError(f"{path}: no step {NEW_LINE}: a task without a line break is not supported")
+        _check_order(path, names)
+        if TOKENIZER in names and prompt not in names:
+            raise ValueError(f"{path}: no step {prompt}: a task that it has not written is not supported")
     return renamed
+
+
+def _supported(file: str, prompt: str) -> dict[str, Check]:
+    """Return the steps of a processor that the runtime computes for a type of policy."""
+    others = {*PROMPTS, *([] if prompt else [TOKENIZER])} - {prompt}
+    return {name: check for name, check in SUPPORTED[file].items() if name not in others}
+
+
+def _check_order(path: Path, names: list[str]) -> None:
+    """Raise ValueError for steps that depend on each other in an order without meaning."""
+    for number, name in enumerate(names):
+        before = names[:number]
+        behind = {last for first, last in ORDER if first == name}
+        wrong = next((each for each in before if each in behind or (each == name and name in ORDERED)), None)
+        if wrong is not None:
+            raise ValueError(
+                f"{path}: steps[{number}] {name}: twice, or after {wrong}; supported is the order of LeRobot"
+            )
 
 
 def relative_actions(checkpoint: Path, size: int) -> tuple[bool, ...]:
@@ -103,6 +118,12 @@ def relative_actions(checkpoint: Path, size: int) -> tuple[bool, ...]:
     excluded = [token.lower() for token in _texts(before, "exclude_joints") if token]
     kept = [any(token in name.lower() for token in excluded) for name in names[:size]]
     return tuple(not each for each in (*kept, *[False] * (size - len(kept))))
+
+
+def relative_enabled(checkpoint: Path) -> bool:
+    """Tell whether the processor of observations takes actions relative to the state."""
+    steps = read_steps(checkpoint / PREPROCESSOR)
+    return any(step.name == RELATIVE and step.settings.flag("enabled", False) for step in steps)
 
 
 @dataclass(frozen=True)
@@ -192,6 +213,12 @@ def _check_tokenizer(settings: ConfigSection, config: ConfigSection) -> None:
             raise settings.fail("tokenizer_name", f"expected {quoted(expected)}, as vlm_model_name")
 
 
+def _check_prompt(settings: ConfigSection, config: ConfigSection) -> None:
+    settings.one_of("task_key", ["task"], default="task")
+    length = config.size("max_state_dim", 32)
+    settings.one_of("max_state_dim", [length], default=length)
+
+
 def _check_normaliser(settings: ConfigSection, config: ConfigSection, section: str) -> None:
     """Raise ValueError if a normaliser differs from the policy's configuration.
 
@@ -238,20 +265,22 @@ def _no_settings(settings: ConfigSection, config: ConfigSection) -> None:
     """Check a step that has no settings which change a result."""
 
 
-ORDER = (
-    RENAMER,
-    RELATIVE,
-    NEW_LINE,
-    TOKENIZER,
-    NORMALIZER,
-    UNNORMALIZER,
-    ABSOLUTE,
-)  # of steps that depend on each other
+PROMPTS = NEW_LINE, PI0_NEW_LINE, STATE_PROMPT
+ORDER = (  # of two steps that depend on each other
+    *((RENAMER, each) for each in (RELATIVE, NORMALIZER, *PROMPTS, TOKENIZER)),
+    (RELATIVE, NORMALIZER),  # relative to values as they are
+    *((each, TOKENIZER) for each in PROMPTS),
+    (NORMALIZER, STATE_PROMPT),
+    (UNNORMALIZER, ABSOLUTE),
+)
+ORDERED = frozenset(name for pair in ORDER for name in pair)
 SUPPORTED: dict[str, dict[str, Check]] = {
     PREPROCESSOR: {
         RENAMER: _check_renames,
         "to_batch_processor": _no_settings,
         NEW_LINE: _no_settings,
+        PI0_NEW_LINE: _no_settings,
+        STATE_PROMPT: _check_prompt,
         TOKENIZER: _check_tokenizer,
         DEVICE: _check_device,
         NORMALIZER: partial(_check_normaliser, section="input_features"),

@@ -20,7 +20,7 @@ import numpy as np
 
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_section
 from edgellm_ros.builder.checkpoint.safetensors_file import FLOATS, read_header
-from edgellm_ros.builder.policies.lerobot import ACTION
+from edgellm_ros.builder.policies.lerobot import ACTION, dataset_names
 from edgellm_ros.builder.policies.processors import EPSILON, read_normaliser
 from edgellm_ros.builder.weights.weights import Weights
 
@@ -69,6 +69,22 @@ class Normalisation:
         stats, where = self._stats(key, source or key)
         epsilon = EPSILON if step is None else step.epsilon
         return affine(stats, way, size, f"{where}: {key}", inverse=key == ACTION, epsilon=epsilon)
+
+    def vector(self, key: str, size: int, renamed: Mapping[str, str]) -> dict[str, tuple]:
+        """Read names, units and normalisation of a feature's `size` values.
+
+        Returns the arguments of a `FeatureConfig`. renamed: as of `check_steps`. Raises the errors of
+        `affine`.
+        """
+        source = renamed.get(key, key) if key != ACTION else key  # LeRobot renames observations only
+        offset, scale, shift = (tuple(each.tolist()) for each in self.affine(key, size, source))
+        return {
+            "names": dataset_names(self.dataset, source, size),
+            "units": ("",) * size,  # LeRobot records none
+            "offset": offset,
+            "scale": scale,
+            "shift": shift,
+        }
 
     def _stats(self, key: str, source: str) -> tuple[Stats, str]:
         """Read the statistics of a feature, and where they are."""

@@ -12,8 +12,9 @@ from typing import Protocol
 import numpy as np
 
 from edgellm_ros.diffusion.action_head import ActionHead
+from edgellm_ros.diffusion.heads.pi import Pi0Head, Pi05Head
 from edgellm_ros.diffusion.heads.smolvla import SmolVLAHead
-from edgellm_ros.diffusion.policy_config import FlowPolicyConfig, SmolVLAConfig
+from edgellm_ros.diffusion.policy_config import FlowPolicyConfig, Pi0Config, Pi05Config, SmolVLAConfig
 
 
 class PolicyHead(ActionHead, Protocol):
@@ -28,7 +29,10 @@ class PolicyHead(ActionHead, Protocol):
         ...
 
     def prefix_inputs(self, state: np.ndarray) -> Mapping[str, np.ndarray]:
-        """Return the inputs of the prefix engine besides images and tokens, by name."""
+        """Return the inputs besides images, tokens and noise, by name.
+
+        Those that the prefix engine does not have are inputs of the action engine.
+        """
         ...
 
 
@@ -36,4 +40,8 @@ def make_policy_head(config: FlowPolicyConfig) -> PolicyHead:
     """Make the head of a policy with a flow."""
     if isinstance(config, SmolVLAConfig):
         return SmolVLAHead(config)
+    if isinstance(config, Pi0Config):
+        return Pi0Head(config)
+    if isinstance(config, Pi05Config):
+        return Pi05Head(config)
     raise ValueError(f"unknown policy {config.kind!r}")

@@ -14,6 +14,7 @@ import numpy as np
 
 from edgellm_ros.diffusion.action_head import NOISE_AT_1, BoundContext, PrefixContext
 from edgellm_ros.diffusion.affine_space import AffineActionSpace
+from edgellm_ros.diffusion.heads.prompt_text import line
 from edgellm_ros.diffusion.policy_config import SmolVLAConfig
 
 
@@ -31,7 +32,7 @@ class SmolVLAHead:
         return BoundContext(dict(context.tensors), {"S": context.rows})
 
     def prompt(self, task: str, state: np.ndarray) -> str:
-        return task if task.endswith("\n") else f"{task}\n"
+        return line(task)
 
     def prefix_rows(self, images: int, tokens: int) -> int:
         return images * self.config.cameras.tokens + tokens + 1

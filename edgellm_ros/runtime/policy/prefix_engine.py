@@ -50,7 +50,8 @@ class PrefixEngine:
         """Queue the vision tower for the images of a request, all in one run."""
         count, cameras = len(images), self._config.cameras
         pixels = self._pixels.rows(0, count)
-        self._device.upload(pixels, np.stack([padded_image(image, cameras.image_size) for image in images]))
+        padding = cameras.image_size, cameras.fill, cameras.centred
+        self._device.upload(pixels, np.stack([padded_image(image, *padding) for image in images]))
         rows = self._image_rows.rows(0, count * cameras.tokens)
         tensors = {PIXEL_VALUES: pixels, IMAGE_EMBEDS: rows}
         self._run(self._visual, {"N": count, "R": rows.shape[0]}, tensors)
@@ -60,7 +61,8 @@ class PrefixEngine:
     ) -> PrefixContext:
         """Queue the prefix of the images that were encoded last; return its context.
 
-        rows: how many rows the context has.
+        others: inputs by name. Those that the prefix engine does not have are part of the context. rows: how
+        many rows the context has.
         """
         tokens = self._tokens.rows(0, len(token_ids))
         self._device.upload(tokens, np.array(token_ids, np.int64))
@@ -75,9 +77,13 @@ class PrefixEngine:
             for name, buffer in self._outputs.items()
             for shape in [self._prefix.bindings[name].shape]
         }
-        tensors = {IMAGE_EMBEDS: embeds, TOKEN_IDS: tokens, **self._others, **outputs}
-        self._run(self._prefix, dims, tensors)
-        return PrefixContext(outputs, rows)
+        bindings = self._prefix.bindings
+        own, passed = (
+            {name: tensor for name, tensor in self._others.items() if (name in bindings) == inside}
+            for inside in (True, False)
+        )
+        self._run(self._prefix, dims, {IMAGE_EMBEDS: embeds, TOKEN_IDS: tokens, **own, **outputs})
+        return PrefixContext(outputs | passed, rows)
 
     def _size(self, shape: Sequence[int | str]) -> int:
         return prod(self._config.max_prefix_rows if isinstance(dim, str) else dim for dim in shape)

@@ -18,7 +18,6 @@ from edgellm_ros.builder.policies.lerobot import (
     STATE,
     camera_names,
     dataset_fps,
-    dataset_names,
     feature_size,
 )
 from edgellm_ros.builder.policies.processors import check_steps, relative_actions
@@ -76,20 +75,8 @@ def read_policy(
     renamed = check_steps(checkpoint, config)
     normalisation = Normalisation(checkpoint, config, weights, dataset)
 
-    def feature(key: str, size: int) -> dict[str, tuple]:
-        """Read names, units and statistics of a vector of `size` values."""
-        source = renamed.get(key, key) if key != ACTION else key  # LeRobot renames observations only
-        affine = normalisation.affine(key, size, source)
-        return {
-            "names": dataset_names(dataset, source, size),
-            "units": ("",) * size,  # LeRobot records none
-            "offset": tuple(affine.offset.tolist()),
-            "scale": tuple(affine.scale.tolist()),
-            "shift": tuple(affine.shift.tolist()),
-        }
-
     sizes = ((STATE, architecture.state_dim), (ENVIRONMENT, architecture.environment_dim))
-    states = [feature(*each) for each in sizes if each[1]]
+    states = [normalisation.vector(*each, renamed) for each in sizes if each[1]]
     state = None
     if states:
         joined = {name: sum((each[name] for each in states), ()) for name in states[0]}
@@ -107,7 +94,7 @@ def read_policy(
         state=state,
         action_space=config.make(
             AffineSpaceConfig,
-            **feature(ACTION, architecture.action_dim),
+            **normalisation.vector(ACTION, architecture.action_dim, renamed),
             dt=1 / dataset_fps(dataset),
             horizon=architecture.horizon,
             model_dim=architecture.action_dim,

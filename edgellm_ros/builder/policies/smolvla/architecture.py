@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgellm_ros.builder.policies.siglip import SiglipTower
 from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
 
 WITH_EXPERT = "model.vlm_with_expert"
@@ -16,23 +17,10 @@ EXPERT = f"{WITH_EXPERT}.lm_expert"
 
 
 @dataclass(frozen=True)
-class TowerArchitecture:
-    """SigLIP with the connector of SmolVLM, for images of one size."""
+class TowerArchitecture(SiglipTower):
+    """SigLIP with the connector of SmolVLM."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    depth: int
-    epsilon: float
-    patch_size: int
-    position_side: int  # positions of the learned grid, in each direction
-    image_size: int  # pixels of a side of the images that the policy makes
     merge: int  # patches of a token's side
-
-    @property
-    def side(self) -> int:
-        """Return the number of patches of an image's side."""
-        return self.image_size // self.patch_size
 
     @property
     def tokens(self) -> int:

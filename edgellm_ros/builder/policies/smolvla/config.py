@@ -17,10 +17,9 @@ from edgellm_ros.builder.policies.lerobot import (
     STATE,
     camera_names,
     dataset_fps,
-    dataset_names,
     feature_size,
 )
-from edgellm_ros.builder.policies.processors import check_steps, relative_actions
+from edgellm_ros.builder.policies.processors import NEW_LINE, check_steps, relative_actions
 from edgellm_ros.builder.policies.rope import ROPE_THETA
 from edgellm_ros.builder.policies.smolvla.architecture import (
     EXPERT,
@@ -134,18 +133,10 @@ def read_policy(
     """
     state_size = feature_size(config, "input_features", STATE, architecture.state_dim)
     action_size = feature_size(config, "output_features", ACTION, architecture.action_dim)
-    features, renamed = {}, check_steps(checkpoint, config)
+    renamed = check_steps(checkpoint, config, NEW_LINE)
     normalisation = Normalisation(checkpoint, config, weights, dataset)
-    for key, size in ((STATE, state_size), (ACTION, action_size)):
-        source = renamed.get(key, key) if key == STATE else key  # LeRobot renames observations only
-        affine = normalisation.affine(key, size, source)
-        features[key] = {
-            "names": dataset_names(dataset, source, size),
-            "units": ("",) * size,  # LeRobot records none
-            "offset": tuple(affine.offset.tolist()),
-            "scale": tuple(affine.scale.tolist()),
-            "shift": tuple(affine.shift.tolist()),
-        }
+    state = normalisation.vector(STATE, state_size, renamed)
+    action = normalisation.vector(ACTION, action_size, renamed)
     return config.make(
         SmolVLAConfig,
         cameras=config.make(
@@ -153,11 +144,13 @@ def read_policy(
             names=camera_names(config, renamed),
             image_size=architecture.tower.image_size,
             tokens=architecture.tower.tokens,
+            fill=-1.0,
+            centred=False,
         ),
-        state=config.make(StateConfig, **features[STATE], model_dim=architecture.state_dim),
+        state=config.make(StateConfig, **state, model_dim=architecture.state_dim),
         action_space=config.make(
             AffineSpaceConfig,
-            **features[ACTION],
+            **action,
             dt=1 / dataset_fps(dataset),
             horizon=architecture.horizon,
             relative=relative_actions(checkpoint, action_size),

@@ -13,15 +13,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.action.action_layers import (
-    StepHeads,
-    attend_with_context,
-    project_steps,
-    repeat,
-    time_features,
-)
+from edgellm_ros.builder.action.action_layers import StepHeads, repeat
 from edgellm_ros.builder.graph.graph import BOOL, FLOAT, Dim
 from edgellm_ros.builder.graph.layers import ModelBuilder
+from edgellm_ros.builder.policies.expert_layers import attend_rows_and_context, embed_actions_and_times
 from edgellm_ros.builder.policies.rope import CosSin, rope_table, rows_from
 from edgellm_ros.builder.policies.smolvla.architecture import EXPERT, SmolVLAArchitecture
 from edgellm_ros.builder.weights.weights import Weights
@@ -63,14 +58,17 @@ def build_expert(architecture: SmolVLAArchitecture, weights: Weights, precision:
     table = rope_table(graph, llm.head_dim, architecture.max_prefix_rows + steps)
     behind, alone = (rows_from(graph, table, first, steps) for first in (rows, graph.constant([0])))
     mask = _mask(graph, rows, steps)
-    x = _embed(graph, architecture, trajectory, time)
+    sizes = StepHeads(hidden, steps, llm.num_attention_heads, llm.num_key_value_heads, llm.head_dim)
+    periods = architecture.min_period, architecture.max_period
+    with graph.module("model", nodes="embed"):
+        x = embed_actions_and_times(graph, trajectory, time, periods, dim, hidden)
     for i, (keys, values) in enumerate(context):
         with graph.module(f"{EXPERT}.layers.{i}", nodes=f"layers.{i}"):
             normed = graph.rms_norm("input_layernorm", x, hidden, epsilon)
             if architecture.self_attention[i]:
                 repeated = tuple(repeat(graph, each, samples, 4) for each in (keys, values))
-                update = _self_attention(
-                    graph, architecture, x=normed, rope=behind, context=repeated, mask=mask, samples=samples
+                update = attend_rows_and_context(
+                    graph, normed, sizes, rope=behind, context=repeated, visible=(mask,), samples=samples
                 )
             else:
                 update = _cross_attention(graph, architecture, normed, alone, (keys, values), samples)
@@ -86,36 +84,6 @@ def build_expert(architecture: SmolVLAArchitecture, weights: Weights, precision:
     return graph
 
 
-# trajectory -- action_in_proj -- MatMul (first half) --(+)-- SiLU -- action_time_mlp_out -->
-# time -- sin, cos -------------- MatMul (second half) --+
-def _embed(
-    graph: ModelBuilder, architecture: SmolVLAArchitecture, trajectory: ir.Value, time: ir.Value
-) -> ir.Value:
-    """Embed actions [n,T,A] and their times [T] -> [n,T,hidden].
-
-    The product of the two embeddings side by side is the sum of two products. Angles, sines and cosines are
-    fp32 in every precision.
-    """
-    hidden, weights = architecture.expert_hidden_size, graph.weights
-
-    def half(name: str, start: int) -> ir.Value:
-        return graph.weight(name, (hidden, hidden), lambda: weights.read(full)[:, start : start + hidden].T)
-
-    full = "model.action_time_mlp_in.weight"
-    weights.require(full, (hidden, 2 * hidden))
-    periods = architecture.min_period, architecture.max_period
-    with graph.module("model", nodes="embed"):
-        actions = graph.linear(
-            "action_in_proj", graph.from_fp32(trajectory), architecture.action_dim, hidden, bias=True
-        )
-        features = time_features(graph, time, periods, hidden)
-        times = graph.op("MatMul", graph.from_fp32(features), half(f"{full}.time", hidden))
-        times = graph.op("Add", times, graph.tensor("action_time_mlp_in.bias", hidden))
-        raised = graph.op("Add", graph.op("MatMul", actions, half(f"{full}.actions", 0)), times)
-        raised = graph.op("Mul", raised, graph.op("Sigmoid", raised))
-        return graph.linear("action_time_mlp_out", raised, hidden, hidden, bias=True)
-
-
 def _mask(graph: ModelBuilder, rows: ir.Value, steps: int) -> ir.Value:
     """Make the mask [1,1,T,T+S] of S = `rows` [1].
 
@@ -126,39 +94,6 @@ def _mask(graph: ModelBuilder, rows: ir.Value, steps: int) -> ir.Value:
         size = graph.op("Concat", graph.constant([steps]), rows, axis=0)
         prefix = graph.op("Expand", graph.constant([[True]], BOOL), size)
         return graph.op("Unsqueeze", graph.op("Concat", own, prefix, axis=1), graph.constant([0, 1]))
-
-
-# x -- qkv_proj --+-- q -- RotaryEmbedding ------------+
-#                 +-- k -- RotaryEmbedding -- Concat --+-- Attention (mask) -- o_proj -->
-#                 +-- v --------------------- Concat --+
-def _self_attention(
-    graph: ModelBuilder,
-    architecture: SmolVLAArchitecture,
-    *,
-    x: ir.Value,
-    rope: CosSin,
-    context: tuple[ir.Value, ...],
-    mask: ir.Value,
-    samples: ir.Value,
-) -> ir.Value:
-    """Add attention of all actions [n,T,hidden].
-
-    Each action attends to itself, the actions before it, and the prefix.
-    """
-    llm = architecture.llm
-    sizes = StepHeads(
-        architecture.expert_hidden_size,
-        architecture.horizon,
-        llm.num_attention_heads,
-        llm.num_key_value_heads,
-        llm.head_dim,
-    )
-    with graph.module("self_attn", nodes="attn"):
-        q, k, v = project_steps(graph, x, sizes)
-        size = graph.op("Concat", samples, graph.constant([1, 1]), axis=0)
-        cos_sin = [graph.op("Expand", each, size) for each in rope]
-        q, k = (graph.op("RotaryEmbedding", each, *cos_sin) for each in (q, k))
-        return attend_with_context(graph, (q, k, v), context, (mask,), sizes)
 
 
 # x -- q_proj -- RotaryEmbedding -- Attention -- o_proj -->

@@ -16,7 +16,8 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.graph.graph import FLOAT, INT64, Dim
 from edgellm_ros.builder.graph.layers import ModelBuilder
-from edgellm_ros.builder.policies.rope import CosSin, first_rows, rope_table
+from edgellm_ros.builder.policies.prefix_layers import attend_rows
+from edgellm_ros.builder.policies.rope import first_rows, rope_table
 from edgellm_ros.builder.policies.smolvla.architecture import EXPERT, VLM, SmolVLAArchitecture
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory import binding_names as names
@@ -70,7 +71,7 @@ def build_prefix(architecture: SmolVLAArchitecture, weights: Weights, precision:
         last = i == llm.num_hidden_layers - 1
         with graph.module(f"{TEXT_MODEL}.layers.{i}", nodes=f"layers.{i}"):
             normed = graph.rms_norm("input_layernorm", x, hidden, architecture.epsilon)
-            update, keys, values = _attention(graph, architecture, normed, rope, mask, last)
+            update, keys, values = attend_rows(graph, llm, normed, rope, mask, last)
         if not architecture.self_attention[i]:
             keys, values = _projected(graph, architecture, i, keys, values)
         shape: list[Dim] = [1, llm.num_key_value_heads, "S", llm.head_dim]
@@ -99,45 +100,6 @@ def _mask(graph: ModelBuilder, rows: ir.Value) -> ir.Value:
         seen = graph.op("Unsqueeze", before, graph.constant([0]))
         sees_all = graph.op("Unsqueeze", state, graph.constant([1]))
         return graph.op("Unsqueeze", graph.op("Or", seen, sees_all), graph.constant([0, 1]))
-
-
-# x -- qkv_proj --+-- q -- RotaryEmbedding --+
-#                 +-- k -- RotaryEmbedding --+-- Attention (mask) -- o_proj -->
-#                 +-- v ---------------------+
-def _attention(
-    graph: ModelBuilder,
-    architecture: SmolVLAArchitecture,
-    x: ir.Value,
-    rope: CosSin,
-    mask: ir.Value,
-    only_keys: bool,
-) -> tuple[ir.Value | None, ir.Value, ir.Value]:
-    """Add attention of the prefix [1,S,H].
-
-    Returns the result, keys and values [1,Hkv,S,D]. only_keys: only the keys and values are added, the result
-    is None.
-    """
-    llm, hidden = architecture.llm, architecture.llm.hidden_size
-    heads = {"q_proj": llm.num_attention_heads} if not only_keys else {}
-    heads |= {"k_proj": llm.num_key_value_heads, "v_proj": llm.num_key_value_heads}
-    with graph.module("self_attn", nodes="attn"):
-        widths = {name: count * llm.head_dim for name, count in heads.items()}
-        *query, k, v = (
-            graph.transpose(graph.reshape(part, [0, 0, count, llm.head_dim]), (0, 2, 1, 3))
-            for part, count in zip(
-                graph.linears("qkv_proj" if not only_keys else "kv_proj", widths, x, hidden),
-                heads.values(),
-                strict=True,
-            )
-        )
-        k = graph.op("RotaryEmbedding", k, *rope)
-        if only_keys:
-            return None, k, v
-        q = graph.op("RotaryEmbedding", query[0], *rope)
-        attended = graph.op("Attention", q, k, v, mask, scale=llm.head_dim**-0.5)
-        width = widths["q_proj"]
-        attended = graph.reshape(graph.transpose(attended, (0, 2, 1, 3)), [0, 0, width])
-        return graph.linear("o_proj", attended, width, hidden), k, v
 
 
 def _projected(

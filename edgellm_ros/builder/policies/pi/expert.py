@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graph of the action expert of pi0 and pi0.5: velocity of the flow to actions.
+
+Rows attend to the prefix and to each other both ways. In pi0 a row of the state is before the actions, which
+it does not see, and the time is part of the actions' rows. In pi0.5 the time scales, shifts and gates every
+norm.
+
+Source of the models: LeRobot 0.6.1, modeling_pi0.py and modeling_pi05.py (embed_suffix and denoise_step), and
+pi_gemma.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from edgellm_ros.builder.action.action_layers import StepHeads, repeat, time_features
+from edgellm_ros.builder.graph.graph import BOOL, FLOAT, Dim
+from edgellm_ros.builder.graph.layers import ModelBuilder
+from edgellm_ros.builder.policies.expert_layers import (
+    attend_rows_and_context,
+    embed_actions_and_times,
+    silu,
+)
+from edgellm_ros.builder.policies.pi.architecture import EXPERT, MODEL, PiArchitecture
+from edgellm_ros.builder.policies.pi.gemma import adaptive_norm, add, geglu, norm
+from edgellm_ros.builder.policies.rope import rope_table, rows_from
+from edgellm_ros.builder.weights.weights import Weights
+from edgellm_ros.engine_directory import binding_names as names
+
+# From the name of a norm and x to the normalised rows and the gate of what follows, None = no gate.
+Norm = Callable[[str, ir.Value], tuple[ir.Value, ir.Value | None]]
+
+
+# trajectory -- action_in_proj ------ layers.0 -- ... -- layers.L-1 -- norm -- action_out_proj -- velocity
+# state ------- state_proj (pi0) -----+ |                    |           |
+# time -------- time_mlp (pi0.5) -------+--------------------+-----------+
+def build_expert(architecture: PiArchitecture, weights: Weights, precision: str) -> ModelBuilder:
+    """Build `action/model.onnx`.
+
+    The graph takes n chunks of T actions of A values, all with one context and one time.
+
+    Inputs:
+    - trajectory [n,T,A] fp32
+    - time [1] fp32: 1 (noise) to 0 (action)
+    - state [1,D] fp32: normalised, filled up with zeros; of a pi0 only
+    - context_key_i, context_value_i [1,1,S,D] in the precision's type: outputs of the prefix
+
+    Output: velocity [n,T,A] fp32.
+    """
+    graph = ModelBuilder("action", weights, precision)
+    llm, hidden = architecture.llm, architecture.expert_hidden_size
+    steps, dim = architecture.horizon, architecture.action_dim
+    trajectory = graph.input(names.TRAJECTORY, FLOAT, ["n", steps, dim])
+    time = graph.input(names.TIME, FLOAT, [1])
+    samples = graph.op("Shape", trajectory, start=0, end=1)
+    x, norms = _embed(graph, architecture, trajectory, time, samples)
+    length = steps if architecture.adaptive else steps + 1
+    sizes = StepHeads(hidden, length, llm.num_attention_heads, llm.num_key_value_heads, llm.head_dim)
+    shape: list[Dim] = [1, llm.num_key_value_heads, "S", llm.head_dim]
+    context = [
+        (
+            graph.input(names.context_key(i), graph.dtype, shape),
+            graph.input(names.context_value(i), graph.dtype, shape),
+        )
+        for i in range(llm.num_hidden_layers)
+    ]
+    rows = graph.op("Shape", context[0][0], start=2, end=3)
+    table = rope_table(graph, llm.head_dim, architecture.max_prefix_rows + length)
+    rope = rows_from(graph, table, rows, length)
+    visible = () if architecture.adaptive else (_mask(graph, rows, length),)
+    for i, pair in enumerate(context):
+        with graph.module(f"{EXPERT}.layers.{i}", nodes=f"layers.{i}"):
+            normed, gate = norms("input_layernorm", x)
+            update = attend_rows_and_context(
+                graph,
+                normed,
+                sizes,
+                rope=rope,
+                context=[repeat(graph, each, samples, 4) for each in pair],
+                visible=visible,
+                samples=samples,
+            )
+            x = add(graph, x, update, gate)
+            normed, gate = norms("post_attention_layernorm", x)
+            update = geglu(graph, "mlp", normed, hidden, architecture.expert_intermediate_size)
+            x = add(graph, x, update, gate)
+    with graph.module(EXPERT, nodes=""):
+        x, _ = norms("norm", x)
+    if not architecture.adaptive:
+        x = graph.op("Slice", x, graph.constant([1]), graph.constant([length]), graph.constant([1]))
+    with graph.module(MODEL, nodes=""):
+        velocity = graph.to_fp32(graph.linear("action_out_proj", x, hidden, dim, bias=True))
+    graph.output(velocity, names.VELOCITY, FLOAT, ["n", steps, dim])
+    return graph
+
+
+def _embed(
+    graph: ModelBuilder, architecture: PiArchitecture, trajectory: ir.Value, time: ir.Value, samples: ir.Value
+) -> tuple[ir.Value, Norm]:
+    """Add the rows [n,T,hidden] fp32 before the first layer, T with the state's row.
+
+    Returns them and what adds the norms.
+    """
+    hidden, dim = architecture.expert_hidden_size, architecture.action_dim
+    if architecture.adaptive:
+        with graph.module(MODEL, nodes="embed"):
+            x = graph.linear("action_in_proj", graph.from_fp32(trajectory), dim, hidden, bias=True)
+            features = time_features(graph, time, architecture.periods, hidden)
+            raised = graph.linear("time_mlp_in", graph.from_fp32(features), hidden, hidden, bias=True)
+            raised = graph.linear("time_mlp_out", silu(graph, raised), hidden, hidden, bias=True)
+            condition = silu(graph, raised)
+        return graph.to_fp32(x), _adaptive_norms(graph, architecture, condition)
+    state = graph.input(names.STATE, FLOAT, [1, architecture.state_dim])
+    with graph.module(MODEL, nodes="embed"):
+        x = embed_actions_and_times(graph, trajectory, time, architecture.periods, dim, hidden)
+        own = graph.linear("state_proj", graph.from_fp32(state), architecture.state_dim, hidden, bias=True)
+        # along the last axis: see `attend_with_context`
+        flat = repeat(graph, own, samples, 2), graph.reshape(x, [0, -1])
+        x = graph.reshape(graph.op("Concat", *flat, axis=-1), [0, -1, hidden])
+    return graph.to_fp32(x), lambda name, x: (norm(graph, name, x, hidden), None)
+
+
+# condition -- modulation -- Split --+-- 1 + scale, shift, gate of layers.0.input_layernorm
+#                                    +-- ...
+#                                    +-- 1 + scale, shift, gate of norm
+def _adaptive_norms(graph: ModelBuilder, architecture: PiArchitecture, condition: ir.Value) -> Norm:
+    """Add what a condition [1,hidden] makes of all norms, as one product."""
+    hidden, layers = architecture.expert_hidden_size, range(architecture.llm.num_hidden_layers)
+    places = [f"layers.{i}.{name}" for i in layers for name in ("input_layernorm", "post_attention_layernorm")]
+    places.append("norm")
+    with graph.module(EXPERT, nodes="modulation"):
+        parts = {f"{place}.dense": 3 * hidden for place in places}
+        product = graph.joined_linears("modulation.dense", parts, condition, hidden, bias=True)
+        product = graph.reshape(graph.to_fp32(product), [-1])
+        values = graph.split(product, [hidden] * (3 * len(places)), axis=0)
+        one = graph.constant(np.float32(1), FLOAT)
+        by_place: dict[str, Sequence[ir.Value]] = {
+            f"{EXPERT}.{place}": (graph.op("Add", values[3 * k], one), *values[3 * k + 1 : 3 * k + 3])
+            for k, place in enumerate(places)
+        }
+
+    def add_norm(name: str, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+        scale, shift, gate = by_place[graph.full_name(name)]
+        return adaptive_norm(graph, name, x, (scale, shift)), gate
+
+    return add_norm
+
+
+def _mask(graph: ModelBuilder, rows: ir.Value, length: int) -> ir.Value:
+    """Make the mask [1,1,T,T+S] of S = `rows` [1] and T = `length`.
+
+    The first row, the state, sees itself and the prefix; the actions see all.
+    """
+    with graph.scope("mask"):
+        seen = np.ones((length, length), dtype=bool)
+        seen[0, 1:] = False
+        size = graph.op("Concat", graph.constant([length]), rows, axis=0)
+        prefix = graph.op("Expand", graph.constant([[True]], BOOL), size)
+        own = graph.constant(seen, BOOL)
+        return graph.op("Unsqueeze", graph.op("Concat", own, prefix, axis=1), graph.constant([0, 1]))

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers of SigLIP's vision tower, as policies on SmolVLM and PaliGemma have it.
+
+Source of the model: transformers, modeling_siglip.py and modeling_smolvlm.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from edgellm_ros.builder.graph.layers import ModelBuilder
+
+
+@dataclass(frozen=True)
+class SiglipTower:
+    """Sizes of SigLIP, for images of one size."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    depth: int
+    epsilon: float
+    patch_size: int
+    position_side: int  # positions of the learned grid, in each direction
+    image_size: int  # pixels of a side of the images that the policy makes
+
+    @property
+    def side(self) -> int:
+        """Return the number of patches of an image's side."""
+        return self.image_size // self.patch_size
+
+
+# pixels -- patch_embedding --(+)-- layers.0 -- ... -- layers.L-1 -- post_layernorm -->
+#                          positions
+def siglip_rows(graph: ModelBuilder, tower: SiglipTower, pixels: ir.Value, positions: np.ndarray) -> ir.Value:
+    """Add the tower's rows [N,P,hidden] of images [N,3,side,side] fp32 from -1 to 1.
+
+    positions [P]: the row of the learned grid for each patch. The names of tensors are those of the current
+    module.
+    """
+    hidden, patch = tower.hidden_size, tower.patch_size
+    with graph.module("embeddings"):
+        with graph.module("patch_embedding"):
+            kernel, bias = graph.tensor("weight", hidden, 3, patch, patch), graph.tensor("bias", hidden)
+            strides = {"kernel_shape": [patch, patch], "strides": [patch, patch]}
+            x = graph.op("Conv", graph.from_fp32(pixels), kernel, bias, **strides)
+        x = graph.transpose(graph.reshape(x, [0, hidden, -1]), (0, 2, 1))
+        x = graph.op("Add", x, _positions(graph, tower, positions))
+    for i in range(tower.depth):
+        with graph.module(f"encoder.layers.{i}", nodes=f"layers.{i}"):
+            normed = graph.layer_norm("layer_norm1", x, hidden, tower.epsilon)
+            x = graph.op("Add", x, _attention(graph, tower, normed))
+            normed = graph.layer_norm("layer_norm2", x, hidden, tower.epsilon)
+            raised = graph.linear("mlp.fc1", normed, hidden, tower.intermediate_size, bias=True)
+            raised = graph.op("Gelu", raised, approximate="tanh")
+            x = graph.op(
+                "Add", x, graph.linear("mlp.fc2", raised, tower.intermediate_size, hidden, bias=True)
+            )
+    return graph.layer_norm("post_layernorm", x, hidden, tower.epsilon)
+
+
+def _positions(graph: ModelBuilder, tower: SiglipTower, rows: np.ndarray) -> ir.Value:
+    """Add the learned positions of the patches [P,hidden], row by row."""
+    full = graph.full_name("position_embedding.weight")
+    graph.weights.require(full, (tower.position_side**2, tower.hidden_size))
+    return graph.weight(full, (len(rows), tower.hidden_size), lambda: graph.weights.read(full)[rows])
+
+
+# x --+-- q_proj --+
+#     +-- k_proj --+-- Attention -- out_proj -->
+#     +-- v_proj --+
+def _attention(graph: ModelBuilder, tower: SiglipTower, x: ir.Value) -> ir.Value:
+    """Add attention among the patches of an image: [N,P,hidden] -> the same."""
+    hidden, heads = tower.hidden_size, tower.num_heads
+    head_dim = hidden // heads
+    with graph.module("self_attn"):
+        rows = (graph.linear(f"{name}_proj", x, hidden, hidden, bias=True) for name in "qkv")
+        q, k, v = (
+            graph.transpose(graph.reshape(part, [0, 0, heads, head_dim]), (0, 2, 1, 3)) for part in rows
+        )
+        attended = graph.op("Attention", q, k, v, scale=head_dim**-0.5)
+        attended = graph.reshape(graph.transpose(attended, (0, 2, 1, 3)), [0, 0, hidden])
+        return graph.linear("out_proj", attended, hidden, hidden, bias=True)
