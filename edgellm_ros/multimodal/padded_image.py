@@ -17,9 +17,9 @@ from edgellm_ros.multimodal.image_pixels import check_image
 def padded_image(image: np.ndarray, size: int, fill: float = -1.0, centred: bool = False) -> np.ndarray:
     """Resize an image [H, W, 3] uint8 to fit into a square [3, size, size] float32.
 
-    Values are from -1 to 1. The image is at the right and bottom edge, or `centred`; the rest is `fill`, where
-    -1 is black. Neighbouring pixels are weighted in fp32, without a filter when the image shrinks. ValueError
-    for another shape or type.
+    Values are from -1 to 1. The image is at the right and bottom edge, or `centred`; the rest is `fill`, of
+    which -1 is black. Neighbouring pixels are weighted in fp32, without a filter when the image shrinks.
+    ValueError for another shape or type.
     """
     check_image(image)
     height, width = image.shape[:2]

@@ -40,8 +40,11 @@ class _Empty(types.ModuleType):
 
 
 class _EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        self._modules = modules
+
     def find_spec(self, name, path=None, target=None):
-        if any(name == module or name.startswith(f"{module}.") for module in UNRELATED):
+        if any(name == module or name.startswith(f"{module}.") for module in self._modules):
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 
@@ -52,9 +55,14 @@ class _EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__path__ = []
 
 
+def emptied_modules(more: tuple[str, ...] = ()) -> importlib.abc.MetaPathFinder:
+    """Return what finds empty modules of the names in UNRELATED and `more`."""
+    return _EmptyModules((*UNRELATED, *more))
+
+
 @contextmanager
 def _importable() -> Iterator[None]:
-    finder = _EmptyModules()
+    finder = emptied_modules()
     sys.meta_path.insert(0, finder)
     sys.path.insert(0, str(INSTALLED))
     try:
@@ -98,3 +106,13 @@ def smolvla() -> tuple[types.ModuleType, ...]:
 def act() -> tuple[types.ModuleType, ...]:
     """Import the modules `modeling_act` and `processor_act` of LeRobot's ACT."""
     return _import("lerobot.policies.act", ("modeling_act", "processor_act"))
+
+
+def pi(kind: str) -> tuple[types.ModuleType, ...]:
+    """Import three modules of LeRobot's pi0 or pi0.5 ("pi05").
+
+    The modules are `configuration_*`, `modeling_*` and `processor_*`. The model itself needs changes to
+    transformers.
+    """
+    names = tuple(f"{name}_{kind}" for name in ("configuration", "modeling", "processor"))
+    return _import(f"lerobot.policies.{kind}", names)

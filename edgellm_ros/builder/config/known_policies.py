@@ -49,7 +49,9 @@ def hint(name: str) -> str:
     The hint is "" for a type that is not known.
     """
     title = POLICIES.get(_letters(name))
-    known = f"; this is {title}; of policies, ACT, pi0, pi0.5 and SmolVLA are supported (docs/action_heads.md)"
+    known = (
+        f"; this is {title}; of policies, ACT, pi0, pi0.5 and SmolVLA are supported (docs/action_heads.md)"
+    )
     return known if title else ""
 
 

@@ -189,10 +189,10 @@ def _plan_policy(
     """Prepare the export of a policy, which has no language model that answers."""
     _check_policy_options(section, options)
     weights = read_weights(checkpoint, section)
-    folders = (None if each is None else Path(each) for each in (options.vlm, options.dataset))
+    vlm, dataset = (None if each is None else Path(each) for each in (options.vlm, options.dataset))
     if options.lerobot is not None and not policy.lerobot:
         raise section.fail("type", f"the same with every LeRobot (--lerobot {options.lerobot})")
-    model = policy.read(checkpoint, section, weights, PolicySources(*folders, options.lerobot))
+    model = policy.read(checkpoint, section, weights, PolicySources(vlm, dataset, options.lerobot))
     rows = model.config.max_prefix_rows
     limits = BuilderConfig(
         options.max_batch_size,

@@ -21,9 +21,9 @@ def attend_rows(
     mask: ir.Value | None,
     only_keys: bool,
 ) -> tuple[ir.Value | None, ir.Value, ir.Value]:
-    """Add attention of the rows of a prefix [1,S,H]; mask [1,1,S,S], None = all rows see all.
+    """Add attention of the rows of a prefix [1,S,H].
 
-    Returns the result, keys and values [1,Hkv,S,D]. only_keys: only the keys and values are added, the result
+    mask: [1,1,S,S]; None = all rows see all. Returns the result, keys and values [1,Hkv,S,D]. only_keys: only the keys and values are added, the result
     is None.
     """
     hidden = llm.hidden_size

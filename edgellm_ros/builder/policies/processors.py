@@ -88,7 +88,7 @@ def _supported(file: str, prompt: str) -> dict[str, Check]:
 
 
 def _check_order(path: Path, names: list[str]) -> None:
-    """Raise ValueError for steps that depend on each other in an order without meaning."""
+    """Raise ValueError if a step comes after one that needs its result."""
     for number, name in enumerate(names):
         before = names[:number]
         behind = {last for first, last in ORDER if first == name}

@@ -129,7 +129,9 @@ def _embed(
 def _adaptive_norms(graph: ModelBuilder, architecture: PiArchitecture, condition: ir.Value) -> Norm:
     """Add what a condition [1,hidden] makes of all norms, as one product."""
     hidden, layers = architecture.expert_hidden_size, range(architecture.llm.num_hidden_layers)
-    places = [f"layers.{i}.{name}" for i in layers for name in ("input_layernorm", "post_attention_layernorm")]
+    places = [
+        f"layers.{i}.{name}" for i in layers for name in ("input_layernorm", "post_attention_layernorm")
+    ]
     places.append("norm")
     with graph.module(EXPERT, nodes="modulation"):
         parts = {f"{place}.dense": 3 * hidden for place in places}

@@ -18,15 +18,15 @@ from edgellm_ros.builder.policies.pi.architecture import NORM
 
 
 def norm(graph: ModelBuilder, name: str, x: ir.Value, size: int) -> ir.Value:
-    """Add an RMSNorm of x fp32 with the scale 1 + weight; the result has the graph's type."""
+    """Add an RMSNorm with the scale 1 + weight; x fp32 -> the graph's type."""
     with graph.module(name):
         return graph.from_fp32(_rms(graph, x, shifted_scale(graph, NORM, size)))
 
 
 def adaptive_norm(graph: ModelBuilder, name: str, x: ir.Value, scale_shift: tuple[ir.Value, ...]) -> ir.Value:
-    """Add an RMSNorm of x fp32 [n,T,H] with a scale and a shift [H] fp32 that are computed.
+    """Add an RMSNorm with a scale and a shift that are computed.
 
-    The result has the graph's type.
+    scale_shift: [H] fp32 each. x [n,T,H] fp32 -> the graph's type.
     """
     scale, shift = scale_shift
     with graph.scope(name):
@@ -48,12 +48,15 @@ def geglu(graph: ModelBuilder, name: str, x: ir.Value, size: int, inner: int) ->
 
 
 def add(graph: ModelBuilder, x: ir.Value, update: ir.Value, gate: ir.Value | None = None) -> ir.Value:
-    """Add an update, times a gate [H] fp32 if there is one, to the residual stream x fp32."""
+    """Add an update to the residual stream x fp32; gate [H] fp32: its factor."""
     update = graph.to_fp32(update)
     return graph.op("Add", x, update if gate is None else graph.op("Mul", update, gate))
 
 
 def embedded_words(graph: ModelBuilder, name: str, tokens: ir.Value, vocabulary: int, size: int) -> ir.Value:
-    """Add the embeddings [L,size] fp32 of tokens [L], times the square root of the size."""
+    """Add the embeddings [L,size] fp32 of tokens [L].
+
+    As in Gemma, they are multiplied by the square root of the size.
+    """
     words = graph.op("Gather", graph.tensor(name, vocabulary, size), tokens, axis=0)
     return graph.op("Mul", graph.to_fp32(words), graph.constant(np.sqrt(np.float32(size)), FLOAT))

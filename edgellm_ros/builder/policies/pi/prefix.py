@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph of the prefix of pi0 and pi0.5: keys and values of images and prompt, by layer.
+"""Graph of the prefix of pi0 and pi0.5: keys and values of images and prompt.
 
 Of the last layer only the keys and values are computed: nothing reads its result.
 
