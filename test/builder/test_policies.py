@@ -81,7 +81,7 @@ def test_a_data_set_gives_names_and_rate(checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"type": "pi0"}, r"config.json: type 'pi0': supported: act, smolvla"),
+        ({"type": "tdmpc"}, r"config.json: type 'tdmpc': supported: act, pi0, pi05, smolvla"),
         ({"add_image_special_tokens": True}, "add_image_special_tokens True: supported: False"),
         ({"adapt_to_pi_aloha": True}, "adapt_to_pi_aloha True: supported: False"),
         ({"n_obs_steps": 2}, "n_obs_steps 2: supported: 1"),
@@ -104,16 +104,15 @@ def test_policies_that_the_graphs_would_compute_differently_are_refused(
 
 # `type` of LeRobot 0.6.1 (`register_subclass` in its policies)
 LEROBOT = ["diffusion", "eo1", "evo1", "fastwam", "gaussian_actor", "groot", "lingbot_va", "molmoact2"]
-LEROBOT += ["multi_task_dit", "pi0", "pi05", "pi0_fast", "tdmpc", "vla_jepa", "vqbet", "wall_x", "xvla"]
+LEROBOT += ["multi_task_dit", "pi0_fast", "tdmpc", "vla_jepa", "vqbet", "wall_x", "xvla"]
 
 
 @pytest.mark.parametrize("kind", LEROBOT)
 @pytest.mark.parametrize("features", [{"output_features": {"action": {}}}, {}])
 def test_a_known_policy_of_lerobot_is_refused_with_what_it_is(tmp_path, kind, features):
     write_json(tmp_path / "config.json", {"type": kind, **features})
-    message = (
-        rf"config\.json: type '{kind}': supported: act, smolvla; this is .+; of policies, ACT and SmolVLA are"
-    )
+    known = "supported: act, pi0, pi05, smolvla; this is .+; of policies, ACT, pi0, pi0.5 and SmolVLA are"
+    message = rf"config\.json: type '{kind}': {known}"
     with pytest.raises(ValueError, match=message):
         plan_export(tmp_path, ExportOptions())
 
@@ -132,16 +131,14 @@ def test_a_known_policy_of_lerobot_is_refused_with_what_it_is(tmp_path, kind, fe
 )
 def test_a_known_policy_of_others_is_refused_with_what_it_is(tmp_path, model_type, title):
     write_json(tmp_path / "config.json", {"model_type": model_type, "num_experts": 2})
-    message = (
-        rf"config\.json: model_type '{model_type}': supported: .*; this is {title}, .* ACT and SmolVLA are"
-    )
+    message = rf"config\.json: model_type '{model_type}': supported: .*; this is {title}, .* SmolVLA are"
     with pytest.raises(ValueError, match=message):
         plan_export(tmp_path, ExportOptions())
 
 
 def test_a_checkpoint_of_openpi_is_refused_with_what_it_is(tmp_path):
     write_json(tmp_path / "config.json", {"action_dim": 32, "paligemma_variant": "gemma_2b"})
-    with pytest.raises(ValueError, match="paligemma_variant 'gemma_2b': a checkpoint of openpi; this is pi0"):
+    with pytest.raises(ValueError, match="paligemma_variant 'gemma_2b': a checkpoint of openpi"):
         plan_export(tmp_path, ExportOptions())
 
 

@@ -45,6 +45,7 @@ from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.dflash_checkpoints import write_qwen3_with_drafter
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
 from fixtures.mtp_checkpoints import write_mimo
+from fixtures.pi_checkpoint import write_pi
 from fixtures.qwen2_5_omni_checkpoint import write_qwen2_5_omni
 from fixtures.qwen2_5_vl_checkpoint import write_qwen2_5_vl_checkpoint
 from fixtures.qwen3_asr_checkpoint import ORIGINAL, write_qwen3_asr
@@ -260,9 +261,12 @@ def test_the_builder_makes_plans_of_a_block_drafter_and_of_its_base(tmp_path, li
     [
         # one block; 3 layers, of the last one the keys alone; 3 layers, one of them without keys of its own
         (write_smolvla, {"visual": (1, 0), "prefix": (2, 5), "action": (3, 5)}),
+        # one block; 2 layers, of the last one the keys alone; 2 layers
+        (partial(write_pi, kind="pi0"), {"visual": (1, 0), "prefix": (1, 3), "action": (2, 4)}),
+        (partial(write_pi, kind="pi05"), {"visual": (1, 0), "prefix": (1, 3), "action": (2, 4)}),
         (write_act, {"action": (3, 0)}),  # a layer of the encoder, two attentions of the decoder
     ],
-    ids=["smolvla", "act"],
+    ids=["smolvla", "pi0", "pi05", "act"],
 )
 def test_the_parser_takes_the_graphs_of_a_policy(tmp_path, library, precision, write, layers):
     config = export(write(tmp_path / "checkpoint"), tmp_path / "engine", precision=precision)

@@ -27,7 +27,7 @@ from fixtures.seed_oss_family import SEED_OSS
 from fixtures.tensorrt_rules.operators import unsupported
 
 pytestmark = pytest.mark.only_on("cpu", reason="the export is the same for every device")
-POLICIES = {"smolvla", "act"}
+POLICIES = {"smolvla", "pi0", "pi05", "act"}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,8 @@ def test_graphs_with_rounded_weights_are_within_the_rules(checkpoint, name, kind
 @pytest.mark.slow
 def test_every_family_every_policy_and_every_part_is_checked(checkpoint):
     plans = [planned(checkpoint(name)) for name in CHECKPOINTS]
-    known = {each.name for each in (*families(), *policies(), SEED_OSS)}
+    known = {each.name for each in (*families(), SEED_OSS)}
+    known |= {name for each in policies() for name in (each.name, *each.more)}
     assert {plan.family for plan in plans} == known
     parts = {part for plan in plans for part in make_profiles(plan.config)}
     assert parts == {"llm", "visual", "audio", "prefix", ACTION, VERIFY, DRAFT}

@@ -18,7 +18,8 @@ from pi_cases import TASK, Observation, PiShape, write_tokenizer
 def write_old_inputs(shape: PiShape, folder: Path, seed: int) -> None:
     """Write what LeRobot saves to `folder/old`, the inputs to `folder/old.npz`.
 
-    Saved are configuration and processors. The inputs are those of the model: `tokens`, `attention_mask`, and `image_*` of each camera from -1 to 1.
+    Saved are configuration and processors. The inputs are those of the model: `tokens`, `attention_mask`, and
+    `image_*` of each camera from -1 to 1.
     """
     configuration, modeling, processors = lerobot_policies.pi(shape.kind)
     from lerobot.configs.types import FeatureType, NormalizationMode, PolicyFeature

@@ -23,8 +23,8 @@ def attend_rows(
 ) -> tuple[ir.Value | None, ir.Value, ir.Value]:
     """Add attention of the rows of a prefix [1,S,H].
 
-    mask: [1,1,S,S]; None = all rows see all. Returns the result, keys and values [1,Hkv,S,D]. only_keys: only the keys and values are added, the result
-    is None.
+    mask: [1,1,S,S]; None = all rows see all. only_keys: only the keys and values are added. Returns the
+    result, None with `only_keys`, and keys and values [1,Hkv,S,D].
     """
     hidden = llm.hidden_size
     heads = {"q_proj": llm.num_attention_heads} if not only_keys else {}
