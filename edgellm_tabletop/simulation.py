@@ -5,7 +5,15 @@ Where the package finds LeRobot, it registers a plug-in, which fails with LeRobo
 not needed here, so LeRobot is hidden while the package is imported.
 """
 
+import ctypes.util
+import os
 import sys
+
+# MuJoCo chooses a library for OpenGL when it is imported: without a display EGL, where it is installed.
+if "DISPLAY" not in os.environ and ctypes.util.find_library("EGL"):
+    os.environ.setdefault("MUJOCO_GL", "egl")
+
+import mujoco
 
 _lerobot = sys.modules.get("lerobot")
 sys.modules["lerobot"] = None  # type: ignore[assignment]  # as if it were not installed
@@ -17,4 +25,4 @@ finally:
     if _lerobot is not None:
         sys.modules["lerobot"] = _lerobot
 
-__all__ = ["PickPlaceController", "SO101PickPlaceGymEnv"]
+__all__ = ["PickPlaceController", "SO101PickPlaceGymEnv", "mujoco"]

@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fixtures.rendering import picture_of  # isort: skip
 from edgellm_tabletop.units import GRIPPER, JOINTS, to_policy, to_radians
-from edgellm_tabletop.world import GOALS, LEAST_DISTANCE, Tabletop
+from edgellm_tabletop.world import GOALS, LEAST_DISTANCE, REST, Tabletop
+from fixtures.rendering import picture_of
 
 RANGE = (-0.17, 1.75)
 
@@ -112,3 +112,58 @@ def test_the_picture_shows_the_mark_on_its_side(world):
     # The camera looks at the arm: what is on its left is on the right.
     assert columns["left"] > 70
     assert columns["right"] < 58
+
+
+def test_the_arm_begins_at_rest_with_targets_near_to_it(world):
+    """What edgellm_arm asks of the first row of a chunk."""
+    for seed in range(10):
+        world.reset(seed, list(GOALS)[seed % 2])
+        np.testing.assert_array_equal(world.positions, REST)
+        away = np.radians(world.expert_targets() - to_policy(np.array(REST), RANGE))
+        assert np.abs(away[:GRIPPER]).max() < 0.5
+
+
+def test_a_step_may_have_parts(world):
+    world.reset(2, "left")
+    target = np.array(REST) + 0.1
+    for _ in range(5):
+        world.move(target, 0.02)
+    world.judge()
+    in_parts = world.positions.copy()
+    world.reset(2, "left")
+    world.step(to_policy(target, (-0.17453, 1.74533)))
+    np.testing.assert_allclose(world.positions, in_parts, atol=1e-6)
+    assert world.steps == 1
+
+
+def test_a_chunk_of_the_expert_moves_nothing_and_places_the_block(world):
+    world.reset(4, "right")
+    pose = world.pose
+    rows = world.expert_chunk(80)
+    np.testing.assert_array_equal(world.pose, pose)
+    before = np.array(REST)
+    for row in rows:
+        if world.ended:
+            break
+        world.watch()
+        after = to_radians(row, (-0.17453, 1.74533))
+        for part in np.arange(1, 11) / 10:
+            world.move(before + part * np.clip(after - before, -0.3, 0.3), 0.01)
+        before = before + np.clip(after - before, -0.3, 0.3)
+        world.judge()
+    assert world.succeeded
+
+
+def test_chunks_of_the_expert_continue_each_other(world):
+    """The controller knows how far its chunk was executed."""
+    world.reset(4, "right")
+    long = world.expert_chunk(30)
+    before = np.array(REST)
+    for row in long[:20]:
+        world.watch()
+        way = np.clip(to_radians(row, (-0.17453, 1.74533)) - before, -0.3, 0.3)
+        for part in np.arange(1, 11) / 10:
+            world.move(before + part * way, 0.01)
+        before = before + way
+        world.judge()
+    np.testing.assert_allclose(world.expert_chunk(10), long[20:], atol=0.05)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fixtures.rendering import picture_of  # isort: skip
 from edgellm_tabletop.world import Tabletop
+from fixtures.rendering import picture_of
 from training.arm.demonstrations import CHUNK_SIZE, DEMONSTRATION_FIELDS, Moment, demonstrate, write_row
 from training.stream import new_chunk
 
@@ -36,7 +36,7 @@ def test_actions_after_the_end_are_padding():
 def test_a_demonstration_ends_with_the_block_on_the_mark():
     world = Tabletop()
     picture_of(world)
-    made = demonstrate(world, np.random.default_rng(0), 11, "left")
+    made = demonstrate(world, np.random.default_rng(0), 12, "left")
     assert world.succeeded
     assert len(made) == world.steps
     assert not np.array_equal(made[0].image, made[-1].image)
