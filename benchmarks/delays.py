@@ -57,9 +57,7 @@ from benchmarks.analytic_driver import play_driver
 from edgellm_arena.ros.demo import (
     ARENA_MODULE,
     JUMPS,
-    DemoError,
     DemoOptions,
-    arena_events,
     node_arguments,
     summarise,
 )
@@ -67,6 +65,7 @@ from edgellm_ros.cli.arena_options import add_episodes, add_seed
 from edgellm_ros.cli.arguments import integer, number
 from edgellm_ros.diffusion.chunking import FORMS
 from edgellm_ros.ros.processes import Child, own_domain, ros_arguments, ros_environment
+from edgellm_ros.ros.world_events import DemoError, world_events
 
 MODES = ("wait", "naive", *FORMS)  # of a node
 DRIVER = "driver"
@@ -244,7 +243,7 @@ def play_once(work: Work) -> list[dict[str, Any]]:
         arguments = ["-m", ARENA_MODULE, *ros_arguments(parameters)]
         arena = Child("arena", arguments, logs / "arena.log", environment, pipe=True)
         stack.callback(arena.stop)
-        return [event for event in arena_events(arena, [node]) if event["event"] == "outcome"]
+        return [event for event in world_events(arena, [node]) if event["event"] == "outcome"]
 
 
 def result_of(case: Case, outcomes: list[dict[str, Any]]) -> dict[str, Any]:

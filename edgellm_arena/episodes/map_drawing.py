@@ -17,13 +17,10 @@ from edgellm_arena.world import textures
 from edgellm_arena.world.camera import CAMERA
 from edgellm_arena.world.scene import Look, Solid
 from edgellm_arena.world.unicycle import ROBOT_RADIUS, V_MAX, State, to_world
+from edgellm_ros.io.canvas import FONT, INK, WHITE, Image, fixed, line
 
-Image = NDArray[np.uint8]
-
-_INK, _WHITE = (38, 42, 50), (255, 255, 255)
 _SLOW, _FAST = (255, 150, 40), (0, 160, 230)
 _PLANNED, _CANDIDATE = (0, 190, 172), (70, 120, 120)
-_FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
 class _View:
@@ -69,9 +66,9 @@ def draw_map(world: World, plans: Sequence[PlanRecord], keys: Sequence[int], siz
     _ring(image, view, target)
     for plan in plans:
         for path in plan.candidates if plan.candidates is not None else ():
-            _line(image, view(to_world(plan.state, path[:, :2])), _CANDIDATE, 1, 0.5)
+            line(image, view(to_world(plan.state, path[:, :2])), _CANDIDATE, 1, 0.5)
         if plan.path is not None:
-            _line(image, view(to_world(plan.state, plan.path[:, :2])), _PLANNED, 2, 0.6)
+            line(image, view(to_world(plan.state, plan.path[:, :2])), _PLANNED, 2, 0.6)
     _driven(image, view, world.track)
     for solid in solids:
         _solid(image, view, solid)
@@ -119,18 +116,18 @@ def _view_cone(image: Image, view: _View, start: NDArray) -> None:
     eye = start[:2] + CAMERA.x * np.array([np.cos(start[2]), np.sin(start[2])])
     points = np.concatenate([[eye], eye + 6.0 * np.stack([np.cos(angles), np.sin(angles)], 1)])
     layer = image.copy()
-    cv2.fillPoly(layer, _fixed(view(points)), _WHITE, cv2.LINE_AA, 4)
+    cv2.fillPoly(layer, fixed(view(points)), WHITE, cv2.LINE_AA, 4)
     cv2.addWeighted(layer, 0.35, image, 0.65, 0, dst=image)
 
 
 def _driven(image: Image, view: _View, track: NDArray) -> None:
     """Draw the track; colour shows speed."""
     points = view(track[:, :2])
-    cv2.polylines(image, _fixed(points), False, _WHITE, 9, cv2.LINE_AA, 4)
+    cv2.polylines(image, fixed(points), False, WHITE, 9, cv2.LINE_AA, 4)
     for a, b, speed in zip(points[:-1], points[1:], track[1:, 3], strict=True):
         mix = speed / V_MAX
         paint = tuple(int(s * (1 - mix) + f * mix) for s, f in zip(_SLOW, _FAST, strict=True))
-        cv2.polylines(image, _fixed(np.stack([a, b])), False, paint, 5, cv2.LINE_AA, 4)
+        cv2.polylines(image, fixed(np.stack([a, b])), False, paint, 5, cv2.LINE_AA, 4)
 
 
 def _shadow(image: Image, view: _View, solid: Solid) -> None:
@@ -147,7 +144,7 @@ def _ring(image: Image, view: _View, target: Solid) -> None:
     for start in range(0, 360, 15):
         angles = np.deg2rad(np.linspace(start, start + 8, 5))
         arc = centre + radius * np.stack([np.cos(angles), np.sin(angles)], 1)
-        cv2.polylines(image, _fixed(arc), False, (38, 150, 88), 2, cv2.LINE_AA, 4)
+        cv2.polylines(image, fixed(arc), False, (38, 150, 88), 2, cv2.LINE_AA, 4)
 
 
 def _solid(image: Image, view: _View, solid: Solid) -> None:
@@ -159,8 +156,8 @@ def _solid(image: Image, view: _View, solid: Solid) -> None:
         corners = view(
             np.stack([solid.x + solid.radius * np.cos(angles), solid.y + solid.radius * np.sin(angles)], 1)
         )
-        cv2.fillPoly(image, _fixed(corners), paint, cv2.LINE_AA, 4)
-        cv2.polylines(image, _fixed(corners), True, dark, 2, cv2.LINE_AA, 4)
+        cv2.fillPoly(image, fixed(corners), paint, cv2.LINE_AA, 4)
+        cv2.polylines(image, fixed(corners), True, dark, 2, cv2.LINE_AA, 4)
         return
     cv2.circle(image, *_circle(centre, radius), paint, -1, cv2.LINE_AA, 4)
     if solid.shape == "ball":
@@ -175,23 +172,23 @@ def _solid(image: Image, view: _View, solid: Solid) -> None:
 
 def _label(image: Image, view: _View, solid: Solid) -> None:
     words = "obstacle" if solid.is_obstacle else solid.name
-    (wide, _), _ = cv2.getTextSize(words, _FONT, 0.45, 1)
+    (wide, _), _ = cv2.getTextSize(words, FONT, 0.45, 1)
     x, y = view([solid.x, solid.y])
     at = (int(np.clip(x - wide / 2, 4, image.shape[1] - wide - 4)), int(y - solid.radius * view.scale - 8))
-    cv2.putText(image, words, at, _FONT, 0.45, (244, 244, 242), 4, cv2.LINE_AA)
-    cv2.putText(image, words, at, _FONT, 0.45, _INK, 1, cv2.LINE_AA)
+    cv2.putText(image, words, at, FONT, 0.45, (244, 244, 242), 4, cv2.LINE_AA)
+    cv2.putText(image, words, at, FONT, 0.45, INK, 1, cv2.LINE_AA)
 
 
 def _robot(image: Image, view: _View, state: State, mark: str) -> None:
     centre, radius = view([state.x, state.y]), ROBOT_RADIUS * view.scale
-    cv2.circle(image, *_circle(centre, radius), _WHITE, -1, cv2.LINE_AA, 4)
-    cv2.circle(image, *_circle(centre, radius), _INK, 2, cv2.LINE_AA, 4)
+    cv2.circle(image, *_circle(centre, radius), WHITE, -1, cv2.LINE_AA, 4)
+    cv2.circle(image, *_circle(centre, radius), INK, 2, cv2.LINE_AA, 4)
     nose = view([state.x, state.y] + ROBOT_RADIUS * np.array([np.cos(state.heading), np.sin(state.heading)]))
-    cv2.circle(image, *_circle(nose, 0.22 * radius), _INK, -1, cv2.LINE_AA, 4)
+    cv2.circle(image, *_circle(nose, 0.22 * radius), INK, -1, cv2.LINE_AA, 4)
     if mark:
-        (wide, high), _ = cv2.getTextSize(mark, _FONT, 0.5, 2)
+        (wide, high), _ = cv2.getTextSize(mark, FONT, 0.5, 2)
         at = (int(centre[0] - wide / 2), int(centre[1] + high / 2))
-        cv2.putText(image, mark, at, _FONT, 0.5, _INK, 2, cv2.LINE_AA)
+        cv2.putText(image, mark, at, FONT, 0.5, INK, 2, cv2.LINE_AA)
 
 
 def _legend(image: Image) -> None:
@@ -209,22 +206,11 @@ def _legend(image: Image) -> None:
         cv2.line(image, (x, top + 25), (x + 14, top + 25), paint, weight, cv2.LINE_AA)
         last = _FAST if paint == _SLOW else paint
         cv2.line(image, (x + 14, top + 25), (x + 28, top + 25), last, weight, cv2.LINE_AA)
-        cv2.putText(image, words, (x + 36, top + 30), _FONT, 0.45, _INK, 1, cv2.LINE_AA)
-        x += 36 + cv2.getTextSize(words, _FONT, 0.45, 1)[0][0] + 22
+        cv2.putText(image, words, (x + 36, top + 30), FONT, 0.45, INK, 1, cv2.LINE_AA)
+        x += 36 + cv2.getTextSize(words, FONT, 0.45, 1)[0][0] + 22
     cv2.putText(
-        image, "grid: 1 m", (image.shape[1] - 84, top + 30), _FONT, 0.45, (120, 124, 132), 1, cv2.LINE_AA
+        image, "grid: 1 m", (image.shape[1] - 84, top + 30), FONT, 0.45, (120, 124, 132), 1, cv2.LINE_AA
     )
-
-
-def _line(image: Image, points: NDArray, paint: tuple[int, int, int], weight: int, opacity: float) -> None:
-    layer = image.copy()
-    cv2.polylines(layer, _fixed(points), False, paint, weight, cv2.LINE_AA, 4)
-    cv2.addWeighted(layer, opacity, image, 1 - opacity, 0, dst=image)
-
-
-def _fixed(points: NDArray) -> list[NDArray[np.int32]]:
-    """Convert points [K, 2] to OpenCV's fixed point format with `shift=4`."""
-    return [np.round(np.asarray(points) * 16).astype(np.int32)]
 
 
 def _circle(centre: NDArray, radius: float) -> tuple[tuple[int, int], int]:

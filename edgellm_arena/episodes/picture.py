@@ -19,18 +19,27 @@ from edgellm_arena.episodes.map_drawing import draw_map
 from edgellm_arena.world.camera import CAMERA, Camera
 from edgellm_arena.world.renderer import identify
 from edgellm_arena.world.unicycle import ROBOT_RADIUS
+from edgellm_ros.io.canvas import (
+    BAD,
+    DOUBTFUL,
+    FAINT,
+    GOOD,
+    INK,
+    PAPER,
+    Image,
+    badge,
+    rounded,
+    text,
+    write_png,
+)
 
-Image = NDArray[np.uint8]
-
-PAPER, INK, FAINT = (250, 248, 244), (38, 42, 50), (120, 124, 132)
 NEAR_PAINT, FAR_PAINT, OTHER_PAINT = (0, 214, 196), (255, 200, 40), (255, 255, 255)
 _OUTCOMES = {
-    Outcome.SUCCESS: ("reached", (38, 150, 88)),
-    Outcome.COLLISION: ("collision", (200, 52, 52)),
-    Outcome.TIMEOUT: ("timed out", (198, 128, 24)),
-    Outcome.RUNNING: ("not finished", (198, 128, 24)),
+    Outcome.SUCCESS: ("reached", GOOD),
+    Outcome.COLLISION: ("collision", BAD),
+    Outcome.TIMEOUT: ("timed out", DOUBTFUL),
+    Outcome.RUNNING: ("not finished", DOUBTFUL),
 }
-_FONT = cv2.FONT_HERSHEY_SIMPLEX
 _MARGIN, _HEADER, _MAP = 28, 96, (600, 816)
 _FRAME = (452, 316)
 _CAPTION = 84
@@ -39,10 +48,7 @@ _KEYS = 4
 
 def save_episode(file: str | Path, world: World, plans: Sequence[PlanRecord]) -> None:
     """Write the episode's picture as PNG; OSError if the file cannot be written."""
-    done, data = cv2.imencode(".png", draw_episode(world, plans)[:, :, ::-1])
-    if not done:
-        raise OSError(f"cannot encode the picture for {file}")
-    Path(file).write_bytes(data.tobytes())
+    write_png(file, draw_episode(world, plans))
 
 
 def draw_episode(world: World, plans: Sequence[PlanRecord]) -> Image:
@@ -137,10 +143,7 @@ def _header(canvas: Image, world: World, plans: int) -> None:
     )
     facts += f"{target.name}  (seed {world.episode.seed})"
     text(canvas, facts, (_MARGIN + 2, 78), 0.5, FAINT)
-    (wide, _), _ = cv2.getTextSize(word, _FONT, 0.75, 2)
-    right = canvas.shape[1] - _MARGIN
-    rounded(canvas, (right - wide - 40, 22), (right, 66), 12, paint)
-    text(canvas, word, (right - wide - 20, 52), 0.75, (255, 255, 255), 2)
+    badge(canvas, word, canvas.shape[1] - _MARGIN, paint)
 
 
 def _frame(canvas: Image, left: int, top: int, number: int, plan: PlanRecord, world: World) -> None:
@@ -157,22 +160,3 @@ def _frame(canvas: Image, left: int, top: int, number: int, plan: PlanRecord, wo
     text(canvas, f"{plan.time:.1f} s", (left + 50, top + 31), 0.55, (235, 235, 235))
     for i, line in enumerate(textwrap.wrap(plan.text, 58)[:4]):
         text(canvas, line, (left, top + _FRAME[1] + 21 + 19 * i), 0.47, INK)
-
-
-def text(
-    canvas: Image, words: str, at: tuple[int, int], size: float, paint: tuple[int, int, int], weight: int = 1
-) -> None:
-    """Draw text with the left end of its baseline at a pixel."""
-    cv2.putText(canvas, words, at, _FONT, size, paint, weight, cv2.LINE_AA)
-
-
-def rounded(
-    canvas: Image, low: tuple[int, int], high: tuple[int, int], radius: int, paint: tuple[int, int, int]
-) -> None:
-    """Draw a filled rectangle with round corners."""
-    (x0, y0), (x1, y1) = low, high
-    cv2.rectangle(canvas, (x0 + radius, y0), (x1 - radius, y1), paint, -1)
-    cv2.rectangle(canvas, (x0, y0 + radius), (x1, y1 - radius), paint, -1)
-    for x in (x0 + radius, x1 - radius):
-        for y in (y0 + radius, y1 - radius):
-            cv2.circle(canvas, (x, y), radius, paint, -1, cv2.LINE_AA)

@@ -8,31 +8,22 @@
 
 `Microphone` (microphone.py) adds edgellm/audio.
 
-Names are relative: remap them, or give both nodes one namespace. Everything runs on the caller's thread:
-methods that wait spin the node.
+WorldLink has the clock, the command and the services.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from edgellm_ros.msg import ActionChunk, Generation
-from edgellm_ros.srv import SetNoiseSeed
-from lifecycle_msgs.msg import State as LifecycleState
-from lifecycle_msgs.srv import GetState
 from nav_msgs.msg import Odometry
 from numpy.typing import NDArray
-from rclpy.client import Client
-from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, qos_profile_sensor_data
-from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CameraInfo, Image
-from std_msgs.msg import String
+from std_msgs.msg import Header, String
 
 from edgellm_arena.episodes.closed_loop import Plan
 from edgellm_arena.ros.camera_messages import (
@@ -46,24 +37,19 @@ from edgellm_arena.ros.camera_messages import (
 from edgellm_arena.world.camera import CAMERA
 from edgellm_arena.world.unicycle import DT, State
 from edgellm_ros.echo import quoted
-from edgellm_ros.ros.executor import LeanExecutor
-from edgellm_ros.ros.messaging import spin_until, to_nanoseconds, to_time
+from edgellm_ros.ros.messaging import to_nanoseconds, to_time
+from edgellm_ros.ros.node.sensors.images import encode_image
+from edgellm_ros.ros.world_link import RELIABLE, LinkError, WorldLink
 
 try:
     from tf2_msgs.msg import TFMessage
 except ImportError:  # not on PyPI; part of every installed ROS
     TFMessage = None
 
-RELIABLE = QoSProfile(depth=50)
-SETTLE_S = 0.02
 COLUMNS = ("acceleration", "curvature")
 STAGES = ("vision", "audio", "prefill", "decode", "action")  # of a plan in the runtime
 PARTS = (*STAGES, "node", "topics")  # of `Timing.plan_s`
 STATIC = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
-
-
-class LinkError(RuntimeError):
-    """An edgellm node that is missing, not active or silent, or an invalid answer."""
 
 
 @dataclass(frozen=True)
@@ -81,14 +67,12 @@ class Timing:
     topics_s: float  # outside of the node's plan: messages on their way, and executors
 
 
-class ArenaLink(Node):
+class ArenaLink(WorldLink):
     """A node named `arena`. Stamps are simulated time in nanoseconds."""
 
     def __init__(self) -> None:
         super().__init__("arena")
-        self._time = self.create_publisher(Clock, "/clock", RELIABLE)
         self._odometry = self.create_publisher(Odometry, "edgellm/odom", RELIABLE)
-        self._command = self.create_publisher(String, "edgellm/command", RELIABLE)
         self._image = self.create_publisher(Image, "edgellm/image", QoSProfile(depth=5))
         self._camera_info = self.create_publisher(CameraInfo, "edgellm/camera_info", QoSProfile(depth=5))
         self._transforms = None if TFMessage is None else self.create_publisher(TFMessage, "/tf", RELIABLE)
@@ -96,20 +80,10 @@ class ArenaLink(Node):
             self._static = self.create_publisher(TFMessage, "/tf_static", STATIC)
             self._static.publish(TFMessage(transforms=[camera_transform(CAMERA)]))
         self.needed = [self._odometry, self._command, self._image]  # publishers that need a subscription
-        self._seed_client = self.create_client(SetNoiseSeed, "edgellm/set_noise_seed")
-        self.node_name = self.resolve_service_name("edgellm/get_state").removesuffix("/get_state")
-        self._state_client = self.create_client(GetState, "edgellm/get_state")
         self.create_subscription(ActionChunk, "edgellm/action_chunk", self._on_chunk, RELIABLE)
         self.create_subscription(Generation, "edgellm/generation", self._on_generation, RELIABLE)
         self.create_subscription(String, "edgellm/text_stream", self._on_text, qos_profile_sensor_data)
-        self._executor = LeanExecutor()
-        self._executor.add_node(self)
         self._reset()
-
-    def destroy_node(self) -> None:
-        """Stop spinning and free all resources."""
-        self._executor.shutdown()
-        super().destroy_node()
 
     # Publishing
 
@@ -130,14 +104,6 @@ class ArenaLink(Node):
         if self._transforms is not None:
             self._transforms.publish(TFMessage(transforms=[robot_transform(stamp, state)]))
 
-    def publish_clock(self, stamp: int) -> None:
-        """Set the clock to `stamp`."""
-        self._time.publish(Clock(clock=to_time(stamp)))
-
-    def say(self, command: str) -> None:
-        """Send a command; an empty one ends the previous command."""
-        self._command.publish(String(data=command))
-
     def ask(
         self,
         stamp: int,
@@ -148,94 +114,25 @@ class ArenaLink(Node):
     ) -> tuple[Plan, Timing]:
         """Send the frame [H, W, 3] RGB of time `stamp` and wait for the answer to it.
 
-        A new `command` is sent after its frame, so that the node does not plan it with the previous frame.
-        Best-effort QoS may lose a frame: it is sent again after `resend_after_s` without any message, up to
-        `attempts` times; then LinkError is raised.
+        A new `command` is sent after its frame. LinkError without an answer, as `send` says.
         """
         self._settle()
         message, camera_info = to_image(stamp, frame), to_camera_info(stamp, CAMERA)
         self._reset(stamp)
-        start = time.perf_counter()
-        for attempt in range(attempts):
+
+        def publish() -> None:
             self._image.publish(message)
             self._camera_info.publish(camera_info)
-            if command is not None and attempt == 0:
-                self._settle()
-                start = time.perf_counter()
-                self.say(command)
-            while True:
-                heard = self._heard
-                if self.spin_until(self._answered, resend_after_s):
-                    return self._plan(start)
-                if self._heard == heard:
-                    break
-        raise LinkError(
-            f"no answer from {self.node_name} to the frame of "
-            f"t = {stamp * 1e-9:.1f} s, sent {attempts} times in {time.perf_counter() - start:.0f} s"
-        )
 
-    # Waiting
+        start = self.send(stamp, publish, self._answered, resend_after_s, attempts, command)
+        return self._plan(start)
 
-    def wait_until_active(self, timeout_s: float) -> None:
-        """Wait until the edgellm node is active and connected.
-
-        Raises LinkError with the reason if not.
-        """
-        deadline = time.monotonic() + timeout_s
-        state = "not there"
-        while time.monotonic() < deadline:
-            if self._state_client.wait_for_service(timeout_sec=0.2):
-                current = self._call(self._state_client, GetState.Request(), 2.0)
-                if current is not None:
-                    state = current.current_state.label
-                    if current.current_state.id == LifecycleState.PRIMARY_STATE_ACTIVE and self._connected():
-                        return
-            self.spin_until(lambda: False, 0.05)
-        raise LinkError(f"{self.node_name} is {state} after {timeout_s:.0f} s")
-
-    def set_noise_seed(self, seed: int) -> None:
-        """Set the seed of the following trajectories.
-
-        Raises LinkError if the node refuses it.
-        """
-        response = self.call(self._seed_client, SetNoiseSeed.Request(seed=seed))
-        if not response.success:
-            raise LinkError(f"{self._seed_client.srv_name}: {response.message}")
-
-    def call(self, client: Client, request: Any) -> Any:
-        """Call a service of the edgellm node and return its response.
-
-        The request is repeated, because the first response is lost if the node has not discovered the client.
-        Raises LinkError without a response.
-        """
-        for _ in range(5):
-            response = self._call(client, request, 3.0)
-            if response is not None:
-                return response
-        raise LinkError(f"{client.srv_name}: no response")
-
-    def spin_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
-        """Receive messages until `done()` or for `timeout_s`; return `done()`."""
-        return spin_until(self._executor, done, timeout_s)
-
-    def _settle(self) -> None:
-        """Wait for published messages to arrive before messages on another topic are sent."""
-        self.spin_until(lambda: False, SETTLE_S)
-
-    def _call(self, client, request, timeout_s: float):
-        """Return the response; None if none arrives in time."""
-        future = client.call_async(request)
-        if self.spin_until(future.done, timeout_s):
-            return future.result()
-        client.remove_pending_request(future)
-        return None
+    # Receiving
 
     def _connected(self) -> bool:
         listeners = [publisher.get_subscription_count() for publisher in self.needed]
         talkers = [self.count_publishers(f"edgellm/{name}") for name in ("action_chunk", "generation")]
         return min(listeners + talkers) > 0
-
-    # Receiving
 
     def _reset(self, stamp: int | None = None) -> None:
         self._stamp = stamp
@@ -282,12 +179,7 @@ class ArenaLink(Node):
 
 def to_image(stamp: int, frame: NDArray[np.uint8]) -> Image:
     """Convert an RGB frame [H, W, 3] to an image message."""
-    height, width, _ = frame.shape
-    message = Image(
-        height=height, width=width, encoding="rgb8", is_bigendian=0, step=3 * width, data=frame.tobytes()
-    )
-    message.header.stamp, message.header.frame_id = to_time(stamp), CAMERA_FRAME
-    return message
+    return encode_image(frame, Header(stamp=to_time(stamp), frame_id=CAMERA_FRAME))
 
 
 def to_actions(chunk: ActionChunk) -> NDArray[np.float64]:

@@ -15,25 +15,21 @@ is driven from the step after its frame on.
 from __future__ import annotations
 
 import json
-import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 
 import numpy as np
-import rclpy
 from numpy.typing import NDArray
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
-from rclpy.executors import ExternalShutdownException
 
 from edgellm_arena.driving.smoothness import named_jumps
 from edgellm_arena.episodes.closed_loop import LATENCY_STEPS, REPLAN_STEPS, Drive, Plan, drive
 from edgellm_arena.episodes.delayed_loop import Execution, delay_in_steps, drive_delayed
 from edgellm_arena.episodes.episode import EPISODE_FAMILIES, EPISODE_SEEDS, Episode, World, make_episode
 from edgellm_arena.episodes.scoring import names_target
-from edgellm_arena.ros.arena_link import PARTS, ArenaLink, LinkError, Timing
+from edgellm_arena.ros.arena_link import PARTS, ArenaLink, Timing
 from edgellm_arena.ros.episode_files import save_files
 from edgellm_arena.ros.follower_link import FollowerLink
 from edgellm_arena.ros.microphone import Microphone
@@ -41,7 +37,7 @@ from edgellm_arena.speech.person import SAY_AT_MOST, Person, person_of
 from edgellm_arena.world.unicycle import DT, HISTORY, HORIZON, State, wrap
 from edgellm_ros.echo import quoted
 from edgellm_ros.multimodal.sound import Sound
-from edgellm_ros.ros.signals import restore_signals
+from edgellm_ros.ros.world_link import LinkError, run_world
 from edgellm_ros.voice.voice import Voice, open_voice
 
 STEP_NS = round(DT * 1e9)
@@ -364,20 +360,4 @@ def run(args: Sequence[str] | None = None) -> int:
 
     0: all episodes were played, or the node was interrupted; 1: an episode could not be finished.
     """
-    node = None
-    try:
-        restore_signals()
-        rclpy.init(args=args)
-        node = ArenaNode()
-        node.run()
-        return 0
-    except (KeyboardInterrupt, ExternalShutdownException):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a supervisor may repeat the signal of the terminal
-        return 0
-    except LinkError as error:
-        print(f"arena: {error}", file=sys.stderr)
-        return 1
-    finally:
-        if node is not None:
-            node.destroy_node()
-        rclpy.try_shutdown()
+    return run_world("arena", ArenaNode, args)

@@ -9,10 +9,7 @@ through a pipe), and ends the processes on every way out.
 from __future__ import annotations
 
 import dataclasses
-import json
-import selectors
 import statistics
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +34,7 @@ from edgellm_ros.ros.processes import (
     ros_environment,
     terminated_as_interrupted,
 )
+from edgellm_ros.ros.world_events import play_episodes
 from edgellm_ros.runtime.adapters.lora import canonical_name, find_adapter
 
 ARENA_MODULE = "edgellm_arena.ros.main"
@@ -49,11 +47,6 @@ JUMPS = (  # of the arena's event `outcome`, with execution async or wait
     "excess_yaw_acceleration_at_changes",
     "yaw_acceleration_within_plans",
 )
-SILENCE_S = 180.0  # longer than the 90 s after which the arena itself reports a missing answer
-
-
-class DemoError(RuntimeError):
-    """An episode that did not finish; the message has the end of the log."""
 
 
 @dataclass(frozen=True)
@@ -132,14 +125,10 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
             nodes.append(follower)
         arena = Child("arena", arena_arguments(options), options.out / "arena.log", environment, pipe=True)
         stack.callback(arena.stop)
-        for event in arena_events(arena, nodes):
+        for event in play_episodes(arena, nodes, options.episodes):
             display.show(event)
             if event["event"] == "outcome":
                 outcomes.append(event)
-    if len(outcomes) != options.episodes:
-        raise DemoError(
-            f"the arena ended after {len(outcomes)} of {options.episodes} episodes; {_tail(arena)}"
-        )
     return {"lora": canonical_name(options.lora), **summarise(outcomes, options.spoken)}
 
 
@@ -197,33 +186,6 @@ def follower_arguments() -> list[str]:
     remappings = {"~/action_chunk": "edgellm/action_chunk", "~/odom": "edgellm/odom"}
     rules = [word for old, new in remappings.items() for word in ("-r", f"{old}:={new}")]
     return ["-m", FOLLOWER_MODULE, *ros_arguments(parameters), *rules]
-
-
-def arena_events(arena: Child, nodes: Sequence[Child]) -> Iterator[dict[str, Any]]:
-    """Yield the arena's events until it ends.
-
-    Raises DemoError if the arena fails, if a node ends, or after a long time without an event.
-    """
-    with selectors.DefaultSelector() as selector:
-        selector.register(arena.stdout, selectors.EVENT_READ)
-        silent_s, poll_s = 0.0, 0.5
-        while True:
-            if selector.select(poll_s):
-                line = arena.stdout.readline()
-                if not line:
-                    break
-                silent_s = 0.0
-                yield json.loads(line)
-                continue
-            silent_s += poll_s
-            _check_alive(nodes)
-            if silent_s > SILENCE_S:
-                raise DemoError(f"no event from the arena for {SILENCE_S:.0f} s; {_tail(arena)}")
-    code = arena.process.wait()
-    _check_alive(nodes)
-    if code:
-        tails = "\n".join(_tail(child) for child in (arena, *nodes))
-        raise DemoError(f"the arena ended with exit code {code}; {tails}")
 
 
 def summarise(outcomes: list[dict[str, Any]], spoken: bool) -> dict[str, Any]:
@@ -289,13 +251,3 @@ def summarise_jumps(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
         mean_and_p95 = (float(np.mean(values)), float(np.percentile(values, 95))) if values else (None, None)
         summary[name] = dict(zip(("mean", "p95"), mean_and_p95, strict=True))
     return summary
-
-
-def _check_alive(nodes: Sequence[Child]) -> None:
-    for node in nodes:
-        if node.process.poll() is not None:
-            raise DemoError(f"the {node.name} ended with exit code {node.process.returncode}; {_tail(node)}")
-
-
-def _tail(child: Child) -> str:
-    return f"the end of {child.log}:\n{child.log_tail()}"

@@ -1,47 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output of `edgellm demo`: the conversation of few episodes, or one line each.
-
-On a terminal the last line is rewritten in place; elsewhere (a log file, CI) only finished lines are written.
-"""
+"""Output of `edgellm demo`: the conversation of few episodes, or one line each."""
 
 from __future__ import annotations
 
-import shutil
 from typing import Any, TextIO
 
-FEW = 3  # up to this number of episodes, every plan has its line
+from edgellm_ros.ros.demo_display import FEW, DemoDisplay
 
 
-class Display:
-    """Writes to `file`, which is standard error in the command."""
+class Display(DemoDisplay):
+    """Shows commands, plans and outcomes."""
 
     def __init__(self, file: TextIO, episodes: int) -> None:
-        self._file = file
-        self._episodes = episodes
-        self._terminal = file.isatty()
-        self._won = self._played = 0
+        super().__init__(file, episodes)
         self._number = -1  # of the episode on show
-
-    def status(self, text: str) -> None:
-        """Show the present state; on a terminal the next line replaces it."""
-        if self._terminal:
-            width = shutil.get_terminal_size().columns - 1
-            self._write("\r\x1b[2K" + text[:width])
-        elif not self._played:
-            self._write(text + "\n")
-
-    def line(self, text: str) -> None:
-        """Show a permanent line."""
-        self._write(("\r\x1b[2K" if self._terminal else "") + text + "\n")
-
-    def close(self) -> None:
-        """Remove the status line."""
-        if self._terminal:
-            self._write("\r\x1b[2K")
-
-    def show(self, event: dict[str, Any]) -> None:
-        """Show an event of the arena: a command, a plan, or an outcome."""
-        {"command": self._command, "plan": self._plan, "outcome": self._outcome}[event["event"]](event)
 
     def _command(self, event: dict[str, Any]) -> None:
         if self._episodes <= FEW:
@@ -73,7 +45,3 @@ class Display:
             + ("" if event["understood"] else " (not understood)")
             + (f" -> {event['picture']}" if event["picture"] and self._episodes <= FEW else "")
         )
-
-    def _write(self, text: str) -> None:
-        self._file.write(text)
-        self._file.flush()

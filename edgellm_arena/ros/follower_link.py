@@ -7,16 +7,14 @@ edgellm_follower/resume separate episodes. ArenaLink publishes clock and odometr
 
 from __future__ import annotations
 
-import time
-
 from geometry_msgs.msg import TwistStamped
-from lifecycle_msgs.msg import State as LifecycleState
 from lifecycle_msgs.srv import GetState
 from std_srvs.srv import Trigger
 
-from edgellm_arena.ros.arena_link import RELIABLE, ArenaLink, LinkError
+from edgellm_arena.ros.arena_link import ArenaLink
 from edgellm_arena.world.unicycle import DT, State
 from edgellm_ros.ros.messaging import to_nanoseconds
+from edgellm_ros.ros.world_link import RELIABLE, LinkError
 
 ATTEMPTS, ATTEMPT_S = 10, 0.5  # to get the command for a step; the clock's message may be lost
 STANDING = 1e-6  # m/s
@@ -38,17 +36,11 @@ class FollowerLink:
 
     def wait_until_active(self, timeout_s: float) -> None:
         """Wait until the follower is active and hears the arena; LinkError if it is not."""
-        deadline = time.monotonic() + timeout_s
-        if not self._state.wait_for_service(timeout_sec=timeout_s):
-            raise LinkError(f"{self._state.srv_name} is not there after {timeout_s:.0f} s")
-        while time.monotonic() < deadline:
-            state = self._arena.call(self._state, GetState.Request()).current_state
-            # its odometry beside that of the edgellm node
-            heard = self._arena.count_subscribers("edgellm/odom") > 1
-            if state.id == LifecycleState.PRIMARY_STATE_ACTIVE and heard:
-                return
-            self._arena.spin_until(lambda: False, 0.05)
-        raise LinkError(f"the follower is {state.label} after {timeout_s:.0f} s")
+
+        def connected() -> bool:  # its odometry beside that of the edgellm node
+            return self._arena.count_subscribers("edgellm/odom") > 1
+
+        self._arena.wait_for_state(self._state, "the follower", connected, timeout_s)
 
     def stop(self) -> None:
         """Have the follower brake and refuse chunks."""

@@ -15,11 +15,12 @@ from edgellm_ros.msg import AudioChunk
 from edgellm_ros.srv import GetMetrics
 from rclpy.qos import QoSProfile
 
-from edgellm_arena.ros.arena_link import ArenaLink, LinkError
+from edgellm_arena.ros.arena_link import ArenaLink
 from edgellm_arena.world.unicycle import DT
 from edgellm_ros.multimodal.audio.pcm import to_int16
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.ros.messaging import to_time
+from edgellm_ros.ros.world_link import LinkError
 from edgellm_ros.voice.wav_file import WavFile
 
 AHEAD = 5  # pieces of DT s that are sent before the node has received them: 0.5 s, less than max_input_age

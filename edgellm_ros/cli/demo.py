@@ -125,8 +125,9 @@ def voice_name(given: str) -> str:
 def run(args: argparse.Namespace) -> int:
     """Play the episodes and report how they ended."""
     arena_options.require_arena("the demo")
-    from edgellm_arena.ros.demo import DemoError, DemoOptions, run_demo
+    from edgellm_arena.ros.demo import DemoOptions, run_demo
     from edgellm_arena.ros.display import Display
+    from edgellm_ros.ros.world_events import DemoError
 
     arena_options.check_speech_option(args)
     seed, first_episode = args.seed, 0

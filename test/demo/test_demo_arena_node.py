@@ -20,7 +20,7 @@ pytest.importorskip("edgellm_ros.msg")
 from edgellm_ros.msg import ActionChunk
 
 from edgellm_arena.episodes.episode import EPISODE_FAMILIES, EPISODE_SEEDS
-from edgellm_arena.ros.arena_link import LinkError, to_actions, to_image
+from edgellm_arena.ros.arena_link import to_actions, to_image
 from edgellm_arena.ros.arena_node import EXECUTIONS as NODE_EXECUTIONS
 from edgellm_arena.ros.demo import (
     ARENA_MODULE,
@@ -37,6 +37,7 @@ from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.ros.messaging import to_nanoseconds, to_time
 from edgellm_ros.ros.node.settings.parameters import SPECS
 from edgellm_ros.ros.processes import Child, own_domain, ros_environment
+from edgellm_ros.ros.world_link import LinkError
 
 
 def ros_args(**parameters) -> list[str]:
