@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "edgellm_ros"
-ARENA = ROOT / "edgellm_arena"
+ARENA, TABLETOP = ROOT / "edgellm_arena", ROOT / "edgellm_tabletop"
 # Each layer with the layers that it may import.
 CORE = {"engine", "kernels", "multimodal", "diffusion", "engine_directory", "fused"}
 BELOW_ROS = CORE | {"runtime", "builder", "io", "replay", "voice"}
@@ -47,7 +47,7 @@ ARENA_ROOMS = {
     "words": ({"world"}, set()),
     "speech": ({"words"}, {"multimodal", "voice"}),
     "driving": ({"world"}, set()),
-    "episodes": (WORLD, set()),
+    "episodes": (WORLD, {"io"}),
     "evaluation": (WORLD, CORE | {"runtime", "evaluation"}),
     "ros": (WORLD, BELOW_ROS | {"ros"}),
 }
@@ -56,7 +56,9 @@ ROS_MODULES = {
     "lifecycle_msgs", "nav_msgs", "rosgraph_msgs", "sensor_msgs", "std_msgs", "std_srvs", "tf2_msgs",
     "trajectory_msgs", "ament_index_python", "unique_identifier_msgs", "visualization_msgs",
 }  # fmt: skip
-SOURCES, ARENA_SOURCES = (sorted(folder.rglob("*.py")) for folder in (PACKAGE, ARENA))
+SOURCES, ARENA_SOURCES, TABLETOP_SOURCES = (
+    sorted(folder.rglob("*.py")) for folder in (PACKAGE, ARENA, TABLETOP)
+)
 PATTERNS = ["*.py", "*.cu*", "*.cpp", "*.h", "*.sh", "*.cmake", "*.msg", "*.srv", "*.action", "scripts/*"]
 TRACKED_SOURCES = [
     ROOT / path
@@ -91,7 +93,8 @@ def imported(path: Path, at_load: bool = False) -> frozenset[str]:
             elif isinstance(child, ast.ImportFrom):
                 for each in (f"{child.module}.{alias.name}" for alias in child.names):
                     is_module = (
-                        each.split(".")[0] in (PACKAGE.name, ARENA.name) and module_file(each).is_file()
+                        each.split(".")[0] in (PACKAGE.name, ARENA.name, TABLETOP.name)
+                        and module_file(each).is_file()
                     )
                     names.add(each if is_module else child.module or "")
             if not (at_load and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))):
@@ -122,13 +125,20 @@ def test_imports_between_rooms_of_the_arena_point_one_way(room):
                 assert parts[0] in allowed[root], f"{path.relative_to(ROOT)} imports {name}"
 
 
-def test_only_commands_import_the_arena_and_only_when_they_run():
+def test_only_commands_import_the_worlds_and_only_when_they_run():
     for path in SOURCES:
         names = imported(path, at_load=path.is_relative_to(PACKAGE / "cli"))
-        assert ARENA.name not in {name.split(".")[0] for name in names}, path.relative_to(ROOT)
+        roots = {name.split(".")[0] for name in names}
+        assert not {ARENA.name, TABLETOP.name} & roots, path.relative_to(ROOT)
 
 
-@pytest.mark.parametrize("package", [PACKAGE, ARENA], ids=lambda package: package.name)
+def test_the_worlds_do_not_import_each_other():
+    for sources, other in ((ARENA_SOURCES, TABLETOP), (TABLETOP_SOURCES, ARENA)):
+        for path in sources:
+            assert other.name not in {name.split(".")[0] for name in imported(path)}, path.relative_to(ROOT)
+
+
+@pytest.mark.parametrize("package", [PACKAGE, ARENA, TABLETOP], ids=lambda package: package.name)
 def test_no_folder_holds_a_circle_of_imports(package):
     """In every folder, its files and subfolders can be put in an order of imports."""
     sorters: dict[Path, TopologicalSorter[str]] = defaultdict(TopologicalSorter)
@@ -149,8 +159,8 @@ def test_no_folder_holds_a_circle_of_imports(package):
 
 @pytest.mark.slow
 def test_only_the_folder_ros_imports_ros():
-    for path in SOURCES + ARENA_SOURCES:
-        if path.is_relative_to(PACKAGE / "ros") or path.is_relative_to(ARENA / "ros"):
+    for path in SOURCES + ARENA_SOURCES + TABLETOP_SOURCES:
+        if any(path.is_relative_to(folder / "ros") for folder in (PACKAGE, ARENA, TABLETOP)):
             continue
         for name in imported(path):
             parts = name.split(".")
@@ -160,7 +170,7 @@ def test_only_the_folder_ros_imports_ros():
 
 @pytest.mark.slow
 def test_nothing_imports_the_training_code_or_pytorch():
-    for path in SOURCES + ARENA_SOURCES:
+    for path in SOURCES + ARENA_SOURCES + TABLETOP_SOURCES:
         roots = {name.split(".")[0] for name in imported(path)}
         assert not roots & {"training", "torch", "transformers"}, path.relative_to(ROOT)
 
@@ -212,7 +222,7 @@ def test_every_source_names_its_licence():
 
 def test_docstrings_begin_with_a_line_of_at_most_80_characters():
     documented = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
-    folders = (PACKAGE, ARENA, "benchmarks", "training", "examples", "launch", "tools", "test")
+    folders = (PACKAGE, ARENA, TABLETOP, "benchmarks", "training", "examples", "launch", "tools", "test")
     long = []
     for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
         nodes = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, documented)]
@@ -279,7 +289,7 @@ def test_package_xml_names_every_ros_package_that_is_imported():
         for element in ElementTree.parse(ROOT / "package.xml").getroot()
         if element.tag in ("depend", "exec_depend")
     }
-    folders = (PACKAGE / "ros", ARENA / "ros", ROOT / "launch")
+    folders = (PACKAGE / "ros", ARENA / "ros", TABLETOP / "ros", ROOT / "launch")
     files = [*(path for folder in folders for path in folder.rglob("*.py")), *(ROOT / "scripts").iterdir()]
     roots = {name.split(".")[0] for path in files for name in imported(path)}
     assert roots & (ROS_MODULES | {"launch", "launch_ros"}) <= declared

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from edgellm_ros.cli import arena_options, arguments
+from edgellm_ros.cli.arm import demo as demo_arm
 
 EXECUTIONS = ("auto", "lock_step", "async", "wait")  # values of the arena's parameter
 EPISODES_PER_SEED = 1000  # EPISODE_SEEDS of edgellm_arena/episodes/episode.py
@@ -19,10 +20,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand to `edgellm`."""
     parser = subparsers.add_parser(
         "demo",
-        help="drive a robot through the arena over ROS 2 topics and draw its path",
+        help="drive a robot through the arena, or an arm, over ROS 2 topics and draw its path",
         description="Play episodes in closed loop; the arena (camera, odometry, command) and the edgellm "
         "node are two ROS nodes. Writes a picture of each episode, and its spoken command as a WAV file. "
-        "Exit code 1 if an episode does not finish.",
+        "With --arm the world is an SO-101 arm that picks and places by a policy. Exit code 1 if an episode "
+        "does not finish.",
     )
     arena_options.add_episodes(parser, 1000, 1, "number of episodes")
     arena_options.add_seed(parser, 1, "seed of the episodes")
@@ -75,6 +77,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="drive by the velocity commands of the node edgellm_follower instead of the action chunks",
     )
     _add_timing(parser)
+    demo_arm.add_options(parser)
     arguments.add_device(parser)
     arguments.add_decode(parser)
     arguments.add_json(parser)
@@ -124,6 +127,10 @@ def voice_name(given: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Play the episodes and report how they ended."""
+    if args.arm:
+        return demo_arm.run(args)
+    if args.expert:
+        raise ValueError("--expert is for the arm: expected --arm too")
     arena_options.require_arena("the demo")
     from edgellm_arena.ros.demo import DemoOptions, run_demo
     from edgellm_arena.ros.display import Display

@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgellm_ros.cli import arguments, evaluate_arena, evaluate_bags
+from edgellm_ros.cli.arm import evaluate as evaluate_arm
 
 if TYPE_CHECKING:
     from edgellm_ros.evaluation.evaluation import Evaluation
 
 DIFFERENT, FAILED = 1, 3  # exit codes, as of `edgellm replay`
-KINDS = {"arena": evaluate_arena, "bags": evaluate_bags}
+KINDS = {"arena": evaluate_arena, "arm": evaluate_arm, "bags": evaluate_bags}
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand to `edgellm`."""
     parser = subparsers.add_parser(
         "evaluate",
-        help="many episodes of the arena, or many bags, with a table and a picture of the results",
+        help="many episodes of the arena or of an arm, or many bags, with a table and a picture",
         description="Evaluate an engine on many items. --out gets results.jsonl, summary.json and "
         "summary.png (needs the extra edgellm[charts]); the same command continues an evaluation that was "
         "interrupted. Exit code 0: done; 1: a bag differs; 2: bad input; 3: an item failed.",
