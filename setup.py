@@ -2,8 +2,8 @@
 """The Python code as a pip distribution: the runtime and the command `edgellm`.
 
 The distribution needs no ROS. Its name is `edgellm` and not `edgellm_ros`, because the ROS build writes
-metadata with the name `edgellm_ros` to the same folder, and pip would confuse the two. The demo's world is
-the distribution `edgellm-arena` (`edgellm_arena/pyproject.toml`).
+metadata with the name `edgellm_ros` to the same folder, and pip would confuse the two. The demo's worlds
+are the distributions `edgellm-arena` and `edgellm-tabletop` (`pyproject.toml` in their folders).
 """
 
 import re

@@ -259,16 +259,22 @@ def test_a_wheel_has_the_code_and_the_command_and_needs_no_ros(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_arenas_wheel_has_its_code_and_needs_this_version_of_edgellm(tmp_path):
+@pytest.mark.parametrize(
+    ("world", "data"),
+    [(ARENA, ()), (TABLETOP, ("contract.yaml", "meta/info.json"))],
+    ids=["arena", "tabletop"],
+)
+def test_the_wheel_of_a_world_has_its_code_and_needs_this_version_of_edgellm(tmp_path, world, data):
     source = tmp_path / "source"
-    shutil.copytree(ARENA, source, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
+    shutil.copytree(world, source, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path)]
     subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(source)], check=True)
-    (wheel,) = tmp_path.glob("edgellm_arena-*.whl")
+    (wheel,) = tmp_path.glob(f"{world.name}-*.whl")
     version = ElementTree.parse(ROOT / "package.xml").findtext("version")
     with zipfile.ZipFile(wheel) as archive:
         code = {name for name in archive.namelist() if ".dist-info/" not in name}
-        assert code == {path.relative_to(ROOT).as_posix() for path in ARENA_SOURCES}
+        files = [*world.rglob("*.py"), *(world / name for name in data)]
+        assert code == {path.relative_to(ROOT).as_posix() for path in files}
         (metadata,) = (name for name in archive.namelist() if name.endswith("METADATA"))
         lines = archive.read(metadata).decode().splitlines()
     assert {f"Version: {version}", f"Requires-Dist: edgellm=={version}"} <= set(lines)
@@ -296,7 +302,7 @@ def test_package_xml_names_every_ros_package_that_is_imported():
 
 
 def test_pip_may_keep_the_numpy_opencv_and_pillow_of_ubuntu_24_04():
-    projects = ROOT / "setup.py", ARENA / "pyproject.toml"
+    projects = ROOT / "setup.py", ARENA / "pyproject.toml", TABLETOP / "pyproject.toml"
     text = "".join(path.read_text() for path in projects)
     ranges = re.findall(r'"(numpy|opencv-python-headless|pillow)>=([0-9.]+)', text)
     ubuntu = {"numpy": "1.26.4", "opencv-python-headless": "4.6.0", "pillow": "10.2.0"}

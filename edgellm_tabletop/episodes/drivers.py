@@ -141,7 +141,7 @@ class PolicyDriver:
         assert policy is not None
         targets = np.asarray(response.actions[0], np.float32)
         columns = [policy.action_space.names.index(name) for name in NAMES]
-        refused = self._arm.follow(seen.stamp, seen.stamp, targets[:, columns], policy.dt)
+        refused = self._arm.follow(seen.stamp, seen.stamp, targets[:, columns], policy.action_space.dt)
         return Plan(targets[:, columns], seconds, refused)
 
 

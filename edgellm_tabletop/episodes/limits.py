@@ -16,9 +16,9 @@ ROUNDING = 1e-6  # of a limit
 def shares_of_limits(record: Record, contract: Contract) -> dict[str, np.ndarray]:
     """Return speeds, accelerations and positions as shares of the limits.
 
-    Each is [N, J], for all commands. A position's share is its distance from the middle of the range: 1 is an end of the range. A speed is that
-    of the trajectory or the way in a period of the controller, whichever is larger; an acceleration is the
-    change of speed in a period.
+    Each is [N, J], for all commands. A position's share is its distance from the middle of the range: 1 is an
+    end of the range. A speed is that of the trajectory or the way in a period of the controller, whichever is
+    larger; an acceleration is the change of speed in a period.
     """
     positions, speeds = np.array(record.positions), np.array(record.speeds)
     ways = np.diff(positions, axis=0, prepend=positions[:1]) / PERIOD_S

@@ -19,7 +19,8 @@ Array = NDArray[np.float64]
 TICK_S = 0.02  # between joint states
 PERIOD_S = 0.01  # of the controller
 TICKS, PERIODS = round(STEP_S / TICK_S), round(TICK_S / PERIOD_S)  # of a step, of a tick
-STEP_NS, TICK_NS, PERIOD_NS = (round(each * NANOSECONDS) for each in (STEP_S, TICK_S, PERIOD_S))
+TICK_NS, PERIOD_NS = (round(each * NANOSECONDS) for each in (TICK_S, PERIOD_S))
+START_NS = 10 * NANOSECONDS  # in ROS, time 0 means that there is no time
 
 
 @dataclass(frozen=True)

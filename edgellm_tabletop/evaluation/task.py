@@ -17,13 +17,11 @@ from edgellm_ros.evaluation.task import Outcome, Run, engine_digest
 from edgellm_ros.ros.arm.contract import check_policy
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_tabletop.episodes.closed_loop import Driver, delay_in_steps, goal_of, play
-from edgellm_tabletop.episodes.controller import NANOSECONDS
 from edgellm_tabletop.episodes.drivers import DATASET, ArmInProcess, ExpertDriver, PolicyDriver, contract
-from edgellm_tabletop.episodes.robot import Robot
+from edgellm_tabletop.episodes.robot import START_NS, TICK_NS, Robot
 from edgellm_tabletop.episodes.summary import describe, summarise, times_of
 from edgellm_tabletop.world import Tabletop
 
-START_NS = 10 * NANOSECONDS
 MEASURED = ("plan_seconds", "node_seconds")  # of an episode, by the computer's clock
 
 
@@ -91,7 +89,7 @@ class ArmTask:
             opened.callback(world.close)
 
             def run(item: str) -> Outcome:
-                robot, seed = Robot(world, START_NS), int(item)
+                robot, seed = Robot(world, START_NS + TICK_NS), int(item)
                 robot.reset(seed, goal_of(seed))
                 arm = ArmInProcess(robot, self.delay, self.blend)
                 driver: Driver = ExpertDriver(robot, arm)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`edgellm demo --arm`: the world, edgellm and edgellm_arm in closed loop.
 
-Each is a process. This one supervises them: it exports the policy if its engine is missing or outdated, starts the processes
-in a ROS domain of their own, shows the world's events (JSON lines through a pipe), and ends the processes on
-every way out.
+Each is a process. This one supervises them: it exports the policy if its engine is missing or outdated,
+starts the processes in a ROS domain of their own, shows the world's events (JSON lines through a pipe), and
+ends the processes on every way out.
 """
 
 from __future__ import annotations

@@ -199,7 +199,10 @@ class TabletopLink(WorldLink):
     def _on_trajectory(self, message: JointTrajectory) -> None:
         self._heard += 1
         self._follows = True
-        self._follow(self._now, *to_points(message, self._now))
+        try:
+            self._follow(self._now, *to_points(message, self._now))
+        except ValueError as error:
+            raise LinkError(f"{contract().controller.topic}: {error}") from None
 
     def _on_diagnostics(self, message: DiagnosticArray) -> None:
         """Learn from the arm's counters that a chunk was refused.

@@ -20,12 +20,11 @@ from edgellm_tabletop.episodes.closed_loop import delay_in_steps, goal_of, play
 from edgellm_tabletop.episodes.controller import NANOSECONDS
 from edgellm_tabletop.episodes.drivers import COMMAND, Seen, expert_view, policy_view
 from edgellm_tabletop.episodes.picture import save_episode
-from edgellm_tabletop.episodes.robot import TICK_NS, Plan, Robot
+from edgellm_tabletop.episodes.robot import START_NS, TICK_NS, Plan, Robot
 from edgellm_tabletop.episodes.summary import describe
 from edgellm_tabletop.ros.tabletop_link import TabletopLink
 from edgellm_tabletop.world import STEP_S, Tabletop
 
-START_NS = 10 * NANOSECONDS  # in ROS, time 0 means that there is no time
 PAUSE_NS = 5 * NANOSECONDS  # between two episodes: no input of the last one is left
 SPECS: dict[str, Spec] = {
     "seed": Spec(0, "Seed of the first episode; the next one has this + 1.", 0, 10**12, read_only=True),

@@ -24,6 +24,7 @@ from lerobot.policies.act.modeling_act import ACTPolicy
 from lerobot.policies.act.processor_act import make_act_pre_post_processors
 from torch import nn
 
+from edgellm_tabletop.episodes.closed_loop import delay_in_steps
 from training.arm.act import (
     Processors,
     Statistics,
@@ -132,6 +133,7 @@ def arguments() -> argparse.Namespace:
     add("--workers", type=int, help="worker processes (default: all cores but one)")
     add("--seed", type=int, default=0, help="random seed (default: %(default)s)")
     add("--episodes", type=int, default=40, help="episodes to score on (default: %(default)s)")
+    add("--delay", type=float, default=0.0, help="of scored chunks: simulated s in which the arm stands")
     return parser.parse_args()
 
 
@@ -154,7 +156,7 @@ def main() -> None:
         save_policy(args.out, policy, processors)
         print(f"written to {args.out} after {(time.monotonic() - begin) / 60:.1f} minutes", flush=True)
     policy, processors = load_policy(args.out, device)
-    placed = score(policy, processors, args.episodes, TEST_SEED)
+    placed = score(policy, processors, args.episodes, TEST_SEED, delay_in_steps(args.delay))
     print(f"placed: {json.dumps(placed)} of {args.episodes} episodes", flush=True)
 
 

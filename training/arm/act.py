@@ -16,6 +16,7 @@ from lerobot.processor.converters import policy_action_to_transition, transition
 from torch import Tensor, nn
 from torchvision.ops.misc import FrozenBatchNorm2d
 
+from edgellm_tabletop.episodes.closed_loop import goal_of
 from edgellm_tabletop.units import JOINTS
 from edgellm_tabletop.world import GOALS, IMAGE_SIZE, Tabletop
 from training.arm.demonstrations import CHUNK_SIZE
@@ -131,26 +132,36 @@ def chunk_maker(policy: ACTPolicy, processors: Processors) -> Callable[[np.ndarr
     return make
 
 
-def play(make: Callable[[np.ndarray, np.ndarray], np.ndarray], world: Tabletop, seed: int, goal: str) -> bool:
+def play(
+    make: Callable[[np.ndarray, np.ndarray], np.ndarray], world: Tabletop, seed: int, delay_steps: int = 0
+) -> bool:
     """Play an episode with EXECUTED actions of each chunk.
 
-    Returns whether the block is placed.
+    The arm holds its last target for `delay_steps` while a chunk is computed. Returns whether the block is
+    placed.
     """
-    world.reset(seed, goal)
+    world.reset(seed, goal_of(seed))
+    target = world.state
     while not world.ended:
-        for targets in make(world.image(), world.state)[:EXECUTED]:
+        rows = make(world.image(), world.state)[:EXECUTED]
+        for row in [*[target] * delay_steps, *rows]:
             if world.ended:
                 break
-            world.step(targets)
+            target = row
+            world.step(target)
     return world.succeeded
 
 
-def score(policy: ACTPolicy, processors: Processors, episodes: int, first_seed: int) -> dict[str, int]:
-    """Count the episodes of each goal in which the block is placed."""
+def score(
+    policy: ACTPolicy, processors: Processors, episodes: int, first_seed: int, delay_steps: int = 0
+) -> dict[str, int]:
+    """Count the episodes of each goal in which the block is placed.
+
+    The episodes are those of `edgellm evaluate arm` with the same seeds.
+    """
     world, make = Tabletop(), chunk_maker(policy, processors)
     placed = dict.fromkeys(GOALS, 0)
-    for i in range(episodes):
-        goal = list(GOALS)[i % len(GOALS)]
-        placed[goal] += play(make, world, first_seed + i, goal)
+    for seed in range(first_seed, first_seed + episodes):
+        placed[goal_of(seed)] += play(make, world, seed, delay_steps)
     world.close()
     return placed
