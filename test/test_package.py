@@ -31,14 +31,16 @@ LAYERS = {
     "diffusion": {"engine", "kernels"},
     "engine_directory": {"multimodal", "diffusion"},
     "fused": {"engine", "kernels", "diffusion", "engine_directory", "multimodal"},
-    "runtime": CORE,
+    "openpi": {"engine"},
+    "runtime": CORE | {"openpi"},
+    "serving": CORE | {"runtime", "openpi"},
     "builder": CORE - {"kernels"},
     "io": {"multimodal", "engine_directory"},
     "replay": set(),
     "voice": {"engine", "multimodal"},
     "ros": BELOW_ROS,
     "evaluation": BELOW_ROS | {"ros"},
-    "cli": BELOW_ROS | {"ros", "evaluation"},
+    "cli": BELOW_ROS | {"ros", "evaluation", "openpi", "serving"},
 }
 # Each room of the arena with the rooms that it may import, and with those layers of edgellm_ros.
 WORLD = {"world", "words", "speech", "driving", "episodes"}

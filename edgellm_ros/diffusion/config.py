@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from edgellm_ros.diffusion.policy_config import ACTConfig, Pi0Config, Pi05Config, SmolVLAConfig
+from edgellm_ros.diffusion.policy_config import ACTConfig, OpenPiConfig, Pi0Config, Pi05Config, SmolVLAConfig
 from edgellm_ros.echo import quoted
 
 
@@ -132,4 +132,4 @@ class ActionConfig:
 
 
 # Of all kinds of action heads; in `config.json` the key `kind` chooses one.
-ActionHeadConfig = ActionConfig | SmolVLAConfig | Pi0Config | Pi05Config | ACTConfig
+ActionHeadConfig = ActionConfig | SmolVLAConfig | Pi0Config | Pi05Config | ACTConfig | OpenPiConfig

@@ -66,7 +66,9 @@ class OpenedEngine:
         Later calls raise EngineError.
         """
         with self._lock:
-            self._opened = None
+            opened, self._opened = self._opened, None
+            if isinstance(opened, PolicyPipeline):
+                opened.close()
 
     @property
     def closed(self) -> bool:

@@ -57,7 +57,7 @@ def export(
 
 
 def _write(plan: ExportPlan, engine: Path) -> EngineConfig:
-    _clear(engine)
+    clear_engine(engine)
     files = [*plan.texts, *plan.tensors]
     for name, contents in plan.texts.items():
         (engine / name).parent.mkdir(exist_ok=True)
@@ -73,7 +73,7 @@ def _write(plan: ExportPlan, engine: Path) -> EngineConfig:
     return config
 
 
-def _clear(engine: Path) -> None:
+def clear_engine(engine: Path) -> None:
     """Make the engine directory and remove the files of an earlier export.
 
     Removed are graphs, the TensorRT plans built from them, and optional files.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from edgellm_ros.diffusion.affine_space import AffineActionSpace
-from edgellm_ros.diffusion.policy_config import ACTConfig, FlowPolicyConfig, PolicyConfig
+from edgellm_ros.diffusion.policy_config import ACTConfig, FlowPolicyConfig, OpenPiConfig, PolicyConfig
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.answerer import OnlyBase
@@ -20,6 +20,7 @@ from edgellm_ros.runtime.policy.direct_engine import DirectEngine
 from edgellm_ros.runtime.policy.engines import PolicyEngines
 from edgellm_ros.runtime.policy.flow_engines import FlowEngines
 from edgellm_ros.runtime.policy.preparer import PolicyPreparer
+from edgellm_ros.runtime.policy.remote_engine import RemoteEngine
 from edgellm_ros.runtime.policy.sequence import PolicySequence
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse
 
@@ -65,6 +66,11 @@ class PolicyPipeline:
         self._metrics.add_seconds(seconds)
         return [sequence.response(seconds) for sequence in sequences]
 
+    def close(self) -> None:
+        """Close the connection to another computer, if the policy has one."""
+        if isinstance(self._engines, RemoteEngine):
+            self._engines.close()
+
     def capture_decoding_cuda_graph(self) -> bool:
         """Return False: engines record their runs when these repeat."""
         return False
@@ -88,6 +94,8 @@ def _make_engines(opening: Opening, policy: PolicyConfig, metrics: RuntimeMetric
         return FlowEngines(opening, policy, metrics)
     if isinstance(policy, ACTConfig):
         return DirectEngine(opening, policy, metrics)
+    if isinstance(policy, OpenPiConfig):
+        return RemoteEngine(policy, metrics)
     raise ValueError(f"unknown policy {policy.kind!r}")
 
 
