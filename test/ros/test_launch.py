@@ -15,7 +15,7 @@ import yaml
 from edgellm_ros.ros.arm.parameters import SPECS as ARM_SPECS
 from edgellm_ros.ros.follower.parameters import SPECS as FOLLOWER_SPECS
 from edgellm_ros.ros.node.settings.parameters import SPECS
-from edgellm_ros.ros.security.access import ARENA_REMAPPINGS, REMAPPINGS
+from edgellm_ros.ros.security.access import ARENA_REMAPPINGS, INTERFACES, REMAPPINGS
 
 ROOT = Path(__file__).parents[2]
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.launch.py"))
@@ -74,7 +74,7 @@ def entities(module: ModuleType, kind: str) -> list[Recorded]:
     return [entity for entity in listed if entity.kind == kind]
 
 
-@pytest.mark.parametrize("name", ["edgellm", "demo", "follower", "arm", "replay", "view"])
+@pytest.mark.parametrize("name", ["edgellm", "demo", "follower", "arm", "remote", "replay", "view"])
 def test_every_argument_of_a_launch_file_has_a_description(load, name):
     arguments = entities(load(name), "DeclareLaunchArgument")
     assert arguments
@@ -175,6 +175,64 @@ def test_the_policy_has_the_topics_of_the_launch_files(load):
     demo = load("demo").FOLLOWER_TOPICS
     renamed = {name: new for name, new in demo.items() if new != f"~/{name.removesuffix('_topic')}"}
     assert {f"{name.removeprefix('~/')}_topic": new for (_, name), new in ARENA_REMAPPINGS.items()} == renamed
+
+
+class TestRemote:
+    """What remote.launch.py starts on each computer."""
+
+    @pytest.fixture
+    def start(self, load):
+        """`start(machine="gpu", ...)`: environment, launch file, and what it is given."""
+        module = load("remote")
+        declared = entities(module, "DeclareLaunchArgument")
+
+        def run(**given: str) -> tuple[dict[str, str], str, dict[str, str]]:
+            values = {
+                argument.args[0]: argument.kwargs.get("default_value", "") for argument in declared
+            } | given
+            module.LaunchConfiguration = lambda name: SimpleNamespace(perform=lambda context: values[name])
+            *variables, include = module._start(SimpleNamespace(launch_configurations=given))
+            (path,) = include.args[0].args[0].args
+            return (
+                {each.args[0]: each.args[1] for each in variables},
+                path[2],
+                dict(include.kwargs["launch_arguments"]),
+            )
+
+        return run
+
+    @pytest.mark.parametrize(
+        ("given", "file", "arguments"),
+        [
+            ({"machine": "gpu"}, "edgellm", {"joint_states_topic": "edgellm_arm/state"}),
+            (
+                {"machine": "gpu", "joint_states_topic": "/joints"},
+                "edgellm",
+                {"joint_states_topic": "/joints"},
+            ),
+            ({"machine": "gpu", "drive": "follower"}, "edgellm", {}),
+            ({"machine": "robot", "contract": "/arm.yaml"}, "arm", {"contract": "/arm.yaml"}),
+            ({"machine": "robot", "drive": "follower"}, "follower", {}),
+        ],
+    )
+    def test_each_computer_starts_its_node(self, start, given, file, arguments):
+        assert start(**given) == ({}, f"{file}.launch.py", arguments)
+
+    def test_peers_replace_discovery_by_multicast(self, start):
+        environment, _, _ = start(machine="gpu", peers="192.168.1.10;192.168.1.11", domain_id="7")
+        assert environment == {
+            "ROS_STATIC_PEERS": "192.168.1.10;192.168.1.11",
+            "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
+            "ROS_DOMAIN_ID": "7",
+        }
+
+    def test_an_arm_needs_its_contract(self, start):
+        with pytest.raises(ValueError, match="contract is missing: machine:=robot drive:=arm needs the file"):
+            start(machine="robot")
+
+    def test_its_topic_of_joint_states_is_that_of_the_arm(self, load):
+        node, name = load("remote").STATE_TOPIC.split("/")
+        assert any((each.node, each.name) == (node, f"~/{name}") for each in INTERFACES)
 
 
 class TestView:
