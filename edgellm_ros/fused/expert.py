@@ -27,8 +27,8 @@ from edgellm_ros.fused.plan.expert import ExpertPlan, ExpertTuning, plan_samples
 from edgellm_ros.fused.plan.expert_shape import ExpertShape
 from edgellm_ros.fused.plan.launch import OLDEST, Launch
 from edgellm_ros.fused.variants import compiler_for
+from edgellm_ros.kernels.action_protocol import ConditionedStep
 from edgellm_ros.kernels.capability import EARLY_START, compute_capability
-from edgellm_ros.kernels.protocol import ConditionedStep
 
 Compile = Callable[[ExpertPlan], Any]  # to an object with the method `launch` of `FusedProgram`
 Step = tuple[Any, Launch, KernelParams]  # a program, and a launch of one of its kernels

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.kernels.action_protocol import ConditionedStep, DenoisingFactors
 from edgellm_ros.kernels.protocol import (
     EXCLUDED,
     RULES,
-    ConditionedStep,
     Kernels,
     PatchLayout,
     RopeTable,
@@ -27,6 +27,7 @@ __all__ = [
     "RULES",
     "ChainInputs",
     "ConditionedStep",
+    "DenoisingFactors",
     "DraftInputs",
     "DraftTable",
     "DraftTree",

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.action_protocol import DenoisingFactors
 from edgellm_ros.kernels.protocol import (
     EXCLUDED,
     PatchLayout,
@@ -230,6 +231,22 @@ class HostKernels:
         step = strength[:, None] * velocity.array + pull[:, None] * (previous.array - x.array)
         x.array += np.float32(dt) * step
         time.array[:] = next_times[: time.size]
+
+    def denoising_step(
+        self,
+        x: Tensor,
+        output: Tensor,
+        noise: Tensor | None,
+        factors: DenoisingFactors,
+        time: Tensor,
+        next_time: float,
+    ) -> None:
+        f = {name: np.float32(value) for name, value in vars(factors).items()}
+        clean = (f["of_x"] * x.array + f["of_output"] * output.array) / f["divisor"]
+        clean = np.clip(clean, -f["limit"], f["limit"])
+        moved = f["clean_share"] * clean + f["x_share"] * x.array + f["output_share"] * output.array
+        x.array[:] = moved if noise is None else moved + f["noise_share"] * noise.array
+        time.array[:] = next_time
 
 
 def write_rope(

@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.action_protocol import ActionKernels
 
 # Logit of a token that a mask excludes: finite after any penalty, and its probability is 0.
 EXCLUDED = -1e30
@@ -135,20 +136,7 @@ class SequenceCache:
         ]
 
 
-@dataclass(frozen=True)
-class ConditionedStep:
-    """Tensors of an Euler step that continues a chunk, on the device.
-
-    See `Kernels.conditioned_step`.
-    """
-
-    previous: Tensor  # [T,A] fp32
-    factors: Tensor  # [3,T] fp32
-    clean: Tensor  # [1] i64: the first rows, whose time is that of finished actions
-    clean_time_row: Tensor  # [H] fp32, the time_row of this time
-
-
-class Kernels(Protocol):
+class Kernels(ActionKernels, Protocol):
     """The kernels on one kind of device."""
 
     def resize(self, image: Tensor, out: Tensor) -> None:
@@ -330,19 +318,5 @@ class Kernels(Protocol):
         Log-probabilities include neither repetition penalty nor temperature. top_ids, top_values [B,N,K+1]:
         the K most likely tokens in falling order, then `tokens[b,n]`. Rows whose token is -1 have undefined
         contents.
-        """
-        ...
-
-    def euler_step(self, x: Tensor, velocity: Tensor, dt: float, time: Tensor, next_time: float) -> None:
-        """Add dt * velocity to x in place, and write next_time to time [N] f32."""
-        ...
-
-    def conditioned_step(
-        self, x: Tensor, velocity: Tensor, previous: Tensor, factors: Tensor, dt: float, time: Tensor
-    ) -> None:
-        """Add dt * (a * velocity + b * (previous - x)) to x, and write the next times.
-
-        x [n,T,A] is changed in place; previous [T,A]; factors [3,T]: a, b and the next time of each row; time
-        [N], N <= T, gets the first ones. All are f32.
         """
         ...

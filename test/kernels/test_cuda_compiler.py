@@ -19,8 +19,8 @@ WIDTHS = (1, 2, 4, 8, 16)
 BY_WIDTH = ("embed", "deepstack", "copy_cache_rows", "copy_cache_ranges", "causal_mask", "commit_states")
 OTHERS = (
     "resize_width", "resize_height", "cut_patches", "rope_rows", "mrope_rows", "visible_rows", "count_tokens",
-    "commit_tokens", "commit_rows", "map_tokens", "euler_step", "conditioned_step", "mask_logits", "sample",
-    "log_probabilities", "fill", "open_row", "begin_rows",
+    "commit_tokens", "commit_rows", "map_tokens", "euler_step", "conditioned_step", "denoising_step",
+    "mask_logits", "sample", "log_probabilities", "fill", "open_row", "begin_rows",
 )  # fmt: skip
 TREES_BY_WIDTH = (
     "begin_accepted", "begin_level", "tree_mask", "move_cache_rows", "take_rows", "take_accepted",

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import itertools
 
 import numpy as np
@@ -6,7 +7,7 @@ import pytest
 from PIL import Image
 
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.kernels import EXCLUDED, PatchLayout, RopeTable, StopState, load_kernels
+from edgellm_ros.kernels import EXCLUDED, DenoisingFactors, PatchLayout, RopeTable, StopState, load_kernels
 
 RNG = np.random.default_rng(0)
 
@@ -187,6 +188,33 @@ def test_a_conditioned_step_without_a_condition_has_the_bits_of_an_euler_step(si
     previous = side.tensor(np.ones((4, 2)), np.float32)
     side.kernels.conditioned_step(conditioned, side.tensor(velocity), previous, side.tensor(none), 0.3, time)
     np.testing.assert_array_equal(side.read(conditioned), side.read(plain))
+
+
+FACTORS = DenoisingFactors(
+    of_x=0.7, of_output=-0.4, divisor=0.3, limit=1.0,
+    clean_share=0.6, x_share=0.2, output_share=-0.3, noise_share=0.5,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [1.0, np.inf])
+@pytest.mark.parametrize("adds_noise", [True, False])
+def test_a_denoising_step_mixes_clipped_actions_with_what_it_has(side, limit, adds_noise):
+    x, output, noise = RNG.standard_normal((3, 2, 4, 3)).astype(np.float32)
+    moved, time = side.tensor(x), side.tensor(np.zeros(1), np.float32)
+    given = side.tensor(noise) if adds_noise else None
+    factors = dataclasses.replace(FACTORS, limit=limit)
+    side.kernels.denoising_step(moved, side.tensor(output), given, factors, time, 42.0)
+    clean = (0.7 * x - 0.4 * output) / 0.3
+    assert np.abs(clean).max() > 1
+    expected = 0.6 * np.clip(clean, -limit, limit) + 0.2 * x - 0.3 * output + 0.5 * adds_noise * noise
+    np.testing.assert_allclose(side.read(moved), expected, rtol=1e-5, atol=1e-6)
+    assert side.read(time) == [42.0]
+
+
+def test_a_denoising_step_keeps_what_is_not_finite(side):
+    moved, time = side.tensor(np.full((1, 1, 2), np.nan), np.float32), side.tensor(np.zeros(1), np.float32)
+    side.kernels.denoising_step(moved, side.tensor(np.zeros((1, 1, 2)), np.float32), None, FACTORS, time, 0.0)
+    assert np.isnan(side.read(moved)).all()
 
 
 def test_cache_rows_are_copied_between_caches_of_different_capacity(side):

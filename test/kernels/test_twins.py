@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from edgellm_ros.kernels import PatchLayout, RopeTable, RowLimits, StopState
+from edgellm_ros.kernels import DenoisingFactors, PatchLayout, RopeTable, RowLimits, StopState
 from edgellm_ros.kernels.random import MAX_SEED
 from fixtures.device_under_test import Side, host_side
 
@@ -281,6 +281,20 @@ def test_conditioned_steps(agree, rng):
         place.kernels.conditioned_step(
             moved, *(place.tensor(array) for array in (velocity, previous, factors)), 1 / 3, time
         )
+        return moved, time
+
+    agree(run)
+
+
+def test_denoising_steps(agree, rng):
+    x, output, noise = rng.standard_normal((3, 3, 40, 7)).astype(np.float32)
+
+    def run(place: Side):
+        moved, time = place.tensor(x), place.tensor(np.zeros(1, np.float32))
+        for step in range(3):
+            factors = DenoisingFactors(1.0, -0.7, 0.6, 1.0 + step, 0.5, 0.3, 0.0, 0.2)
+            added = place.tensor(noise) if step < 2 else None
+            place.kernels.denoising_step(moved, place.tensor(output), added, factors, time, 9.0 - step)
         return moved, time
 
     agree(run)

@@ -12,9 +12,9 @@ import numpy as np
 
 from edgellm_ros.engine.device import on_device
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.cuda.action_kernels import CudaActionKernels
 from edgellm_ros.kernels.cuda.launches import (
     WIDEST,
-    CudaLaunches,
     check_float32,
     check_logits,
     lowest_bit,
@@ -50,7 +50,7 @@ class ResizeWeights:
         return self.weights.shape[1]
 
 
-class CudaKernels(CudaLaunches):
+class CudaKernels(CudaActionKernels):
     """The kernels on a GPU; `Kernels` documents the methods."""
 
     def __init__(self, device: Any, program: Any) -> None:
@@ -300,24 +300,6 @@ class CudaKernels(CudaLaunches):
                 all_logits=logits, vocab=vocab, tokens=tokens, top_ids=top_ids, top_values=top_values,
                 width=width,
             )  # fmt: skip
-
-    def euler_step(self, x: Tensor, velocity: Tensor, dt: float, time: Tensor, next_time: float) -> None:
-        check_float32(x, velocity, time)
-        self._by_element(
-            "euler_step", x.size,
-            x=x, velocity=velocity, size=x.size, dt=float(dt), time=time, times=time.size,
-            next_time=float(next_time),
-        )  # fmt: skip
-
-    def conditioned_step(
-        self, x: Tensor, velocity: Tensor, previous: Tensor, factors: Tensor, dt: float, time: Tensor
-    ) -> None:
-        check_float32(x, velocity, previous, factors, time)
-        self._by_element(
-            "conditioned_step", x.size,
-            x=x, velocity=velocity, previous=previous, factors=factors, size=x.size,
-            rows=previous.shape[0], actions=previous.shape[1], dt=float(dt), time=time, times=time.size,
-        )  # fmt: skip
 
     def _between(self, size: int) -> Tensor:
         if self._half_resized.size < size:

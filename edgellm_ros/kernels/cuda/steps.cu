@@ -161,3 +161,18 @@ extern "C" __global__ void conditioned_step(float* x, const float* velocity, con
     x[i] += (float)dt * moved;
   }
 }
+
+// A step of a noise schedule: `ActionKernels.denoising_step`. noise may be null.
+extern "C" __global__ void denoising_step(float* x, const float* output, const float* noise, i64 size, double of_x,
+                                          double of_output, double divisor, double limit, double clean_share,
+                                          double x_share, double output_share, double noise_share, float* time,
+                                          i64 times, double next_time) {
+  pdl_wait();
+  for (i64 i = first_index(); i < times; i += index_stride()) time[i] = (float)next_time;
+  for (i64 i = first_index(); i < size; i += index_stride()) {
+    const float clean = ((float)of_x * x[i] + (float)of_output * output[i]) / (float)divisor, most = (float)limit;
+    const float clipped = clean > most ? most : clean < -most ? -most : clean;  // a NaN stays
+    const float moved = (float)clean_share * clipped + (float)x_share * x[i] + (float)output_share * output[i];
+    x[i] = noise == nullptr ? moved : moved + (float)noise_share * noise[i];
+  }
+}

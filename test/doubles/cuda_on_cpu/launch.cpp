@@ -13,8 +13,8 @@ static const NamedKernel kernels[] = {
                 KERNEL(resize_width) KERNEL(resize_height) KERNEL(cut_patches) KERNEL(rope_rows) KERNEL(mrope_rows)
                     KERNEL(visible_rows) KERNEL(count_tokens) KERNEL(commit_tokens) KERNEL(open_row) KERNEL(begin_rows)
                         KERNEL(commit_rows) KERNEL(map_tokens) KERNEL(euler_step) KERNEL(conditioned_step)
-                            KERNEL(mask_logits) KERNEL(sample) KERNEL(log_probabilities) KERNEL(fill)
-                                KERNEL(add_candidates) KERNEL(add_candidates_half) KERNEL(select_tree)
+                            KERNEL(denoising_step) KERNEL(mask_logits) KERNEL(sample) KERNEL(log_probabilities)
+                                KERNEL(fill) KERNEL(add_candidates) KERNEL(add_candidates_half) KERNEL(select_tree)
                                     KERNEL(tree_rope_rows) KERNEL(sample_path) KERNEL(find_continuation)
                                         KERNEL(append_history) KERNEL(advance_states) KERNEL(advance_windows)};
 
