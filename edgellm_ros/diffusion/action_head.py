@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """ActionHead: the interface of action heads.
 
-`ActionRunner` samples actions of a head. Every kind of head has an engine that computes velocities:
+`ActionRunner` samples actions of a head. Every kind of head has a sampler, and an engine for its steps:
 
 - in: `trajectory [n,T,A]`, the actions of n samples; `time [N]`, one time for all actions or one for each;
   and what the head binds, such as KV caches or the keys and values of a prefix
-- out: `velocity [n,T,A]`, the derivative of the trajectory with respect to the time
+- out: of a flow `velocity [n,T,A]`, the derivative of the trajectory with respect to the time; of a noise
+  schedule `prediction [n,T,A]`, the noise in the trajectory or the clean actions
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from edgellm_ros.diffusion.samplers import Sampler
 from edgellm_ros.engine.tensor import Tensor
 
 
@@ -70,12 +72,12 @@ class HeadConfig(Protocol):
         ...
 
 
-class FlowConfig(HeadConfig, Protocol):
-    """What the configurations of all kinds with a flow have."""
+class SampledConfig(HeadConfig, Protocol):
+    """What the configurations of all kinds have whose actions come from noise."""
 
     @property
     def num_denoise_steps(self) -> int:
-        """Default number of Euler steps."""
+        """Default number of steps of the sampler."""
         ...
 
 
@@ -100,38 +102,8 @@ class ActionSpace(Protocol):
 
 
 @dataclass(frozen=True)
-class FlowTime:
-    """The time of the flow as the model counts it: at the noise, and at the actions."""
-
-    noise: float
-    actions: float
-
-    @property
-    def direction(self) -> float:
-        """Return how much the model's time changes on the whole way, with its sign."""
-        return self.actions - self.noise
-
-    def at(self, share: Any) -> Any:
-        """Return the time after a share of the way from the noise to the actions."""
-        return self.noise + self.direction * share
-
-    def factors(self, factors: np.ndarray) -> np.ndarray:
-        """Convert factors [steps,3,T] to those of the model's time.
-
-        The factors are those of `Kernels.conditioned_step`. They are strength and pull of a step of positive
-        size, and the next times from 0 (noise) to 1.
-        """
-        strength, pull, next_times = np.moveaxis(factors, 1, 0)
-        return np.stack([strength * np.float32(self.direction), pull, self.at(next_times)], axis=1)
-
-
-NOISE_AT_0 = FlowTime(0.0, 1.0)
-NOISE_AT_1 = FlowTime(1.0, 0.0)
-
-
-@dataclass(frozen=True)
 class BoundContext:
-    """The velocity engine's inputs that stay the same in all Euler steps.
+    """The engine's inputs that stay the same in all steps.
 
     All steps of one request share them.
     """
@@ -156,7 +128,7 @@ class ActionHead(Protocol):
     """One kind of head with its configuration."""
 
     @property
-    def config(self) -> FlowConfig:
+    def config(self) -> SampledConfig:
         """What `config.json` of the engine directory has under `action`."""
         ...
 
@@ -164,8 +136,8 @@ class ActionHead(Protocol):
     def space(self) -> ActionSpace: ...
 
     @property
-    def flow(self) -> FlowTime:
-        """The direction of the model's time."""
+    def sampler(self) -> Sampler:
+        """The steps from noise to actions."""
         ...
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ActionRunner: samples trajectories with a flow-matching head of any kind."""
+"""ActionRunner: samples trajectories with a head of any kind."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from edgellm_ros.diffusion.action_head import ActionHead
 from edgellm_ros.diffusion.chunking import ChunkCondition, ConditionedRun, conditioned_run
 from edgellm_ros.diffusion.fused_actions import FusedActions
+from edgellm_ros.diffusion.samplers import FlowTime, StepTensors
 from edgellm_ros.engine.device import Device, DeviceGraph, HostCopy, on_device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
@@ -24,7 +26,7 @@ from edgellm_ros.kernels.random import normal_noise
 
 logger = logging.getLogger(__name__)
 
-STEPS_PER_GRAPH = 20  # most Euler steps of one graph; its memory grows with them
+STEPS_PER_GRAPH = 20  # most steps of one graph; its memory grows with them
 KEPT_GRAPHS = 16
 KEPT_NOISE = 64  # of requests whose trajectories have not been sampled
 
@@ -54,9 +56,10 @@ class ActionRunner:
     may round differently in another shape (see OnnxRuntimeBackend). All samples have one context, which the
     head binds to the engine.
 
-    All Euler steps are one graph, if the device supports graphs: it is recorded after their first run with
-    the same tensors, and launched with one call from then on. Runs that continue a chunk have graphs of their
-    own, which read what differs between such runs from the device.
+    All steps of the head's sampler are one graph, if the device supports graphs: it is recorded after their
+    first run with the same tensors, and launched with one call from then on. Runs that continue a chunk,
+    which only a flow can, have graphs of their own. What differs between runs of a graph, such as the noise
+    that steps add, is read from the device.
 
     fused: kernels that run the steps in place of the engine while `uses_fused` is true.
     """
@@ -80,10 +83,12 @@ class ActionRunner:
         self._device = device
         self._kernels = kernels
         self._trajectory = device.empty((max_samples, *head.shape), np.float32)
-        self._velocity = device.empty((max_samples, *head.shape), np.float32)
+        self._output = device.empty((max_samples, *head.shape), np.float32)
         times = tuple(int(size) for size in executor.bindings["time"].shape)
         self._time = device.empty(times, np.float32)
-        self._noise_time = on_device(device, np.full(times, head.flow.noise, np.float32))
+        self._starts: dict[float, Tensor] = {}  # contents of `time` in the first step
+        added = STEPS_PER_GRAPH * max_samples if head.sampler.noises(STEPS_PER_GRAPH) else 0
+        self._added = device.empty((added, *head.shape), np.float32)  # noise of the steps of a graph
         self._previous = device.empty(head.shape, np.float32)
         self._factors = device.empty((STEPS_PER_GRAPH, 3, head.shape[0]), np.float32)
         self._clean = device.empty((1,), np.int64)
@@ -91,18 +96,23 @@ class ActionRunner:
         # by tensors, whether a chunk is continued, steps of the request, first step of the graph; latest last
         self._graphs: OrderedDict[tuple[Hashable, bool, int, int], tuple[DeviceGraph, Any]] = OrderedDict()
         self._times: OrderedDict[int, Tensor] = OrderedDict()  # embeddings, by steps of the request
-        self._noise: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()  # by seed and samples
+        # by seed, samples and arrays of each sample
+        self._noise: OrderedDict[tuple[int, int, int], np.ndarray] = OrderedDict()
 
-    def prepare(self, samples: int, seed: int) -> None:
+    def prepare(self, samples: int, steps: int, seed: int) -> None:
         """Compute the noise of a later `execute`, if it is not computed yet.
 
-        The noise is computed on the host.
+        The noise is computed on the host: that of the start, then that which the steps add.
         """
-        if (seed, samples) not in self._noise:
-            actions, values = self._head.shape
-            self._noise[seed, samples] = normal_noise(seed, samples, actions * values)
+        key = self._noise_key(samples, steps, seed)
+        if key not in self._noise:
+            noise = normal_noise(seed, samples, key[2] * prod(self._head.shape))
+            self._noise[key] = noise.reshape(samples, key[2], *self._head.shape)
             if len(self._noise) > KEPT_NOISE:
                 self._noise.popitem(last=False)
+
+    def _noise_key(self, samples: int, steps: int, seed: int) -> tuple[int, int, int]:
+        return seed, samples, 1 + self._head.sampler.noises(steps)
 
     def stop_recording(self) -> None:
         """Launch the kernels of steps one by one from now on."""
@@ -140,22 +150,23 @@ class ActionRunner:
         """Queue the sampling of normalised actions, to be read before the next call.
 
         With `condition`, they continue a chunk. context: what the kind of head takes. `report(step)` is
-        called before every Euler step is queued; if it returns False, sampling ends and the result is None.
+        called before every step is queued; if it returns False, sampling ends and the result is None.
         Equal contexts, seeds and steps give equal bits.
         """
         device = self._device
-        trajectory, velocity = self._trajectory.rows(0, samples), self._velocity.rows(0, samples)
+        trajectory, output = self._trajectory.rows(0, samples), self._output.rows(0, samples)
         run: ConditionedRun | None = None
         if condition is not None:
             run = conditioned_run(condition, self.action_space.normalise(condition.actions), steps)
-        self.prepare(samples, seed)
-        start = self._noise.pop((seed, samples)).reshape(trajectory.shape)
+        self.prepare(samples, steps, seed)
+        noise = self._noise.pop(self._noise_key(samples, steps, seed))
+        start = noise[:, 0]
         if run is not None:
             start[:, : run.kept] = run.previous[: run.kept]
             device.upload(self._previous, run.previous)
-        device.upload(trajectory, start)
-        bound, flow = self._head.bind(context), self._head.flow
-        tensors = {"trajectory": trajectory, "time": self._time, "velocity": velocity, **bound.tensors}
+        device.upload(trajectory, np.ascontiguousarray(start))
+        bound, sampler = self._head.bind(context), self._head.sampler
+        tensors = {"trajectory": trajectory, "time": self._time, sampler.output: output, **bound.tensors}
         if self.uses_fused:
             key: Hashable = tuple(tensor.pointer for tensor in tensors.values()), samples
             kept: Any = self._time_rows(steps)
@@ -165,11 +176,11 @@ class ActionRunner:
         else:
             self._executor.prepare(0, {"n": samples, **bound.dims}, tensors, device.stream)
             if run is None:
-                device.copy(self._time, self._noise_time)
+                device.copy(self._time, self._start_time(sampler.start(steps)))
             else:
-                device.upload(self._time, flow.at(run.times(0)[: self._time.size]))
+                device.upload(self._time, self._flow.at(run.times(0)[: self._time.size]))
             key = kept = self._executor.bound_run
-            step = partial(self._engine_step, steps, trajectory, velocity, run is not None)
+            step = partial(self._engine_step, steps, trajectory, output, run is not None)
 
         def queue(number: int, first: bool) -> None:
             if not number and bound.begin is not None:
@@ -179,11 +190,15 @@ class ActionRunner:
         for first in range(0, steps, STEPS_PER_GRAPH):
             chunk = range(first, min(first + STEPS_PER_GRAPH, steps))
             if run is not None:
-                factors = flow.factors(run.factors(chunk.start, chunk.stop))
+                factors = self._flow.factors(run.factors(chunk.start, chunk.stop))
                 device.upload(self._factors.rows(0, len(chunk)), factors)
+            added = noise[:, 1:][:, first : chunk.stop].swapaxes(0, 1)  # [steps,n,T,A]
+            if added.size:
+                rows = self._added.rows(0, len(added) * samples)
+                device.upload(rows, np.ascontiguousarray(added).reshape(rows.shape))
             if not self._run(chunk, (key, run is not None, steps, first), queue, kept, report):
                 return None
-        return QueuedActions(device.copy_to_host(trajectory), f"noise seed {seed}, {steps} Euler steps")
+        return QueuedActions(device.copy_to_host(trajectory), f"noise seed {seed}, {steps} steps")
 
     def _run(
         self,
@@ -193,7 +208,7 @@ class ActionRunner:
         kept: Any,
         report: Callable[[int], bool],
     ) -> bool:
-        """Queue some Euler steps; return False if `report` ended them.
+        """Queue some steps; return False if `report` ended them.
 
         Steps that have a graph are queued with it. step(number, whether it is the first one); kept: what must
         live as long as a graph of the steps.
@@ -224,17 +239,19 @@ class ActionRunner:
         return True
 
     def _engine_step(
-        self, steps: int, trajectory: Tensor, velocity: Tensor, conditioned: bool, number: int, first: bool
+        self, steps: int, trajectory: Tensor, output: Tensor, conditioned: bool, number: int, first: bool
     ) -> None:
-        """Queue one Euler step, which also writes the time of the next one."""
+        """Queue one step, which also writes the time of the next one."""
         self._executor.execute(self._device.stream)
         if conditioned:
             previous, factors = self._previous, self._step_factors(number)
-            self._kernels.conditioned_step(trajectory, velocity, previous, factors, 1.0 / steps, self._time)
-        else:
-            flow = self._head.flow
-            next_time = flow.at((number + 1) / steps)
-            self._kernels.euler_step(trajectory, velocity, flow.direction / steps, self._time, next_time)
+            self._kernels.conditioned_step(trajectory, output, previous, factors, 1.0 / steps, self._time)
+            return
+        sampler, noise = self._head.sampler, None
+        if number < sampler.noises(steps):
+            samples, place = trajectory.shape[0], number % STEPS_PER_GRAPH
+            noise = self._added.rows(place * samples, (place + 1) * samples)
+        sampler.queue(self._kernels, StepTensors(trajectory, output, self._time, noise), number, steps)
 
     def _fused_step(
         self,
@@ -252,6 +269,18 @@ class ActionRunner:
         if conditioned:
             condition = ConditionedStep(self._previous, self._step_factors(number), self._clean, clean)
         self._fused.expert.step(tensors, row, 1.0 / steps, first, condition)
+
+    @property
+    def _flow(self) -> FlowTime:
+        """The flow of a run that continues a chunk; `check` refuses it without one."""
+        assert isinstance(self._head.sampler, FlowTime)
+        return self._head.sampler
+
+    def _start_time(self, time: float) -> Tensor:
+        """Return the contents of `time` in the first step, on the device."""
+        if time not in self._starts:
+            self._starts[time] = on_device(self._device, np.full(self._time.shape, time, np.float32))
+        return self._starts[time]
 
     def _step_factors(self, number: int) -> Tensor:
         """View the factors [3,T] of a step among those of its graph."""

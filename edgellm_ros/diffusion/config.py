@@ -6,7 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from edgellm_ros.diffusion.policy_config import ACTConfig, OpenPiConfig, Pi0Config, Pi05Config, SmolVLAConfig
+from edgellm_ros.diffusion.policy_config import (
+    ACTConfig,
+    DiffusionConfig,
+    OpenPiConfig,
+    Pi0Config,
+    Pi05Config,
+    SmolVLAConfig,
+)
 from edgellm_ros.echo import quoted
 
 
@@ -132,4 +139,6 @@ class ActionConfig:
 
 
 # Of all kinds of action heads; in `config.json` the key `kind` chooses one.
-ActionHeadConfig = ActionConfig | SmolVLAConfig | Pi0Config | Pi05Config | ACTConfig | OpenPiConfig
+ActionHeadConfig = (
+    ActionConfig | SmolVLAConfig | Pi0Config | Pi05Config | ACTConfig | DiffusionConfig | OpenPiConfig
+)

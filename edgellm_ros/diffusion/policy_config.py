@@ -3,8 +3,9 @@
 
 A policy with a flow (`FlowPolicyConfig`) has a prefix engine, which computes a context of camera images, a
 task in words and the robot's state, and an action engine, which computes velocities from noise to actions and
-reads the context. ACT has one engine, from images and state to actions. To add a policy, add a class here and
-what runs it in `runtime/policy/pipeline.py`.
+reads the context. Diffusion Policy has the same two engines without a task; its action engine predicts noise.
+ACT has one engine, from images and state to actions. To add a policy, add a class here and what runs it in
+`runtime/policy/pipeline.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from edgellm_ros.echo import quoted
+
+MOST_TRAIN_STEPS = 100_000
+SCHEDULES = {  # of NoiseScheduleConfig: what its fields may be
+    "sampler": ("DDPM", "DDIM"),
+    "beta_schedule": ("squaredcos_cap_v2", "linear", "scaled_linear"),
+    "prediction": ("epsilon", "sample"),
+}
 
 
 @dataclass(frozen=True)
@@ -122,14 +130,27 @@ class FixedCameraConfig(CameraConfig):
 
     heights: tuple[int, ...]  # pixels, by camera
     widths: tuple[int, ...]
-    tokens: tuple[int, ...]  # rows of an image among those that actions attend to
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("heights", "widths", "tokens"):
-            values = getattr(self, name)
-            if len(values) != len(self.names) or min(values) < 1:
-                raise ValueError(f"{name} must have {len(self.names)} values of at least 1, got {values}")
+        for name in ("heights", "widths"):
+            self._check_sizes(name)
+
+    def _check_sizes(self, name: str) -> None:
+        values = getattr(self, name)
+        if len(values) != len(self.names) or min(values) < 1:
+            raise ValueError(f"{name} must have {len(self.names)} values of at least 1, got {values}")
+
+
+@dataclass(frozen=True)
+class GridCameraConfig(FixedCameraConfig):
+    """Cameras whose images become rows that actions attend to, by place."""
+
+    tokens: tuple[int, ...]  # rows of an image, by camera
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_sizes("tokens")
 
 
 @dataclass(frozen=True)
@@ -138,6 +159,7 @@ class PolicyConfig:
 
     rtc_max_delay: ClassVar[int] = 0  # LeRobot 0.4.4 trains no policy to continue chunks of actions
     has_flow: ClassVar[bool] = False
+    from_noise: ClassVar[bool] = False  # whether actions come from noise, of which a request may have several
 
     cameras: CameraConfig
     state: StateConfig | None  # None if the model takes none
@@ -155,12 +177,21 @@ class PolicyConfig:
         """Return the maximum number of rows that actions attend to."""
         raise NotImplementedError
 
+    @property
+    def observation_steps(self) -> int:
+        """Return the number of observations that a plan takes.
+
+        These are the present one and those before it, `action_space.dt` apart.
+        """
+        return 1
+
 
 @dataclass(frozen=True)
 class FlowPolicyConfig(PolicyConfig):
     """A policy whose actions come from noise by a flow, for a task in words."""
 
     has_flow: ClassVar[bool] = True
+    from_noise: ClassVar[bool] = True
 
     cameras: PaddedCameraConfig
     state: StateConfig
@@ -224,7 +255,7 @@ class ACTConfig(PolicyConfig):
     Nothing is random, and there is no text.
     """
 
-    cameras: FixedCameraConfig
+    cameras: GridCameraConfig
     other_rows: int  # of the encoder, besides those of images: latent, state, environment state
     kind: Literal["act"] = field(default="act", kw_only=True)
 
@@ -237,6 +268,80 @@ class ACTConfig(PolicyConfig):
     def max_prefix_rows(self) -> int:
         """Return the number of rows of the encoder."""
         return sum(self.cameras.tokens) + self.other_rows
+
+
+@dataclass(frozen=True)
+class NoiseScheduleConfig:
+    """How the training added noise to actions, and how a run takes it away."""
+
+    sampler: str  # "DDPM" or "DDIM"
+    train_steps: int  # of the training, from clean actions to noise
+    beta_schedule: str  # of SCHEDULES
+    beta_start: float  # of the schedules but squaredcos_cap_v2, which has its own
+    beta_end: float
+    prediction: str  # of the model: "epsilon" (the noise) or "sample" (the clean actions)
+    clip: float | None  # limit of the clean actions in each step, normalised; None = they are not clipped
+
+    def __post_init__(self) -> None:
+        for name, supported in SCHEDULES.items():
+            if getattr(self, name) not in supported:
+                raise ValueError(f"{name} must be of {', '.join(supported)}, got {getattr(self, name)!r}")
+        if not 1 <= self.train_steps <= MOST_TRAIN_STEPS:
+            raise ValueError(f"train_steps must be from 1 to {MOST_TRAIN_STEPS}, got {self.train_steps}")
+        if not 0 < self.beta_start <= self.beta_end < 1:
+            given = f"{self.beta_start} and {self.beta_end}"
+            raise ValueError(f"beta_start and beta_end must rise between 0 and 1, got {given}")
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise ValueError(f"clip must be more than 0, got {self.clip}")
+
+
+@dataclass(frozen=True)
+class DiffusionConfig(PolicyConfig):
+    """Diffusion Policy: a U-Net takes noise away from actions.
+
+    It reads observations of several times, and computes `model_horizon` actions from the time of the oldest
+    one on. A chunk has the first `action_space.horizon` of them from the time of the newest one on.
+    """
+
+    from_noise: ClassVar[bool] = True
+
+    cameras: FixedCameraConfig
+    state: StateConfig
+    num_observations: int  # of a plan, `action_space.dt` apart
+    model_horizon: int
+    num_denoise_steps: int  # default number of steps of the sampler
+    schedule: NoiseScheduleConfig
+    kind: Literal["diffusion"] = field(default="diffusion", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_observations < 1:
+            raise ValueError(f"num_observations must be at least 1, got {self.num_observations}")
+        left = self.model_horizon - self.first_action
+        if self.action_space.horizon > left:
+            raise ValueError(
+                f"action_space.horizon must be at most {left} (model_horizon - num_observations + 1), got "
+                f"{self.action_space.horizon}"
+            )
+        if not 1 <= self.num_denoise_steps <= self.schedule.train_steps:
+            raise ValueError(
+                f"num_denoise_steps must be from 1 to {self.schedule.train_steps} (train_steps), got "
+                f"{self.num_denoise_steps}"
+            )
+
+    @property
+    def first_action(self) -> int:
+        """Return the U-Net's first action that is not before the newest observation."""
+        return self.num_observations - 1
+
+    @property
+    def observation_steps(self) -> int:
+        return self.num_observations
+
+    @property
+    def max_prefix_rows(self) -> int:
+        """Return the parts of the condition: of each observation a state and the images."""
+        return self.num_observations * (1 + len(self.cameras.names))
 
 
 @dataclass(frozen=True)

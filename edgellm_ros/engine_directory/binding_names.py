@@ -45,18 +45,20 @@ AUDIO_EMBEDS = "audio_embeds"
 # prefix/model.onnx of a policy, which has IMAGE_EMBEDS too
 TOKEN_IDS = "token_ids"
 STATE = "state"
+CONDITION = "condition"  # of Diffusion Policy, an input of its action engine
 # action/model.onnx
 TRAJECTORY = "trajectory"
 TIME = "time"
 CACHE_ROWS = "cache_rows"
 VELOCITY = "velocity"
+PREDICTION = "prediction"  # of Diffusion Policy, in place of a velocity
 ACTIONS = "actions"  # of a policy without a flow
 
 
 def camera_image(camera: int) -> str:
     """Return the name of a camera's image; cameras count from 0.
 
-    The image is an input of a policy without a flow.
+    The image is an input of a policy without a vision tower.
     """
     return f"camera_image_{camera}"
 

@@ -60,7 +60,8 @@ class LLMGenerationRequest:
     prompt: str = ""  # the user's text; may be empty
     system_prompt: str = ""  # "" = none
     # uint8 [H, W, 3], RGB: of NumPy, or of another library with DLPack or an array interface, on the host or
-    # on the runtime's GPU; then they are not copied through the host (multimodal/device_image.py)
+    # on the runtime's GPU; then they are not copied through the host (multimodal/device_image.py). Of a
+    # policy that takes several observations also [O, H, W, 3]: those of a camera, oldest first
     images: tuple[Image, ...] = ()
     audio: tuple[Sound, ...] = ()  # placed before the text in the prompt
     # past poses (x, y[, heading]) in metres and radians in the robot's current frame, oldest first;
@@ -72,9 +73,9 @@ class LLMGenerationRequest:
     logprobs: int = 0  # number of most likely tokens to report per token, up to 50; 0 = off
     action_samples: int = 0  # number of trajectories to sample
     noise_seed: int | None = None  # of the trajectories; None = the runtime's seed
-    denoise_steps: int | None = None  # Euler steps, from 1 to 1000; None = the checkpoint's number
+    denoise_steps: int | None = None  # steps from noise, from 1 to 1000; None = the checkpoint's number
     on_progress: Callable[[Progress], None] | None = None  # called on the thread of `handle_request`
-    cancel: threading.Event | None = None  # when set, the request ends at the next token or Euler step
+    cancel: threading.Event | None = None  # when set, the request ends at the next token or step from noise
     messages: tuple[Message, ...] | None = None  # the conversation, oldest first; None = the short form
     tools: tuple[Mapping[str, Any], ...] | None = None  # JSON schemas of functions for the chat template
     enable_thinking: bool | None = None  # for the chat template; None = the template's default
@@ -83,7 +84,8 @@ class LLMGenerationRequest:
     videos: tuple[Video, ...] = ()  # of the short form; placed after the images in the prompt
     disable_spec_decode: bool = False  # no drafted tokens: one token per step
     previous_chunk: ChunkCondition | None = None  # actions that the trajectories continue; None = none
-    # of a policy: the robot's state [D] in physical units; its values in the order of the policy's names
+    # of a policy: the robot's state [D] in physical units; its values in the order of the policy's names. Of
+    # a policy that takes several observations also [O, D], oldest first
     state: np.ndarray | None = None
     cameras: tuple[str, ...] = ()  # of a policy: the cameras of `images`; empty = all cameras in their order
     lm_head: str = ""  # name of the LM head; "" = the active one, "base" = that of the engine directory

@@ -24,9 +24,10 @@ class Trajectories:
 
     def prepare(self, sequence: GenerationSequence) -> None:
         """Compute the noise of a sequence's trajectories on the host."""
-        samples = sequence.request.action_samples
-        if self._action is not None and samples:
-            self._action.prepare(samples, sequence.noise_seed)
+        request = sequence.request
+        if self._action is not None and request.action_samples:
+            steps = request.denoise_steps or self._action.default_steps
+            self._action.prepare(request.action_samples, steps, sequence.noise_seed)
 
     def queue(self, sequence: GenerationSequence, row: int) -> QueuedActions | None:
         """Queue the trajectories of a row's sequence; None if it wants none."""

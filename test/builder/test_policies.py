@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from edgellm_ros.builder import export
+from edgellm_ros.builder.config.known_policies import SUPPORTED
 from edgellm_ros.builder.exporter.check import check, render_check
 from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.builder.exporter.plan import plan_export
@@ -81,7 +82,7 @@ def test_a_data_set_gives_names_and_rate(checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"type": "tdmpc"}, r"config.json: type 'tdmpc': supported: act, pi0, pi05, smolvla"),
+        ({"type": "tdmpc"}, r"config.json: type 'tdmpc': supported: act, diffusion, pi0, pi05, smolvla"),
         ({"add_image_special_tokens": True}, "add_image_special_tokens True: supported: False"),
         ({"adapt_to_pi_aloha": True}, "adapt_to_pi_aloha True: supported: False"),
         ({"n_obs_steps": 2}, "n_obs_steps 2: supported: 1"),
@@ -103,7 +104,7 @@ def test_policies_that_the_graphs_would_compute_differently_are_refused(
 
 
 # `type` of LeRobot 0.6.1 (`register_subclass` in its policies)
-LEROBOT = ["diffusion", "eo1", "evo1", "fastwam", "gaussian_actor", "groot", "lingbot_va", "molmoact2"]
+LEROBOT = ["eo1", "evo1", "fastwam", "gaussian_actor", "groot", "lingbot_va", "molmoact2"]
 LEROBOT += ["multi_task_dit", "pi0_fast", "tdmpc", "vla_jepa", "vqbet", "wall_x", "xvla"]
 
 
@@ -111,7 +112,7 @@ LEROBOT += ["multi_task_dit", "pi0_fast", "tdmpc", "vla_jepa", "vqbet", "wall_x"
 @pytest.mark.parametrize("features", [{"output_features": {"action": {}}}, {}])
 def test_a_known_policy_of_lerobot_is_refused_with_what_it_is(tmp_path, kind, features):
     write_json(tmp_path / "config.json", {"type": kind, **features})
-    known = "supported: act, pi0, pi05, smolvla; this is .+; of policies, ACT, pi0, pi0.5 and SmolVLA are"
+    known = rf"supported: act, diffusion, pi0, pi05, smolvla; this is .+; of policies, {SUPPORTED} are"
     message = rf"config\.json: type '{kind}': {known}"
     with pytest.raises(ValueError, match=message):
         plan_export(tmp_path, ExportOptions())
@@ -131,7 +132,7 @@ def test_a_known_policy_of_lerobot_is_refused_with_what_it_is(tmp_path, kind, fe
 )
 def test_a_known_policy_of_others_is_refused_with_what_it_is(tmp_path, model_type, title):
     write_json(tmp_path / "config.json", {"model_type": model_type, "num_experts": 2})
-    message = rf"config\.json: model_type '{model_type}': supported: .*; this is {title}, .* SmolVLA are"
+    message = rf"config\.json: model_type '{model_type}': supported: .*; this is {title}, .* {SUPPORTED} are"
     with pytest.raises(ValueError, match=message):
         plan_export(tmp_path, ExportOptions())
 

@@ -4,11 +4,11 @@
 import numpy as np
 import pytest
 
-from edgellm_ros.diffusion.action_head import NOISE_AT_1
 from edgellm_ros.diffusion.action_runner import STEPS_PER_GRAPH, ActionRunner
 from edgellm_ros.diffusion.action_space import UnicycleActionSpace
 from edgellm_ros.diffusion.chunking import ChunkCondition
 from edgellm_ros.diffusion.heads.flow_expert import FlowExpertHead
+from edgellm_ros.diffusion.samplers import NOISE_AT_1
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.config import EngineConfig
@@ -111,7 +111,7 @@ def test_euler_steps_follow_the_velocity_from_noise_to_data(known_velocity, cach
 
 def test_noise_that_was_prepared_is_not_computed_again(runner, cache, monkeypatch):
     expected = runner.execute(cache.sequence(1), samples=2, steps=2, seed=3, report=always)
-    runner.prepare(2, 3)
+    runner.prepare(2, 2, 3)
     monkeypatch.delattr("edgellm_ros.diffusion.action_runner.normal_noise")
     found = runner.execute(cache.sequence(1), samples=2, steps=2, seed=3, report=always)
     np.testing.assert_array_equal(found, expected)
@@ -119,7 +119,7 @@ def test_noise_that_was_prepared_is_not_computed_again(runner, cache, monkeypatc
 
 def test_results_that_are_not_finite_are_an_error_that_names_the_seed(known_velocity, cache):
     runner = known_velocity([helper.make_node("Sqrt", ["trajectory"], ["velocity"])])
-    with pytest.raises(EngineError, match=r"not finite \(noise seed 11, 2 Euler steps\)"):
+    with pytest.raises(EngineError, match=r"not finite \(noise seed 11, 2 steps\)"):
         runner.execute(cache.sequence(0), samples=3, steps=2, seed=11, report=always)
 
 
@@ -168,7 +168,7 @@ def test_a_cancelled_run_stops_at_its_euler_step(runner, cache):
 class Reversed:
     """The tiny engine's head with a time from 1 (noise) to 0 (actions)."""
 
-    flow = NOISE_AT_1
+    sampler = NOISE_AT_1
 
     def __init__(self, head) -> None:
         self.config, self.space, self.shape, self.bind = head.config, head.space, head.shape, head.bind

@@ -3,28 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+import dataclasses
 
 import lerobot_policies
 import numpy as np
 import torch
-
-STATE, ENVIRONMENT = "observation.state", "observation.environment_state"
-
-
-@dataclass(frozen=True)
-class ACTShape:
-    """Sizes of an ACT; `policy`: further values of LeRobot's configuration."""
-
-    cameras: Mapping[str, tuple[int, int]]  # height and width of the frames
-    state: int = 6  # 0 = none
-    environment: int = 0
-    actions: int = 5
-    ways: Mapping[str, str] = field(default_factory=dict)  # of normalisation, by kind
-    policy: Mapping[str, object] = field(default_factory=dict)
-
+from camera_policy import CameraPolicy, PolicyShape
 
 SMALL = {
     "dim_model": 32, "n_heads": 4, "dim_feedforward": 48, "n_encoder_layers": 2, "n_vae_encoder_layers": 1,
@@ -32,76 +16,21 @@ SMALL = {
 }  # fmt: skip
 
 
-class ACTReference:
-    """LeRobot's policy and processors with random weights."""
+class ACTReference(CameraPolicy):
+    """LeRobot's ACT; SMALL, if its shape has no other sizes."""
 
-    def __init__(self, shape: ACTShape, seed: int) -> None:
+    def __init__(self, shape: PolicyShape, seed: int) -> None:
         modeling, processors = lerobot_policies.act()
-        from lerobot.configs.types import FeatureType, NormalizationMode, PolicyFeature
         from lerobot.policies.act.configuration_act import ACTConfig
 
-        self.shape = shape
-        torch.manual_seed(seed)
-        inputs = {
-            f"observation.images.{name}": PolicyFeature(FeatureType.VISUAL, (3, *size))
-            for name, size in shape.cameras.items()
-        }
-        if shape.state:
-            inputs[STATE] = PolicyFeature(FeatureType.STATE, (shape.state,))
-        if shape.environment:
-            inputs[ENVIRONMENT] = PolicyFeature(FeatureType.ENV, (shape.environment,))
-        ways = {"VISUAL": "MEAN_STD", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"} | dict(shape.ways)
-        self.config = ACTConfig(
-            input_features=inputs,
-            output_features={"action": PolicyFeature(FeatureType.ACTION, (shape.actions,))},
-            normalization_mapping={kind: NormalizationMode(way) for kind, way in ways.items()},
-            pretrained_backbone_weights=None,
-            device="cpu",
-            **{**SMALL, **shape.policy},
+        super().__init__(
+            dataclasses.replace(shape, policy={**SMALL, **shape.policy}),
+            seed,
+            config=ACTConfig,
+            policy=modeling.ACTPolicy,
+            processors=processors.make_act_pre_post_processors,
+            ways={"VISUAL": "MEAN_STD", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
         )
-        self.policy = modeling.ACTPolicy(self.config).eval().float()
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            tensors = [*self.policy.named_parameters(), *self.policy.named_buffers()]
-            for name, tensor in tensors:
-                if tensor.ndim != 1:
-                    continue
-                values = torch.randn(tensor.shape, generator=generator) * 0.1
-                is_factor = tensor.min() == 1  # of a norm, or a variance
-                tensor.copy_(values.abs() + 0.7 if "running_var" in name else values + float(is_factor))
-        rng = np.random.default_rng(seed)
-        sizes = {"action": (shape.actions,), STATE: (shape.state,), ENVIRONMENT: (shape.environment,)}
-        sizes |= {name: (3, 1, 1) for name in inputs if name.startswith("observation.images.")}
-        self.stats = {name: self._stats(rng, size, len(size) == 3) for name, size in sizes.items()}
-        self.before, self.after = processors.make_act_pre_post_processors(self.config, self.stats)
-
-    @staticmethod
-    def _stats(rng: np.random.Generator, size: tuple[int, ...], image: bool) -> dict[str, torch.Tensor]:
-        low, high = ((0.0, 0.2), (0.8, 1.0)) if image else ((-3.0, -1.0), (1.0, 3.0))
-        mean, std = ((0.3, 0.6), (0.2, 0.3)) if image else ((-2.0, 2.0), (0.2, 3.0))
-        ranges = {"mean": mean, "std": std, "min": low, "max": high, "q01": low, "q99": high}
-        return {
-            name: torch.tensor(rng.uniform(*range_, size), dtype=torch.float32)
-            for name, range_ in ranges.items()
-        }
-
-    def save(self, folder: Path) -> Path:
-        """Save policy and processors as LeRobot does, and return their folder."""
-        for part in (self.policy, self.before, self.after):
-            part.save_pretrained(folder)
-        return folder
-
-    def batch(self, state: np.ndarray, environment: np.ndarray, frames: Mapping[str, np.ndarray]) -> dict:
-        """Make the policy's inputs of frames [H, W, 3] uint8, as LeRobot's processors do."""
-        inputs = {
-            f"observation.images.{name}": torch.tensor(frame).permute(2, 0, 1).float() / 255
-            for name, frame in frames.items()
-        }
-        # LeRobot reads the device of the state even of a policy that takes none
-        inputs[STATE] = torch.tensor(state) if self.shape.state else torch.zeros(1)
-        if self.shape.environment:
-            inputs[ENVIRONMENT] = torch.tensor(environment)
-        return self.before(inputs)
 
     def actions(self, batch: dict) -> np.ndarray:
         """Compute physical actions [T, actions]."""

@@ -75,7 +75,7 @@ def _importable() -> Iterator[None]:
     finally:
         sys.path.remove(str(INSTALLED))
         sys.meta_path.remove(finder)
-        packages = ("datasets", "imageio", "torchvision")
+        packages = ("datasets", "diffusers", "imageio", "torchvision")
         for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
             del sys.modules[name]  # others ask whether these packages are there
 
@@ -101,6 +101,11 @@ def smolvla() -> tuple[types.ModuleType, ...]:
     return _import(
         "lerobot.policies.smolvla", ("modeling_smolvla", "smolvlm_with_expert", "processor_smolvla")
     )
+
+
+def diffusion() -> tuple[types.ModuleType, ...]:
+    """Import `modeling_diffusion` and `processor_diffusion` of Diffusion Policy."""
+    return _import("lerobot.policies.diffusion", ("modeling_diffusion", "processor_diffusion"))
 
 
 def act() -> tuple[types.ModuleType, ...]:

@@ -9,7 +9,8 @@ import pytest
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
 
-from act_reference import ACTReference, ACTShape  # noqa: E402
+from act_reference import ACTReference  # noqa: E402
+from camera_policy import PolicyShape  # noqa: E402
 
 from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
@@ -17,30 +18,30 @@ from edgellm_ros.runtime.request import LLMGenerationRequest  # noqa: E402
 
 TOLERANCE = 1e-3  # of the range of the actions
 SHAPES = {
-    "defaults": ACTShape({"top": (48, 64), "wrist": (48, 64)}),
-    "one camera, odd size": ACTShape({"front": (75, 41)}, state=3, actions=2, policy={"chunk_size": 12}),
-    "three cameras of two sizes": ACTShape(
+    "defaults": PolicyShape({"top": (48, 64), "wrist": (48, 64)}),
+    "one camera, odd size": PolicyShape({"front": (75, 41)}, state=3, actions=2, policy={"chunk_size": 12}),
+    "three cameras of two sizes": PolicyShape(
         {"left": (64, 64), "right": (40, 72), "top": (64, 64)},
         policy={"n_decoder_layers": 2, "n_encoder_layers": 1},
     ),
-    "environment, ranges": ACTShape(
+    "environment, ranges": PolicyShape(
         {"top": (64, 48)},
         environment=4,
         ways={"VISUAL": "IDENTITY", "STATE": "MIN_MAX", "ENV": "MEAN_STD", "ACTION": "MIN_MAX"},
     ),
-    "no state": ACTShape({"top": (64, 48)}, state=0, policy={"use_vae": False}),
-    "environment alone, norms first": ACTShape(
+    "no state": PolicyShape({"top": (64, 48)}, state=0, policy={"use_vae": False}),
+    "environment alone, norms first": PolicyShape(
         {"top": (48, 48), "side": (48, 48)},
         state=0,
         environment=3,
         policy={"pre_norm": True, "n_decoder_layers": 3, "feedforward_activation": "gelu"},
     ),
-    "resnet34, quantiles": ACTShape(
+    "resnet34, quantiles": PolicyShape(
         {"top": (56, 64)},
         ways={"VISUAL": "MIN_MAX", "STATE": "QUANTILES", "ACTION": "QUANTILES"},
         policy={"vision_backbone": "resnet34", "dim_model": 24, "n_heads": 3},
     ),
-    "resnet50, dilated": ACTShape(
+    "resnet50, dilated": PolicyShape(
         {"top": (48, 80)},
         policy={
             "vision_backbone": "resnet50",

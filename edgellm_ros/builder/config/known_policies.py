@@ -7,7 +7,6 @@ import re
 
 # `type` of LeRobot's config.json, or `model_type` of others, in small letters and digits -> what it is.
 POLICIES = {
-    "diffusion": "Diffusion Policy, a diffusion model of actions",
     "multitaskdit": "a diffusion transformer for several tasks",
     "vqbet": "VQ-BeT, a behaviour transformer",
     "tdmpc": "TD-MPC, a world model",
@@ -35,6 +34,7 @@ POLICIES = {
     "alpamayo15": "Alpamayo 1.5, a driving policy on Cosmos-Reason2",
     "alpamayor1": "Alpamayo-R1, a driving policy on Qwen3-VL",
 }
+SUPPORTED = "ACT, Diffusion Policy, pi0, pi0.5 and SmolVLA"
 OPENPI = "paligemma_variant"  # a key of openpi's config.json, which has no type
 
 
@@ -49,10 +49,8 @@ def hint(name: str) -> str:
     The hint is "" for a type that is not known.
     """
     title = POLICIES.get(_letters(name))
-    known = (
-        f"; this is {title}; of policies, ACT, pi0, pi0.5 and SmolVLA are supported (docs/action_heads.md)"
-    )
-    return known if title else ""
+    supported = f"of policies, {SUPPORTED} are supported (docs/action_heads.md)"
+    return f"; this is {title}; {supported}" if title else ""
 
 
 def _letters(name: str) -> str:

@@ -198,7 +198,7 @@ def _plan_policy(
         options.max_batch_size,
         max_input_len=rows,
         max_kv_cache_capacity=rows + 1,
-        max_action_samples=BuilderConfig.max_action_samples if model.config.has_flow else 1,
+        max_action_samples=BuilderConfig.max_action_samples if model.config.from_noise else 1,
     )
     config = section.make(
         EngineConfig,

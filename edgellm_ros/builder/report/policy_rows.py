@@ -5,19 +5,28 @@ from __future__ import annotations
 
 from edgellm_ros.diffusion.policy_config import (
     CameraConfig,
+    DiffusionConfig,
     FixedCameraConfig,
     FlowPolicyConfig,
+    GridCameraConfig,
     PaddedCameraConfig,
     PolicyConfig,
 )
 
 
 def policy_rows(policy: PolicyConfig) -> list[tuple[str, str]]:
-    """Make the rows about state, cameras, and rows that actions attend to."""
-    return [
+    """Make the rows about state, cameras, and what actions depend on."""
+    rows = [
         ("state", "none" if policy.state is None else ", ".join(policy.state.names)),
         ("cameras", _cameras(policy.cameras)),
-        ("prefix", f"{policy.max_prefix_rows} rows{_task_rows(policy)}"),
+    ]
+    if not isinstance(policy, DiffusionConfig):
+        return [*rows, ("prefix", f"{policy.max_prefix_rows} rows{_task_rows(policy)}")]
+    schedule, steps = policy.schedule, policy.num_denoise_steps
+    return [
+        *rows,
+        ("observations", f"{policy.num_observations}, {policy.action_space.dt:.3g} s apart"),
+        ("sampler", f"{schedule.sampler}, {steps} of {schedule.train_steps} steps"),
     ]
 
 
@@ -30,8 +39,11 @@ def _cameras(cameras: CameraConfig) -> str:
         size = cameras.image_size
         return f"{', '.join(cameras.names)}: {cameras.tokens} rows each, from {size}x{size} px"
     if isinstance(cameras, FixedCameraConfig):
-        sizes = zip(cameras.names, cameras.heights, cameras.widths, cameras.tokens, strict=True)
-        return ", ".join(f"{name} {height}x{width} px: {rows} rows" for name, height, width, rows in sizes)
+        sizes = zip(cameras.names, cameras.heights, cameras.widths, strict=True)
+        told = [f"{name} {height}x{width} px" for name, height, width in sizes]
+        if isinstance(cameras, GridCameraConfig):
+            told = [f"{each}: {rows} rows" for each, rows in zip(told, cameras.tokens, strict=True)]
+        return ", ".join(told)
     return ", ".join(cameras.names)
 
 

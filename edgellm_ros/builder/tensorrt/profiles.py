@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from edgellm_ros.diffusion.policy_config import FlowPolicyConfig, PolicyConfig
+from edgellm_ros.diffusion.policy_config import DiffusionConfig, FlowPolicyConfig, PolicyConfig
 from edgellm_ros.engine.optimization_profile import Profile, Range
 from edgellm_ros.engine_directory.adapters.lora_inputs import rank_sizes
 from edgellm_ros.engine_directory.config import MIN_PREFILL, VERIFICATION_TOKENS, EngineConfig
@@ -105,10 +105,15 @@ def make_profiles(config: EngineConfig, verification_tokens: int | None = None) 
 
 def _policy_profiles(policy: PolicyConfig, max_samples: int) -> dict[str, list[Profile]]:
     """Make the profiles of a policy's graphs."""
+    samples = Range(1, 1, max_samples)
+    if isinstance(policy, DiffusionConfig):
+        return {
+            "prefix": [Profile("observations", {})],
+            "action": [Profile("actions", {"n": samples})],
+        }
     if not isinstance(policy, FlowPolicyConfig):  # one graph, whose sizes are fixed
         return {"action": [Profile("actions", {})]}
     cameras, tokens = len(policy.cameras.names), policy.cameras.tokens
-    samples = Range(1, 1, max_samples)
     return {
         "visual": [Profile("images", {"N": up_to(cameras)})],
         "prefix": [

@@ -10,9 +10,10 @@ from functools import partial
 
 import numpy as np
 
-from edgellm_ros.diffusion.action_head import NOISE_AT_0, BoundContext
+from edgellm_ros.diffusion.action_head import BoundContext
 from edgellm_ros.diffusion.action_space import UnicycleActionSpace
 from edgellm_ros.diffusion.config import ActionConfig
+from edgellm_ros.diffusion.samplers import NOISE_AT_0
 from edgellm_ros.engine.device import Device, on_device
 from edgellm_ros.kernels import Kernels, RopeTable, SequenceCache
 
@@ -26,7 +27,7 @@ class FlowExpertHead:
     in place; their number is rounded up to a multiple of ROWS_STEP.
     """
 
-    flow = NOISE_AT_0
+    sampler = NOISE_AT_0
 
     def __init__(
         self, config: ActionConfig, capacity: int, device: Device, kernels: Kernels, rope_table: RopeTable

@@ -12,16 +12,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edgellm_ros.diffusion.action_head import NOISE_AT_1, BoundContext, PrefixContext
+from edgellm_ros.diffusion.action_head import BoundContext, PrefixContext
 from edgellm_ros.diffusion.affine_space import AffineActionSpace
 from edgellm_ros.diffusion.heads.prompt_text import line
 from edgellm_ros.diffusion.policy_config import SmolVLAConfig
+from edgellm_ros.diffusion.samplers import NOISE_AT_1
 
 
 class SmolVLAHead:
     """SmolVLA with one configuration; see `PolicyHead`."""
 
-    flow = NOISE_AT_1
+    sampler = NOISE_AT_1
 
     def __init__(self, config: SmolVLAConfig) -> None:
         self.config = config

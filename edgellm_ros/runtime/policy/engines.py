@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PolicyEngines: how one form of policy computes actions.
 
-`FlowEngines` and `DirectEngine` are the forms.
+`FlowEngines`, `DiffusionEngines` and `DirectEngine` are the forms.
 """
 
 from __future__ import annotations

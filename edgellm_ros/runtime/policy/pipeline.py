@@ -10,12 +10,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from edgellm_ros.diffusion.affine_space import AffineActionSpace
-from edgellm_ros.diffusion.policy_config import ACTConfig, FlowPolicyConfig, OpenPiConfig, PolicyConfig
+from edgellm_ros.diffusion.policy_config import (
+    ACTConfig,
+    DiffusionConfig,
+    FlowPolicyConfig,
+    OpenPiConfig,
+    PolicyConfig,
+)
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.answerer import OnlyBase
 from edgellm_ros.runtime.metrics import RuntimeMetrics, StageClock
 from edgellm_ros.runtime.opening import Opening
+from edgellm_ros.runtime.policy.diffusion_engines import DiffusionEngines
 from edgellm_ros.runtime.policy.direct_engine import DirectEngine
 from edgellm_ros.runtime.policy.engines import PolicyEngines
 from edgellm_ros.runtime.policy.flow_engines import FlowEngines
@@ -96,6 +103,8 @@ def _make_engines(opening: Opening, policy: PolicyConfig, metrics: RuntimeMetric
         return DirectEngine(opening, policy, metrics)
     if isinstance(policy, OpenPiConfig):
         return RemoteEngine(policy, metrics)
+    if isinstance(policy, DiffusionConfig):
+        return DiffusionEngines(opening, policy, metrics)
     raise ValueError(f"unknown policy {policy.kind!r}")
 
 

@@ -13,9 +13,8 @@ from edgellm_ros.diffusion.affine_space import action_reference, model_state
 from edgellm_ros.diffusion.policy_config import PolicyConfig, StateConfig
 from edgellm_ros.echo import quoted
 from edgellm_ros.engine_directory.adapters.adapter_folder import canonical_name
-from edgellm_ros.multimodal.device_image import DeviceImage
-from edgellm_ros.multimodal.image_pixels import check_image
 from edgellm_ros.runtime.policy.engines import PolicyEngines
+from edgellm_ros.runtime.policy.observations import observed_images, observed_states
 from edgellm_ros.runtime.policy.sequence import PolicySequence
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from edgellm_ros.runtime.sampling_params import SamplingParams
@@ -71,7 +70,8 @@ class PolicyPreparer:
             except ValueError as error:
                 raise ValueError(f"previous_chunk: {error}") from None
         images = self._images(request)
-        state = _state(request.state, config.state)
+        states = observed_states(request.state, config.observation_steps)
+        state = _state(states, config.state)
         tokens = self._engines.tokens(request, state)
         samples = max(1, request.action_samples)
         if samples > self._max_samples:
@@ -87,7 +87,7 @@ class PolicyPreparer:
             samples=samples,
             noise_seed=noise_seed if request.noise_seed is None else request.noise_seed,
             prefix_rows=self._engines.rows(images, len(tokens)),
-            reference=action_reference(request.state, config.action_space),
+            reference=action_reference(states[-1], config.action_space),
         )
 
     def _images(self, request: LLMGenerationRequest) -> tuple[np.ndarray, ...]:
@@ -111,24 +111,19 @@ class PolicyPreparer:
         by_name = dict(zip(given, request.images, strict=True))
         images: dict[str, np.ndarray] = {}
         for name, image in by_name.items():
-            if isinstance(image, DeviceImage):
-                raise ValueError(f"camera {name}: images of a policy are resized on the host: give it there")
-            try:
-                check_image(image)
-            except ValueError as error:
-                raise ValueError(f"camera {name}: {error}") from None
-            images[name] = image
+            images[name] = observed_images(name, image, self._config.observation_steps)
         return tuple(images[name] for name in known if name in images)
 
 
-def _state(state: np.ndarray | None, config: StateConfig | None) -> np.ndarray | None:
-    """Check a state and normalise it; None for a policy that takes none.
+def _state(states: Sequence[Any], config: StateConfig | None) -> np.ndarray | None:
+    """Check the states of observations and normalise them.
 
-    ValueError as of `model_state`, and for a state that the policy does not take.
+    Returns [O, model_dim] float32; None for a policy that takes no state. ValueError as of `model_state`, and
+    for a state that the policy does not take.
     """
     if config is not None:
-        return model_state(state, config)
-    if state is not None:
+        return np.concatenate([model_state(state, config) for state in states])
+    if states[-1] is not None:
         raise ValueError("this policy takes no state, the request has one")
     return None
 

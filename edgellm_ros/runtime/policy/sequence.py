@@ -16,9 +16,11 @@ class PolicySequence:
     """Inputs and actions of one request."""
 
     request: LLMGenerationRequest
-    images: tuple[np.ndarray, ...]  # in the order of the policy's cameras
+    # in the order of the policy's cameras: [H,W,3], of several observations [O,H,W,3]
+    images: tuple[np.ndarray, ...]
     token_ids: list[int]  # of the task; empty for a policy without text
-    state: np.ndarray | None  # [1, model_dim] float32, normalised; None for a policy without a state
+    # [O, model_dim] float32, normalised, of O observations; None for a policy without a state
+    state: np.ndarray | None
     samples: int
     noise_seed: int
     prefix_rows: int  # that actions attend to: images, task and state

@@ -16,8 +16,9 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.graph.graph import FLOAT, UINT8
 from edgellm_ros.builder.graph.layers import ModelBuilder
-from edgellm_ros.builder.policies.act.architecture import ACTArchitecture, ImageSpace
-from edgellm_ros.builder.policies.act.resnet import resnet
+from edgellm_ros.builder.policies.act.architecture import ACTArchitecture
+from edgellm_ros.builder.policies.pixels import normalised
+from edgellm_ros.builder.policies.resnet import resnet
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory import binding_names as names
 
@@ -94,7 +95,7 @@ def _image_rows(
     sizes = [(image.height, image.width) for image in architecture.images]
     for size in dict.fromkeys(sizes):
         chosen = [i for i, each in enumerate(sizes) if each == size]
-        images = [_normalised(graph, pixels[i], architecture.images[i]) for i in chosen]
+        images = [normalised(graph, _one(graph, pixels[i]), architecture.images[i]) for i in chosen]
         x = graph.op("Concat", *images, axis=0) if len(images) > 1 else images[0]
         with graph.module("backbone"):
             x = resnet(graph, x, shape)
@@ -107,15 +108,9 @@ def _image_rows(
     return [rows[i] for i in range(len(sizes))]
 
 
-def _normalised(graph: ModelBuilder, pixels: ir.Value, image: ImageSpace) -> ir.Value:
-    """Add an image's normalisation: [H,W,3] uint8 -> [1,3,H,W]; computed in fp32."""
-    with graph.scope("pixels"):
-        x = graph.transpose(graph.op("Cast", pixels, to=int(FLOAT)), (2, 0, 1))
-        x = graph.op("Unsqueeze", x, graph.constant([0]))
-        scale, offset = (
-            graph.constant(np.reshape(values, (1, 3, 1, 1)), FLOAT) for values in (image.scale, image.offset)
-        )
-        return graph.from_fp32(graph.op("Add", graph.op("Mul", x, scale), offset))
+def _one(graph: ModelBuilder, pixels: ir.Value) -> ir.Value:
+    """Add a batch of one image: [H,W,3] -> [1,H,W,3]."""
+    return graph.op("Unsqueeze", pixels, graph.constant([0]))
 
 
 def _positions(graph: ModelBuilder, architecture: ACTArchitecture) -> ir.Value:
