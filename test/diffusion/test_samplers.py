@@ -24,7 +24,7 @@ def schedule(sampler: str, **changes) -> NoiseSchedule:
 
 
 def betas(kind: str) -> np.ndarray:
-    """The variances of the training's steps, by the papers that introduced the schedules."""
+    """The variances of the training's steps, by the papers of the schedules."""
     if kind == "linear":
         return np.linspace(1e-4, 0.02, TRAINED)
     if kind == "scaled_linear":

@@ -94,7 +94,7 @@ def test_a_batch_gives_the_same_bits(policy, expected):
     ("changes", "message"),
     [
         ({"action_samples": 2}, r"action_samples is 2; this engine takes at most 1 \(max_action_samples\)"),
-        ({"denoise_steps": 3}, "denoise_steps is 3, but act has no Euler steps"),
+        ({"denoise_steps": 3}, "denoise_steps is 3, but act has no steps from noise"),
         ({"previous_chunk": CHUNK}, "previous_chunk: this engine's actions come from no flow"),
         (
             {"images": (FRAMES["top"],), "cameras": ("top",)},

@@ -12,9 +12,15 @@ from edgellm_ros.builder.policies.observations import ImageSpace
 
 
 def normalised(graph: ModelBuilder, pixels: ir.Value, image: ImageSpace) -> ir.Value:
-    """Add the normalisation of images: [N,H,W,3] uint8 -> [N,3,H,W]; computed in fp32."""
+    """Add the normalisation of images: [N,H,W,3] uint8, or [H,W,3], to [N,3,H,W].
+
+    It is computed in fp32.
+    """
     with graph.scope("pixels"):
-        x = graph.transpose(graph.op("Cast", pixels, to=int(FLOAT)), (0, 3, 1, 2))
+        x = graph.op("Cast", pixels, to=int(FLOAT))
+        if pixels.shape is not None and len(pixels.shape) == 3:
+            x = graph.op("Unsqueeze", x, graph.constant([0]))
+        x = graph.transpose(x, (0, 3, 1, 2))
         scale, offset = (
             graph.constant(np.reshape(values, (1, 3, 1, 1)), FLOAT) for values in (image.scale, image.offset)
         )

@@ -95,7 +95,7 @@ def _image_rows(
     sizes = [(image.height, image.width) for image in architecture.images]
     for size in dict.fromkeys(sizes):
         chosen = [i for i, each in enumerate(sizes) if each == size]
-        images = [normalised(graph, _one(graph, pixels[i]), architecture.images[i]) for i in chosen]
+        images = [normalised(graph, pixels[i], architecture.images[i]) for i in chosen]
         x = graph.op("Concat", *images, axis=0) if len(images) > 1 else images[0]
         with graph.module("backbone"):
             x = resnet(graph, x, shape)
@@ -106,11 +106,6 @@ def _image_rows(
         for i, part in zip(chosen, parts, strict=True):
             rows[i] = graph.op("Squeeze", part, graph.constant([0]))
     return [rows[i] for i in range(len(sizes))]
-
-
-def _one(graph: ModelBuilder, pixels: ir.Value) -> ir.Value:
-    """Add a batch of one image: [H,W,3] -> [1,H,W,3]."""
-    return graph.op("Unsqueeze", pixels, graph.constant([0]))
 
 
 def _positions(graph: ModelBuilder, architecture: ACTArchitecture) -> ir.Value:
