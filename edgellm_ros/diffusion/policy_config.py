@@ -185,6 +185,14 @@ class PolicyConfig:
         """
         return 1
 
+    @property
+    def earlier_observations(self) -> tuple[float, ...]:
+        """Return how long ago the observations before the present one are, in s.
+
+        The oldest one comes first.
+        """
+        return tuple(i * self.action_space.dt for i in range(self.observation_steps - 1, 0, -1))
+
 
 @dataclass(frozen=True)
 class FlowPolicyConfig(PolicyConfig):

@@ -163,6 +163,6 @@ def test_the_motion_of_several_images_starts_at_the_oldest(seconds):
     )
     frames = tuple(camera_frame(make_image(24, 32), each) for each in seconds)
     request = SimpleNamespace(
-        frames=frames, further_frames=None, state=(), earlier_frames=(), takes_newer_frame=False
+        frames=frames, camera_frames=None, state=(), earlier_frames=(), takes_newer_frame=False
     )
     assert inputs.observe(request, drives=False).start == 12 * 10**9

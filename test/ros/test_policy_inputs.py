@@ -129,6 +129,55 @@ class TestCameras:
         assert time.monotonic() - start < 5.0
 
 
+class TestEarlierObservations:
+    """Frames at and before that of a plan, 0.1 s apart."""
+
+    @staticmethod
+    def observed(top: tuple[float, ...], wrist: tuple[float, ...], earlier=(0.2, 0.1)) -> list[list[float]]:
+        """Return the times of the frames of a plan at the last frame of `top`."""
+        cameras = Cameras(("top", "wrist"), earlier)
+        for time_ in sorted({*top, *wrist}):
+            if time_ in top:
+                cameras.add_first(first := at(time_))
+            if time_ in wrist:
+                cameras.add("wrist", at(time_))
+        stored = cameras.last()
+        frames = cameras.observed(cameras.beside(first, stored, 0.0, 1.0), stored)
+        return [[round(frame.time * 1e-9, 3) for frame in camera] for camera in frames]
+
+    def test_are_those_nearest_to_their_times(self):
+        top = (9.79, 9.84, 9.92, 9.97, 10.0)
+        wrist = (9.81, 9.88, 9.95, 10.02)
+        assert self.observed(top, wrist) == [[9.79, 9.92, 10.0], [9.81, 9.88, 10.02]]
+
+    def test_repeat_the_first_frame_as_lerobot_does(self):
+        assert self.observed((10.0,), (10.0,)) == [[10.0] * 3, [10.0] * 3]
+        assert self.observed((9.9, 10.0), (9.9, 10.0)) == [[9.9, 9.9, 10.0]] * 2
+
+    def test_are_those_of_a_fast_camera_of_which_not_all_frames_are_stored(self):
+        fast = tuple(round(8 + i / 500, 3) for i in range(1001))
+        cameras = Cameras(("top", "wrist"), (0.2, 0.1))
+        for each in fast:
+            cameras.add_first(at(each))
+        assert len(cameras.last()[0]) < 40
+        (found, _) = self.observed(fast, fast)
+        np.testing.assert_allclose(found, [9.8, 9.9, 10.0], atol=0.1 / 8 / 2 + 1e-3)
+
+    def test_are_not_stored_for_a_policy_without_them(self):
+        cameras = Cameras(("top", "wrist"))
+        cameras.add_first(at(10.0))
+        assert cameras.last() == ((), ())
+
+    def test_states_are_those_nearest_to_their_times(self):
+        joints = JointStates(("a",))
+        for i in range(5):
+            message = JointState(name=["a"], position=[float(i)])
+            message.header.stamp = Time(sec=10, nanosec=100_000_000 * i)
+            joints.add(message)
+        found = [joints.state_at(10.4, 1.0, ago)[0] for ago in (9.0, 0.28, 0.1, 0.0)]
+        assert found == [0.0, 1.0, 3.0, 4.0]
+
+
 class TestJoints:
     def test_have_the_names_of_the_policys_state_unless_they_are_named(self):
         assert state_joints(NONE_GIVEN, policy()) == ("a", "b")

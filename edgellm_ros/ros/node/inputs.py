@@ -136,6 +136,7 @@ class Inputs:
             return
         self._metrics.frames.tick()
         self._frames.add(frame, self._parameters.current.frame_interval)
+        self._cameras.add_first(frame)
         commands = self._speech.on_stamp(message.header)
         if commands:  # utterances that this frame ends are planned with it
             self._trigger.frame, self._trigger.refused = frame, ""

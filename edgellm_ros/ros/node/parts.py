@@ -69,7 +69,8 @@ class Parts:
         self.odometry = OdometryBuffer()
         self.trigger = CommandTrigger(start.plan_on, needs_frame=not runtime.parts.missing(VISUAL))
         self.frames = FrameHistory(start.frames_per_plan)
-        self.cameras = Cameras(camera_names(start.cameras, config.policy))
+        earlier = config.policy.earlier_observations if config.policy is not None else ()
+        self.cameras = Cameras(camera_names(start.cameras, config.policy), earlier)
         self.joints = JointStates(state_joints(start.state_joints, config.policy))
         self.robot_state = robot_state(
             node,

@@ -128,7 +128,7 @@ class JobFactory:
             frames=() if frame is None else (frame,),
             takes_newer_frame=True,
             earlier_frames=earlier,
-            further_frames=self._cameras.last(),
+            camera_frames=self._cameras.last(),
             sound=None if sound is None else lambda: sound,
             lora="",
             sampling=lambda: sampling_from_parameters(parameters),

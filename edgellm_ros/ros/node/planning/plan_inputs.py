@@ -19,7 +19,7 @@ from edgellm_ros.ros.messaging import NANOSECONDS, to_nanoseconds
 from edgellm_ros.ros.node.planning.command_trigger import CommandTrigger
 from edgellm_ros.ros.node.planning.plan_request import PlanRequest
 from edgellm_ros.ros.node.planning.robot_state import RobotState
-from edgellm_ros.ros.node.sensors.cameras import Cameras, FurtherFrames
+from edgellm_ros.ros.node.sensors.cameras import CameraFrames, Cameras
 from edgellm_ros.ros.node.sensors.frame_history import FrameHistory
 from edgellm_ros.ros.node.sensors.images import decode_image
 from edgellm_ros.ros.node.sensors.input_time import Frame, StaleInputError, check_age, check_not_future
@@ -30,11 +30,18 @@ from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
 class Observation:
     """What a plan is made of, besides words and sound."""
 
-    images: tuple[np.ndarray, ...]
+    images: tuple[np.ndarray, ...]  # of a policy with several observations [O,H,W,3], else [H,W,3]
     video: Video | None  # takes the place of the images
     header: Header  # of the frame: stamp and camera; without a frame, the present time
     start: int | None  # time of the plan's first action in ns; None if a frame has no time
     fields: dict[str, Any]  # of LLMGenerationRequest: history and speed, or state and cameras
+
+    @property
+    def frame(self) -> np.ndarray | None:
+        """The newest image [H,W,3] of ~/image; None without images."""
+        if not self.images:
+            return None
+        return self.images[0][-1] if self.images[0].ndim == 4 else self.images[0]
 
 
 class PlanInputs:
@@ -72,9 +79,9 @@ class PlanInputs:
         """
         if request.takes_newer_frame and self._is_too_old(request.frames):
             request = replace(request, frames=None)
-        frames, further = request.frames, request.further_frames
+        frames, stored = request.frames, request.camera_frames
         if frames is None:
-            frames, further = self._newest()
+            frames, stored = self._newest()
         try:
             self._check_ages(frames)
         except StaleInputError as error:
@@ -86,15 +93,17 @@ class PlanInputs:
         if request.state:
             fields: dict[str, Any] = {"state": np.array(request.state)}
         else:
-            fields = self._robot.at(self._time_of(frames), drives)
+            # a goal's images are of one time, and so is their state
+            fields = self._robot.at(self._time_of(frames), drives, earlier=stored is not None)
         if self._cameras.names:
             fields["cameras"] = self._cameras.names
-            frames = self._of_all_cameras(frames, further)
-        images = self._images(frames)
+            images = self._images_of_cameras(self._of_all_cameras(frames, stored))
+        else:
+            images = tuple(map(self._decode, frames))
         return Observation(images, self._video(request, frames, images), header, start, fields)
 
-    def _newest(self) -> tuple[tuple[Frame, ...], FurtherFrames]:
-        """Return the newest frame on ~/image, and those of further cameras.
+    def _newest(self) -> tuple[tuple[Frame, ...], CameraFrames]:
+        """Return the newest frame on ~/image, and the last ones of a policy's cameras.
 
         Empty if no frame has arrived and the engine takes none.
         """
@@ -123,31 +132,42 @@ class PlanInputs:
                 check_not_future("the camera frame", frame.time, now, parameters.future_stamp_tolerance)
                 check_age("the camera frame", frame.time, now, parameters.max_input_age)
 
-    def _of_all_cameras(self, frames: tuple[Frame, ...], further: FurtherFrames | None) -> tuple[Frame, ...]:
-        """Return a frame for each camera of a policy."""
+    def _of_all_cameras(self, frames: tuple[Frame, ...], stored: CameraFrames | None) -> CameraFrames:
+        """Return the frames of a policy's observations, of each camera, oldest first."""
         parameters = self._parameters.current
-        if further is not None:
+        if stored is not None:
             wait_s, tolerance_s = parameters.odom_wait, parameters.camera_tolerance
-            return self._cameras.beside(frames[0], further, wait_s, tolerance_s)
+            present = self._cameras.beside(frames[0], stored, wait_s, tolerance_s)
+            return self._cameras.observed(present, stored)
         names = self._cameras.names
         if len(frames) != len(names):
             raise ValueError(
                 f"the goal has {len(frames)} images, expected one of each camera: {', '.join(names)} "
                 "(parameter cameras)"
             )
-        return frames
+        return tuple((frame,) for frame in frames)
 
-    def _images(self, frames: tuple[Frame, ...]) -> tuple[np.ndarray, ...]:
+    def _images_of_cameras(self, frames: CameraFrames) -> tuple[np.ndarray, ...]:
         """Decode frames. ValueError, with the camera's name if there are several."""
-        if len(self._cameras.names) < 2:
-            return tuple(map(self._decode, frames))
         images = []
-        for name, frame in zip(self._cameras.names, frames, strict=True):
+        for name, observed in zip(self._cameras.names, frames, strict=True):
             try:
-                images.append(self._decode(frame))
+                images.append(self._observed(observed))
             except ValueError as error:
-                raise ValueError(f"camera {name}: {error}") from None
+                raise ValueError(f"camera {name}: {error}" if len(frames) > 1 else str(error)) from None
         return tuple(images)
+
+    def _observed(self, frames: tuple[Frame, ...]) -> np.ndarray:
+        """Decode a camera's frames: one to [H,W,3], several to [O,H,W,3]."""
+        decoded: dict[int, np.ndarray] = {}  # an observation may repeat the frame of another
+        for frame in frames:
+            if id(frame) not in decoded:
+                decoded[id(frame)] = self._decode(frame)
+        images = [decoded[id(frame)] for frame in frames]
+        if any(image.shape != images[-1].shape for image in images):
+            sizes = ", ".join(f"{image.shape[1]} x {image.shape[0]}" for image in images)
+            raise ValueError(f"the frames of a plan's observations have several sizes: {sizes}")
+        return images[0] if len(images) == 1 else np.stack(images)
 
     def _decode(self, frame: Frame) -> np.ndarray:
         return decode_image(frame.message, self._parameters.current.limits.image_pixels)

@@ -10,7 +10,7 @@ from typing import Any
 from edgellm_ros.diffusion.action_head import SpaceConfig
 from edgellm_ros.diffusion.chunking import ChunkCondition
 from edgellm_ros.multimodal.sound import Sound
-from edgellm_ros.ros.node.sensors.cameras import FurtherFrames
+from edgellm_ros.ros.node.sensors.cameras import CameraFrames
 from edgellm_ros.ros.node.sensors.input_time import Frame
 from edgellm_ros.runtime.conversation import Message
 from edgellm_ros.runtime.request import SamplingParams
@@ -34,8 +34,8 @@ class PlanRequest:
     action_samples: int
     denoise_steps: int | None  # None = the checkpoint's default
     earlier_frames: tuple[Frame, ...] = ()  # camera frames before the one in `frames`, oldest first
-    # the last ones of a policy's further cameras at the frame on ~/image; None = `frames` has all cameras
-    further_frames: FurtherFrames | None = None
+    # the last ones of a policy's cameras at the frame on ~/image; None = `frames` has all cameras
+    camera_frames: CameraFrames | None = None
     earlier_messages: Callable[[], tuple[Message, ...]] | None = None  # None = nothing was said before
     instruction: Hashable = None  # equal for requests with the same instruction
     # the chunk that the plan continues, or none; None = as the parameter `chunking` says

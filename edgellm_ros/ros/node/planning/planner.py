@@ -105,7 +105,7 @@ class Planner:
             )
         )
         motion = dataclasses.replace(motion, lora=response.lora)
-        plan = self._to_messages(job, response, seen.header, seen.images[0] if seen.images else None, motion)
+        plan = self._to_messages(job, response, seen.header, seen.frame, motion)
         if response.finish_reason == CANCELLED:
             stopped = job.stopped or Outcome(CANCELLED, "cancelled")
             return Outcome(stopped.reason, stopped.message, plan)

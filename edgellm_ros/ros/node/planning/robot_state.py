@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
 from rclpy.node import Node
 
 from edgellm_ros.diffusion.config import TrajectoryHistoryConfig
@@ -21,11 +22,12 @@ LOG_EVERY_S = 5.0
 class RobotState(Protocol):
     """What an engine wants to know of the robot."""
 
-    def at(self, stamp: float | None, drives: bool) -> dict[str, Any]:
+    def at(self, stamp: float | None, drives: bool, *, earlier: bool) -> dict[str, Any]:
         """Return the state's fields of `LLMGenerationRequest`.
 
-        stamp: the frame's time in s, None for now; drives: the plan has trajectories. StaleInputError for
-        a state that is missing or too old, ValueError for one that cannot be used.
+        stamp: the frame's time in s, None for now; drives: the plan has trajectories; earlier: with the
+        states of a policy's earlier observations. StaleInputError for a state that is missing or too old,
+        ValueError for one that cannot be used.
         """
 
     def problems(self) -> list[Problem]:
@@ -46,7 +48,7 @@ def robot_state(
     Joint positions for a policy, past motion for an action expert.
     """
     if config.policy is not None and config.policy.state is not None:
-        return JointPositions(node, parameters, joints, metrics)
+        return JointPositions(node, parameters, joints, metrics, config.policy.earlier_observations)
     if config.expert is not None:
         return Motion(node, parameters, odometry, config.expert.trajectory_history, metrics)
     return Stateless()
@@ -55,7 +57,7 @@ def robot_state(
 class Stateless:
     """For an engine that answers with words only."""
 
-    def at(self, stamp: float | None, drives: bool) -> dict[str, Any]:
+    def at(self, stamp: float | None, drives: bool, *, earlier: bool) -> dict[str, Any]:
         return {}
 
     def problems(self) -> list[Problem]:
@@ -80,7 +82,7 @@ class Motion:
         self._clock = node.get_clock()
         self._logger = node.get_logger()
 
-    def at(self, stamp: float | None, drives: bool) -> dict[str, Any]:
+    def at(self, stamp: float | None, drives: bool, *, earlier: bool) -> dict[str, Any]:
         """Return history and speed; neither without odometry.
 
         ValueError if the plan drives, and either poses or twist of the odometry are not the robot's motion.
@@ -122,20 +124,35 @@ class JointPositions:
     """Positions of a policy's joints."""
 
     def __init__(
-        self, node: Node, parameters: LiveParameters, joints: JointStates, metrics: NodeMetrics
+        self,
+        node: Node,
+        parameters: LiveParameters,
+        joints: JointStates,
+        metrics: NodeMetrics,
+        earlier: tuple[float, ...],
     ) -> None:
+        """Take the source of states.
+
+        `earlier`: how long ago earlier observations are, in s, oldest first.
+        """
+        self._earlier = earlier
         self._parameters = parameters
         self._joints = joints
         self._metrics = metrics
         self._clock = node.get_clock()
 
-    def at(self, stamp: float | None, drives: bool) -> dict[str, Any]:
+    def at(self, stamp: float | None, drives: bool, *, earlier: bool) -> dict[str, Any]:
+        """Return the state [D] at the stamp; with earlier ones [O,D], oldest first."""
         parameters = self._parameters.current
         if stamp is None:
             now = self._clock.now().nanoseconds
             return {"state": self._joints.newest_state(now, parameters.max_input_age)}
         self._joints.wait_until(stamp, parameters.odom_wait)
-        return {"state": self._joints.state_at(stamp, parameters.max_input_age)}
+        max_age = parameters.max_input_age
+        if not earlier or not self._earlier:
+            return {"state": self._joints.state_at(stamp, max_age)}
+        times = [*(stamp - ago for ago in self._earlier), stamp]
+        return {"state": np.stack([self._joints.state_at(stamp, max_age, stamp - time) for time in times])}
 
     def problems(self) -> list[Problem]:
         age = self._metrics.joint_states.age

@@ -58,14 +58,15 @@ class JointStates(SampleBuffer):
         self._lacking = quoted(", ".join(missing))
         return not missing
 
-    def state_at(self, stamp: float, max_age: float) -> np.ndarray:
-        """Return the state [D] that is nearest to `stamp` (seconds).
+    def state_at(self, stamp: float, max_age: float, ago: float = 0.0) -> np.ndarray:
+        """Return the state [D] that is nearest to `ago` seconds before `stamp` (seconds).
 
-        StaleInputError if no complete message has ever arrived, or the newest is more than `max_age` seconds
-        older than `stamp`; ValueError if the newest is invalid.
+        Without one around that time, as at the start, the next one counts. StaleInputError if no complete
+        message has ever arrived, or the newest is more than `max_age` seconds older than `stamp`; ValueError
+        if the newest is invalid.
         """
-        samples = self._required(self.samples_for(stamp, max_age))
-        return samples[np.abs(samples[:, 0] - stamp).argmin(), 1:]
+        samples = self._required(self.samples_for(stamp, max_age, before=ago))
+        return samples[np.abs(samples[:, 0] - (stamp - ago)).argmin(), 1:]
 
     def newest_state(self, now: int, max_age: float) -> np.ndarray:
         """Return the newest state [D], at most `max_age` seconds old at `now` (ns).
