@@ -11,7 +11,8 @@ from typing import Any
 
 from edgellm_ros.builder.exporter.export import clear_engine
 from edgellm_ros.builder.exporter.plan import NO_TOKENS
-from edgellm_ros.diffusion.policy_config import AffineSpaceConfig, OpenPiConfig, StateConfig
+from edgellm_ros.diffusion.openpi_config import OpenPiConfig
+from edgellm_ros.diffusion.policy_config import AffineSpaceConfig, StateConfig
 from edgellm_ros.engine_directory.builder_config import BuilderConfig
 from edgellm_ros.engine_directory.config import FORMAT_VERSION, EngineConfig, GenerationDefaults
 

@@ -6,14 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from edgellm_ros.diffusion.policy_config import (
-    ACTConfig,
-    DiffusionConfig,
-    OpenPiConfig,
-    Pi0Config,
-    Pi05Config,
-    SmolVLAConfig,
-)
+from edgellm_ros.diffusion.diffusion_policy_config import DiffusionConfig
+from edgellm_ros.diffusion.openpi_config import OpenPiConfig
+from edgellm_ros.diffusion.policy_config import ACTConfig, Pi0Config, Pi05Config, SmolVLAConfig
 from edgellm_ros.echo import quoted
 
 

@@ -4,8 +4,8 @@
 A policy with a flow (`FlowPolicyConfig`) has a prefix engine, which computes a context of camera images, a
 task in words and the robot's state, and an action engine, which computes velocities from noise to actions and
 reads the context. Diffusion Policy has the same two engines without a task; its action engine predicts noise.
-ACT has one engine, from images and state to actions. To add a policy, add a class here and what runs it in
-`runtime/policy/pipeline.py`.
+ACT has one engine, from images and state to actions. To add a policy, add a class, here or in its own file,
+and what runs it in `runtime/policy/pipeline.py`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
-
-from edgellm_ros.echo import quoted
-
-MOST_TRAIN_STEPS = 100_000
-SCHEDULES = {  # of NoiseScheduleConfig: what its fields may be
-    "sampler": ("DDPM", "DDIM"),
-    "beta_schedule": ("squaredcos_cap_v2", "linear", "scaled_linear"),
-    "prediction": ("epsilon", "sample"),
-}
 
 
 @dataclass(frozen=True)
@@ -276,121 +267,6 @@ class ACTConfig(PolicyConfig):
     def max_prefix_rows(self) -> int:
         """Return the number of rows of the encoder."""
         return sum(self.cameras.tokens) + self.other_rows
-
-
-@dataclass(frozen=True)
-class NoiseScheduleConfig:
-    """How the training added noise to actions, and how a run takes it away."""
-
-    sampler: str  # "DDPM" or "DDIM"
-    train_steps: int  # of the training, from clean actions to noise
-    beta_schedule: str  # of SCHEDULES
-    beta_start: float  # of the schedules but squaredcos_cap_v2, which has its own
-    beta_end: float
-    prediction: str  # of the model: "epsilon" (the noise) or "sample" (the clean actions)
-    clip: float | None  # limit of the clean actions in each step, normalised; None = they are not clipped
-
-    def __post_init__(self) -> None:
-        for name, supported in SCHEDULES.items():
-            if getattr(self, name) not in supported:
-                raise ValueError(f"{name} must be of {', '.join(supported)}, got {getattr(self, name)!r}")
-        if not 1 <= self.train_steps <= MOST_TRAIN_STEPS:
-            raise ValueError(f"train_steps must be from 1 to {MOST_TRAIN_STEPS}, got {self.train_steps}")
-        if not 0 < self.beta_start <= self.beta_end < 1:
-            given = f"{self.beta_start} and {self.beta_end}"
-            raise ValueError(f"beta_start and beta_end must rise between 0 and 1, got {given}")
-        if self.clip is not None and not 0 < self.clip < math.inf:
-            raise ValueError(f"clip must be more than 0, got {self.clip}")
-
-
-@dataclass(frozen=True)
-class DiffusionConfig(PolicyConfig):
-    """Diffusion Policy: a U-Net takes noise away from actions.
-
-    It reads observations of several times, and computes `model_horizon` actions from the time of the oldest
-    one on. A chunk has the first `action_space.horizon` of them from the time of the newest one on.
-    """
-
-    from_noise: ClassVar[bool] = True
-
-    cameras: FixedCameraConfig
-    state: StateConfig
-    num_observations: int  # of a plan, `action_space.dt` apart
-    model_horizon: int
-    num_denoise_steps: int  # default number of steps of the sampler
-    schedule: NoiseScheduleConfig
-    kind: Literal["diffusion"] = field(default="diffusion", kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_observations < 1:
-            raise ValueError(f"num_observations must be at least 1, got {self.num_observations}")
-        left = self.model_horizon - self.first_action
-        if self.action_space.horizon > left:
-            raise ValueError(
-                f"action_space.horizon must be at most {left} (model_horizon - num_observations + 1), got "
-                f"{self.action_space.horizon}"
-            )
-        if not 1 <= self.num_denoise_steps <= self.schedule.train_steps:
-            raise ValueError(
-                f"num_denoise_steps must be from 1 to {self.schedule.train_steps} (train_steps), got "
-                f"{self.num_denoise_steps}"
-            )
-
-    @property
-    def first_action(self) -> int:
-        """Return the U-Net's first action that is not before the newest observation."""
-        return self.num_observations - 1
-
-    @property
-    def observation_steps(self) -> int:
-        return self.num_observations
-
-    @property
-    def max_prefix_rows(self) -> int:
-        """Return the parts of the condition: of each observation a state and the images."""
-        return self.num_observations * (1 + len(self.cameras.names))
-
-
-@dataclass(frozen=True)
-class OpenPiConfig(PolicyConfig):
-    """A policy on another computer, which is asked by openpi's protocol.
-
-    Actions and state are sent in physical units, so their statistics change nothing.
-    """
-
-    url: str  # ws://HOST:PORT
-    token_file: str  # "" = no token
-    image_keys: tuple[str, ...]  # of the cameras
-    image_size: tuple[
-        int, ...
-    ]  # height and width to which frames are resized before they are sent; () = as is
-    state_keys: tuple[str, ...]  # parts of the state, in order
-    state_sizes: tuple[int, ...]  # values of each part
-    prompt_key: str
-    timeout_s: float  # to connect, and to wait for actions
-    kind: Literal["openpi"] = field(default="openpi", kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.url.startswith(("ws://", "wss://")):
-            raise ValueError(f"url must begin with ws:// or wss://, got {quoted(self.url)}")
-        if len(self.image_keys) != len(self.cameras.names):
-            raise ValueError(f"image_keys must have {len(self.cameras.names)} keys, got {self.image_keys}")
-        if self.image_size and (len(self.image_size) != 2 or not all(0 < n <= 4096 for n in self.image_size)):
-            raise ValueError(f"image_size must be height and width from 1 to 4096, got {self.image_size}")
-        values = 0 if self.state is None else self.state.dim
-        if len(self.state_keys) != len(self.state_sizes) or sum(self.state_sizes) != values:
-            raise ValueError(f"state_sizes must make up {values} values, got {self.state_sizes}")
-        if not 0 < self.timeout_s <= 600:
-            raise ValueError(f"timeout_s must be above 0 and at most 600, got {self.timeout_s}")
-        if any(self.action_space.relative):
-            raise ValueError("relative must be false: the other computer adds the state")
-
-    @property
-    def max_prefix_rows(self) -> int:
-        """Return the number of images, which are all that is known of the rows."""
-        return max(2, len(self.cameras.names))
 
 
 def _check_model_dim(model_dim: int, dim: int) -> None:

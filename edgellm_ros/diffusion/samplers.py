@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from edgellm_ros.diffusion.policy_config import NoiseScheduleConfig
+from edgellm_ros.diffusion.diffusion_policy_config import NoiseScheduleConfig
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import DenoisingFactors, Kernels
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm_ros.diffusion.policy_config import NoiseScheduleConfig
+from edgellm_ros.diffusion.diffusion_policy_config import NoiseScheduleConfig
 from edgellm_ros.diffusion.samplers import NOISE_AT_1, NoiseSchedule, StepTensors
 from edgellm_ros.engine.device import on_device, open_device
 from edgellm_ros.kernels import load_kernels

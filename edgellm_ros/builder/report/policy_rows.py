@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+from edgellm_ros.diffusion.diffusion_policy_config import DiffusionConfig
 from edgellm_ros.diffusion.policy_config import (
     CameraConfig,
-    DiffusionConfig,
     FixedCameraConfig,
     FlowPolicyConfig,
     GridCameraConfig,

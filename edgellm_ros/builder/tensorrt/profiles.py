@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from edgellm_ros.diffusion.policy_config import DiffusionConfig, FlowPolicyConfig, PolicyConfig
+from edgellm_ros.diffusion.diffusion_policy_config import DiffusionConfig
+from edgellm_ros.diffusion.policy_config import FlowPolicyConfig, PolicyConfig
 from edgellm_ros.engine.optimization_profile import Profile, Range
 from edgellm_ros.engine_directory.adapters.lora_inputs import rank_sizes
 from edgellm_ros.engine_directory.config import MIN_PREFILL, VERIFICATION_TOKENS, EngineConfig

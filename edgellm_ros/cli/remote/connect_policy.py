@@ -14,7 +14,7 @@ from edgellm_ros.cli.remote.key_options import add_keys, read_keys
 from edgellm_ros.echo import quoted
 
 if TYPE_CHECKING:
-    from edgellm_ros.diffusion.policy_config import OpenPiConfig
+    from edgellm_ros.diffusion.openpi_config import OpenPiConfig
 
 FRAME = (224, 224)  # height and width of a test image, if nothing tells others
 
@@ -107,7 +107,8 @@ def _ask(client: Any, args: argparse.Namespace, metadata: Any) -> OpenPiConfig:
     ValueError names an option.
     """
     from edgellm_ros.builder.remote_policy import physical_actions, physical_state
-    from edgellm_ros.diffusion.policy_config import CameraConfig, OpenPiConfig
+    from edgellm_ros.diffusion.openpi_config import OpenPiConfig
+    from edgellm_ros.diffusion.policy_config import CameraConfig
     from edgellm_ros.runtime.policy.remote_engine import make_observation
 
     told = metadata if isinstance(metadata, dict) and metadata.get("server") == "edgellm" else {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from edgellm_ros.diffusion.action_head import BoundContext, PrefixContext
 from edgellm_ros.diffusion.affine_space import AffineActionSpace
-from edgellm_ros.diffusion.policy_config import DiffusionConfig
+from edgellm_ros.diffusion.diffusion_policy_config import DiffusionConfig
 from edgellm_ros.diffusion.samplers import NoiseSchedule
 
 

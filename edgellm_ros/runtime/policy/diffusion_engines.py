@@ -10,8 +10,8 @@ import numpy as np
 
 from edgellm_ros.diffusion.action_head import PrefixContext
 from edgellm_ros.diffusion.action_runner import ActionRunner
+from edgellm_ros.diffusion.diffusion_policy_config import DiffusionConfig
 from edgellm_ros.diffusion.heads.diffusion import DiffusionHead
-from edgellm_ros.diffusion.policy_config import DiffusionConfig
 from edgellm_ros.engine_directory.binding_names import CONDITION
 from edgellm_ros.engine_directory.files import PREFIX
 from edgellm_ros.kernels import load_kernels

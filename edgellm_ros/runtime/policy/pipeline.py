@@ -10,13 +10,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from edgellm_ros.diffusion.affine_space import AffineActionSpace
-from edgellm_ros.diffusion.policy_config import (
-    ACTConfig,
-    DiffusionConfig,
-    FlowPolicyConfig,
-    OpenPiConfig,
-    PolicyConfig,
-)
+from edgellm_ros.diffusion.diffusion_policy_config import DiffusionConfig
+from edgellm_ros.diffusion.openpi_config import OpenPiConfig
+from edgellm_ros.diffusion.policy_config import ACTConfig, FlowPolicyConfig, PolicyConfig
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.answerer import OnlyBase

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edgellm_ros.diffusion.policy_config import OpenPiConfig
+from edgellm_ros.diffusion.openpi_config import OpenPiConfig
 from edgellm_ros.echo import quoted
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.multimodal.centred_image import centred_image

@@ -26,12 +26,8 @@ from edgellm_ros.builder.policies.observations import (
 from edgellm_ros.builder.policies.processors import check_steps
 from edgellm_ros.builder.policies.resnet import RESNETS, SEQUENCE, ResNet
 from edgellm_ros.builder.weights.weights import Weights
-from edgellm_ros.diffusion.policy_config import (
-    SCHEDULES,
-    DiffusionConfig,
-    FixedCameraConfig,
-    NoiseScheduleConfig,
-)
+from edgellm_ros.diffusion.diffusion_policy_config import SCHEDULES, DiffusionConfig, NoiseScheduleConfig
+from edgellm_ros.diffusion.policy_config import FixedCameraConfig
 
 MOST_OBSERVATIONS = 64
 # Their defaults changed from one version of LeRobot to another.

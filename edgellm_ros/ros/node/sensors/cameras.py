@@ -20,8 +20,8 @@ CameraFrames = tuple[tuple[Frame, ...], ...]  # the last frames of each camera, 
 class Cameras:
     """The last frames of each camera.
 
-    Of the first one they are stored only if plans take earlier observations. Callbacks fill them, the planning
-    thread reads them.
+    Of the first one they are stored only if plans take earlier observations. Callbacks fill them, and the
+    planning thread reads them.
     """
 
     def __init__(self, names: tuple[str, ...], earlier: tuple[float, ...] = ()) -> None:
