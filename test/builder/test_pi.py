@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from benchmarks.pi_shapes import EXPERT, PALIGEMMA, TEXT, TOWER
 from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.builder.exporter.plan import plan_export
-from fixtures.pi_checkpoint import CAMERAS, EXPERT, PALIGEMMA, STATE, TEXT, TOWER, write_pi
+from fixtures.pi_checkpoint import CAMERAS, STATE, write_pi
 from fixtures.policy_folders import AFTER, BEFORE, change_json, copied, with_step
 from fixtures.smolvla_checkpoint import write_smolvla
 from fixtures.tiny_checkpoint import write_json

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A chunk of actions of a pi0 or pi0.5 with random weights, beside PyTorch.
+
+Measures
+--------
+The time of `handle_request` (resizing of images included) and its stages, and for pi0.5 the time that PyTorch
+takes from pixels to normalised actions of the same weights: eager, and compiled. `difference`: the largest
+one between our normalised actions and PyTorch's eager ones, in shares of their range. Target on an H200:
+`pi05` with two cameras and 10 Euler steps in bf16 at most 25 ms.
+
+Conditions
+----------
+One request after another in this process, warm; another image in every request. Medians of --runs after
+warm-up. Weights are random, since speed does not depend on them. The published sizes have 3.4 billion weights:
+7 GB in bf16 for the checkpoint, as much for the engine, on the disk and on the device. PyTorch needs
+requirements-parity.txt; --no-pytorch leaves it out. After a change of the shape name another --directory, or
+none.
+
+Examples
+--------
+    python -m benchmarks.policy --shape pi05 --precision bf16 --device cuda
+    python -m benchmarks.policy --shape pi05-small --runs 5 --no-compile
+
+Last JSON line: `seconds_per_chunk` and `stages` (median, p90), `pytorch_eager_seconds` and
+`pytorch_compiled_seconds`, `difference`.
+
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import common
+from benchmarks.common import StopWatch
+from benchmarks.model_shapes import add_shape
+from benchmarks.pi_shapes import SIZES, PiSizes, parse_sizes, policy_config, processor_steps
+from benchmarks.random_checkpoint import make_tokenizer, write_shards
+from edgellm_ros.builder import export
+from edgellm_ros.cli.arguments import DEVICES, integer
+from edgellm_ros.diffusion.affine_space import model_state
+from edgellm_ros.diffusion.heads.policy_heads import make_policy_head
+from edgellm_ros.diffusion.policy_config import FlowPolicyConfig
+from edgellm_ros.engine.device import open_device
+from edgellm_ros.engine_directory.choices import PRECISIONS
+from edgellm_ros.kernels.random import normal_noise
+from edgellm_ros.multimodal.padded_image import padded_image
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import LLMGenerationRequest
+from edgellm_ros.runtime.text.tokenizer import Tokenizer
+
+HEIGHT, WIDTH = 480, 640
+STATE = ACTIONS = 7
+TASK, SEED, WARM_UP = "pick up the red cube and put it into the box", 3, 3
+NORMALISATION = {"mean": 0.0, "std": 1.0, "q01": -1.0, "q99": 1.0}  # physical values are normalised ones
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    args = _parse(arguments)
+    clock, device = StopWatch(), open_device(args.device)
+    with tempfile.TemporaryDirectory() as temporary:
+        root = args.directory or Path(temporary)
+        checkpoint, engine = root / "checkpoint", root / f"engine-{args.precision}"
+        _write_checkpoint(checkpoint, args.shape, args.cameras, args.precision)
+        clock.done("checkpoint", f"{_parameters(args.shape) / 1e9:.3f} billion weights")
+        if not (engine / "config.json").is_file():
+            export(checkpoint, engine, precision=args.precision)
+        clock.done("export")
+        with LLMInferenceRuntime(engine, args.device) as runtime:
+            found, actions = _measure(runtime, args)
+            policy = runtime.config.policy
+        clock.done("edgellm", f"{found['seconds_per_chunk']['median'] * 1e3:.1f} ms a chunk")
+        if args.pytorch and args.shape.adaptive:
+            assert isinstance(policy, FlowPolicyConfig)
+            found |= _measure_pytorch(args, checkpoint, _inputs(engine, policy, args), actions)
+            clock.done("pytorch")
+    return common.finish(
+        "policy",
+        shape=asdict(args.shape),
+        parameters=_parameters(args.shape),
+        precision=args.precision,
+        device=args.device,
+        **common.machine(device),
+        cameras=args.cameras,
+        steps=args.steps,
+        runs=args.runs,
+        **found,
+    )
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_shape(parser, parse_sizes, SIZES, "pi05")
+    one = integer(1)
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="(default: %(default)s)")
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="(default: %(default)s)")
+    parser.add_argument("--cameras", type=one, default=2, help="(default: %(default)s)")
+    parser.add_argument("--steps", type=one, default=10, help="Euler steps (default: %(default)s)")
+    parser.add_argument("--runs", type=one, default=30, help="(default: %(default)s)")
+    parser.add_argument("--directory", type=Path, help="keep checkpoint and engine here (default: nowhere)")
+    parser.add_argument("--no-pytorch", dest="pytorch", action="store_false", help="leave PyTorch out")
+    parser.add_argument("--no-compile", dest="compile", action="store_false", help="PyTorch eager alone")
+    parser.add_argument("--mode", default="max-autotune", help="of torch.compile (default: %(default)s)")
+    return parser.parse_args(arguments)
+
+
+def _parameters(sizes: PiSizes) -> int:
+    return sum(prod(shape) for shard in sizes.shards() for shape in shard.values())
+
+
+def _write_checkpoint(folder: Path, sizes: PiSizes, cameras: int, precision: str) -> None:
+    """Write a checkpoint unless the folder has one."""
+    from safetensors.numpy import save_file
+
+    if (folder / "config.json").is_file():
+        return
+    (folder / "vlm").mkdir(parents=True)
+    make_tokenizer(sizes.vocab_size).save(str(folder / "vlm" / "tokenizer.json"), pretty=False)
+    names = {f"camera_{i}": (HEIGHT, WIDTH) for i in range(cameras)}
+    config = policy_config(sizes, names, STATE, ACTIONS)
+    stats = {
+        f"{key}.{name}": np.full(size, value, np.float32)
+        for key, size in (("observation.state", STATE), ("action", ACTIONS))
+        for name, value in NORMALISATION.items()
+    }
+    processors = ("policy_preprocessor", "policy_postprocessor")
+    for name, steps in zip(processors, processor_steps(config), strict=True):
+        entries = [{"registry_name": step, "config": settings} for step, settings in steps]
+        for entry in entries:
+            if "normalizer" in str(entry["registry_name"]):
+                entry["state_file"] = f"{name}.safetensors"
+                save_file(stats, folder / f"{name}.safetensors")
+        (folder / f"{name}.json").write_text(json.dumps({"name": name, "steps": entries}))
+    write_shards(folder, sizes.shards(), precision, seed=0)
+    (folder / "config.json").write_text(json.dumps(config))  # last: an interrupted checkpoint has none
+
+
+def _frames(number: int, cameras: int) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(number)
+    return tuple(rng.integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8) for _ in range(cameras))
+
+
+def _measure(runtime: LLMInferenceRuntime, args: argparse.Namespace) -> tuple[dict[str, Any], np.ndarray]:
+    """Return our times, and the actions [T,A] of the first frames."""
+    seconds: list[float] = []
+    stages: dict[str, list[float]] = {}
+    actions = np.empty(0)
+    for run in range(WARM_UP + args.runs):
+        request = LLMGenerationRequest(
+            TASK,
+            images=_frames(run, args.cameras),
+            state=np.zeros(STATE),
+            noise_seed=SEED,
+            denoise_steps=args.steps,
+        )
+        start = time.perf_counter()
+        response = runtime.handle_request(request)
+        assert response.actions is not None
+        if run == 0:
+            actions = response.actions[0]
+        if run >= WARM_UP:
+            seconds.append(time.perf_counter() - start)
+            for name, value in response.metrics.items():
+                if name.endswith("_s"):
+                    stages.setdefault(name, []).append(value)
+    found = {name: common.spread(values) for name, values in stages.items()}
+    return {"seconds_per_chunk": common.spread(seconds), "stages": found}, actions
+
+
+def _inputs(
+    engine: Path, policy: FlowPolicyConfig, args: argparse.Namespace
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return pixels, tokens and noise of the first request."""
+    cameras, space = policy.cameras, policy.action_space
+    padding = cameras.image_size, cameras.fill, cameras.centred
+    pixels = np.stack([padded_image(frame, *padding) for frame in _frames(0, args.cameras)])
+    text = make_policy_head(policy).prompt(TASK, model_state(np.zeros(STATE), policy.state))
+    words = Tokenizer(engine / "tokenizer.json").encode(text)
+    tokens = np.array([*policy.prompt_before, *words, *policy.prompt_after], np.int64)
+    noise = normal_noise(SEED, 1, space.horizon * space.model_dim).reshape(1, space.horizon, space.model_dim)
+    return pixels, tokens, noise
+
+
+def _measure_pytorch(
+    args: argparse.Namespace, checkpoint: Path, arrays: tuple[np.ndarray, ...], actions: np.ndarray
+) -> dict[str, Any]:
+    """Time PyTorch, and compare its actions with ours."""
+    import torch
+
+    from benchmarks.torch_pi import TorchPi05
+
+    device = "cpu" if args.device == "cpu" else "cuda"
+    model = TorchPi05(checkpoint, args.shape, args.precision, device)
+    inputs = [torch.tensor(array, device=device) for array in arrays]
+
+    def timed(sample: Callable[..., Any]) -> tuple[dict[str, float], np.ndarray]:
+        seconds = []
+        for run in range(WARM_UP + args.runs):
+            start = time.perf_counter()
+            result = sample(*inputs).cpu().numpy()[0]  # waits for the device
+            if run >= WARM_UP:
+                seconds.append(time.perf_counter() - start)
+        return common.spread(seconds), result
+
+    eager, expected = timed(model.sampler(args.steps, None))
+    expected = expected[:, : actions.shape[1]]
+    found: dict[str, Any] = {"pytorch_eager_seconds": eager}
+    found["difference"] = float(np.abs(actions - expected).max() / np.ptp(expected))
+    if args.compile:
+        found["pytorch_compiled_seconds"], _ = timed(model.sampler(args.steps, args.mode))
+    return found
+
+
+if __name__ == "__main__":
+    main()
