@@ -11,7 +11,7 @@ one between our normalised actions and PyTorch's eager ones, in shares of their 
 Conditions
 ----------
 One request after another in this process, warm; another image in every request. Medians of --runs after
-warm-up. Weights are random, since speed does not depend on them. The published sizes have 3.4 billion weights:
+warm-up. Weights are random, since speed does not depend on them. The published pi0.5 has 3.4 billion:
 7 GB in bf16 for the checkpoint, as much for the engine, on the disk and on the device. PyTorch needs
 requirements-parity.txt; --no-pytorch leaves it out. After a change of the shape name another --directory, or
 none.
