@@ -183,7 +183,7 @@ def _inputs(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return pixels, tokens and noise of the first request."""
     cameras, space = policy.cameras, policy.action_space
-    padding = cameras.image_size, cameras.fill, cameras.centred
+    padding = cameras.image_size, cameras.fill, cameras.centred, cameras.filtered
     pixels = np.stack([padded_image(frame, *padding) for frame in _frames(0, args.cameras)])
     text = make_policy_head(policy).prompt(TASK, model_state(np.zeros(STATE), policy.state))
     words = Tokenizer(engine / "tokenizer.json").encode(text)

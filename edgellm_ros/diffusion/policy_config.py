@@ -105,6 +105,7 @@ class PaddedCameraConfig(CameraConfig):
     tokens: int  # rows of an image in the prefix
     fill: float  # the value around an image, whose own are from -1 to 1
     centred: bool  # whether an image is in the middle of the square, or at its right and bottom edge
+    filtered: bool  # whether Pillow resizes it, which averages pixels and rounds, or neighbours are weighted
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -230,6 +231,7 @@ class SmolVLAConfig(FlowPolicyConfig):
 class Pi0Config(FlowPolicyConfig):
     """pi0: images and task are the prefix; the state is a row before the actions."""
 
+    cleaned: bool  # whether the task is stripped, with spaces in place of underscores and line breaks
     kind: Literal["pi0"] = field(default="pi0", kw_only=True)
 
 
@@ -237,6 +239,7 @@ class Pi0Config(FlowPolicyConfig):
 class Pi05Config(FlowPolicyConfig):
     """pi0.5: images and a prompt of task and state are the prefix."""
 
+    cleaned: bool  # whether a task without numbers is stripped, with spaces in place of "_" and line breaks
     prompted_values: int  # of the model's state in the prompt, as numbers of bins; 0 = the task alone
     kind: Literal["pi05"] = field(default="pi05", kw_only=True)
 

@@ -10,16 +10,19 @@ modeling_pi05.py, resize_with_pad_torch.
 from __future__ import annotations
 
 import numpy as np
+from PIL import Image
 
 from edgellm_ros.multimodal.image_pixels import check_image
 
 
-def padded_image(image: np.ndarray, size: int, fill: float = -1.0, centred: bool = False) -> np.ndarray:
+def padded_image(
+    image: np.ndarray, size: int, fill: float = -1.0, centred: bool = False, filtered: bool = False
+) -> np.ndarray:
     """Resize an image [H, W, 3] uint8 to fit into a square [3, size, size] float32.
 
     Values are from -1 to 1. The image is at the right and bottom edge, or `centred`; the rest is `fill`, of
-    which -1 is black. Neighbouring pixels are weighted in fp32, without a filter when the image shrinks.
-    ValueError for another shape or type.
+    which -1 is black. Neighbouring pixels are weighted in fp32, without a filter when the image shrinks, or
+    `filtered` by Pillow, which rounds to uint8. ValueError for another shape or type.
     """
     check_image(image)
     height, width = image.shape[:2]
@@ -30,9 +33,18 @@ def padded_image(image: np.ndarray, size: int, fill: float = -1.0, centred: bool
         top, left = top // 2, left // 2
     result = np.full((3, size, size), fill, np.float32)
     inside = result[:, top : top + rows, left : left + columns]
-    np.multiply(_resized(image, rows, columns), np.float32(2 / 255), out=inside)
+    resize = _filtered if filtered else _resized
+    np.multiply(resize(image, rows, columns), np.float32(2 / 255), out=inside)
     inside -= np.float32(1)
     return result
+
+
+def _filtered(image: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Resize an image as Pillow does, to [3, rows, columns] from 0 to 255."""
+    if image.shape[:2] != (rows, columns):
+        resized = Image.fromarray(image).resize((columns, rows), resample=Image.Resampling.BILINEAR)
+        image = np.asarray(resized)
+    return np.moveaxis(image, 2, 0).astype(np.float32)
 
 
 def _resized(image: np.ndarray, rows: int, columns: int) -> np.ndarray:

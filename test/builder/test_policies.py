@@ -137,12 +137,6 @@ def test_a_known_policy_of_others_is_refused_with_what_it_is(tmp_path, model_typ
         plan_export(tmp_path, ExportOptions())
 
 
-def test_a_checkpoint_of_openpi_is_refused_with_what_it_is(tmp_path):
-    write_json(tmp_path / "config.json", {"action_dim": 32, "paligemma_variant": "gemma_2b"})
-    with pytest.raises(ValueError, match="paligemma_variant 'gemma_2b': a checkpoint of openpi"):
-        plan_export(tmp_path, ExportOptions())
-
-
 def test_cameras_have_the_robot_s_names_of_a_rename_map(checkpoint, tmp_path):
     """Names that are not renamed, and the order of `input_features`, stay."""
     renames = {"observation.images.front": "observation.images.wrist", "pose": "observation.state"}

@@ -11,7 +11,7 @@ import pytest
 from edgellm_ros.builder import ExportOptions, check
 from fixtures.damage import damaged_copy
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
-from fixtures.pi_checkpoint import write_pi
+from fixtures.pi_checkpoint import write_openpi, write_pi
 from fixtures.policy_folders import of_lerobot_0_3, write_policy_adapter
 from fixtures.quantized_checkpoint import write_quantized_checkpoint
 from fixtures.qwen3_5_checkpoint import write_whole_qwen3_5_checkpoint
@@ -48,6 +48,7 @@ CHECKPOINTS = {
     "4 bits": (lambda directory: write_quantized_checkpoint(directory, "gptq"), LIMITS),
     "a policy": (write_smolvla, ExportOptions()),
     "a pi0.5": (write_pi, ExportOptions()),
+    "a pi0.5 of openpi": (write_openpi, ExportOptions()),
     "buffers of a policy": (policy_with_buffers, ExportOptions()),
     "an adapter of a policy": (policy_with_adapter, ExportOptions()),
 }

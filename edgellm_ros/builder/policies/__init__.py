@@ -71,7 +71,7 @@ def find_policy(config: ConfigSection) -> Policy | None:
     if config.has("model_type"):
         return None
     if config.has(OPENPI) and not config.has("type"):
-        raise config.fail(OPENPI, f"a checkpoint of openpi{hint('pi0')}")
+        return known["pi0"]
     if not config.has("output_features") and kind not in known and not is_policy(kind):
         return None
     kind = config.text("type")

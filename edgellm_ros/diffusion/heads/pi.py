@@ -15,7 +15,7 @@ import numpy as np
 
 from edgellm_ros.diffusion.action_head import NOISE_AT_1, BoundContext, PrefixContext
 from edgellm_ros.diffusion.affine_space import AffineActionSpace
-from edgellm_ros.diffusion.heads.prompt_text import line, state_bins
+from edgellm_ros.diffusion.heads.prompt_text import cleaned, line, state_bins
 from edgellm_ros.diffusion.policy_config import FlowPolicyConfig, Pi0Config, Pi05Config
 
 
@@ -42,7 +42,7 @@ class Pi0Head(_PiHead):
     config: Pi0Config
 
     def prompt(self, task: str, state: np.ndarray) -> str:
-        return line(task)
+        return line(cleaned(task) if self.config.cleaned else task)
 
     def prefix_inputs(self, state: np.ndarray) -> Mapping[str, np.ndarray]:
         return {"state": state}
@@ -55,10 +55,9 @@ class Pi05Head(_PiHead):
 
     def prompt(self, task: str, state: np.ndarray) -> str:
         if not self.config.prompted_values:
-            return line(task)
-        cleaned = task.strip().replace("_", " ").replace("\n", " ")
+            return line(cleaned(task) if self.config.cleaned else task)
         numbers = " ".join(map(str, state_bins(state[0, : self.config.prompted_values])))
-        return f"Task: {cleaned}, State: {numbers};\nAction: "
+        return f"Task: {cleaned(task)}, State: {numbers};\nAction: "
 
     def prefix_inputs(self, state: np.ndarray) -> Mapping[str, np.ndarray]:
         return {}

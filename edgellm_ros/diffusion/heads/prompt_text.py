@@ -13,6 +13,11 @@ def line(task: str) -> str:
     return task if task.endswith("\n") else f"{task}\n"
 
 
+def cleaned(task: str) -> str:
+    """Return the task stripped, with spaces in place of underscores and line breaks."""
+    return task.strip().replace("_", " ").replace("\n", " ")
+
+
 def state_bins(values: np.ndarray) -> list[int]:
     """Return the bin of each normalised value: 0 to 255 from -1 to 1.
 

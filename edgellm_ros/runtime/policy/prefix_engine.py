@@ -50,7 +50,7 @@ class PrefixEngine:
         """Queue the vision tower for the images of a request, all in one run."""
         count, cameras = len(images), self._config.cameras
         pixels = self._pixels.rows(0, count)
-        padding = cameras.image_size, cameras.fill, cameras.centred
+        padding = cameras.image_size, cameras.fill, cameras.centred, cameras.filtered
         self._device.upload(pixels, np.stack([padded_image(image, *padding) for image in images]))
         rows = self._image_rows.rows(0, count * cameras.tokens)
         tensors = {PIXEL_VALUES: pixels, IMAGE_EMBEDS: rows}

@@ -132,6 +132,7 @@ def read_policy(
             tokens=architecture.tower.side**2,
             fill=OLD_FILL if old else FILL,
             centred=True,
+            filtered=False,
         ),
         "state": config.make(StateConfig, **state, model_dim=max(state_size, architecture.state_dim)),
         "action_space": config.make(
@@ -146,6 +147,7 @@ def read_policy(
         "prompt_before": prompt[0],
         "prompt_after": prompt[1],
         "num_denoise_steps": config.size("num_inference_steps", 10),
+        "cleaned": False,
     }
     if not adaptive:
         return config.make(Pi0Config, **common)

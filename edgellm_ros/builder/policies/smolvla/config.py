@@ -146,6 +146,7 @@ def read_policy(
             tokens=architecture.tower.tokens,
             fill=-1.0,
             centred=False,
+            filtered=False,
         ),
         state=config.make(StateConfig, **state, model_dim=architecture.state_dim),
         action_space=config.make(
