@@ -13,16 +13,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edgellm_ros.diffusion.action_head import NOISE_AT_1, BoundContext, PrefixContext
+from edgellm_ros.diffusion.action_head import BoundContext, PrefixContext
 from edgellm_ros.diffusion.affine_space import AffineActionSpace
 from edgellm_ros.diffusion.heads.prompt_text import cleaned, line, state_bins
 from edgellm_ros.diffusion.policy_config import FlowPolicyConfig, Pi0Config, Pi05Config
+from edgellm_ros.diffusion.samplers import NOISE_AT_1
 
 
 class _PiHead:
     """What pi0 and pi0.5 have in common; see `PolicyHead`."""
 
-    flow = NOISE_AT_1
+    sampler = NOISE_AT_1
 
     def __init__(self, config: FlowPolicyConfig) -> None:
         self.config = config
