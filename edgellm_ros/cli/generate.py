@@ -136,7 +136,10 @@ def _add_action(parser: argparse.ArgumentParser) -> None:
         "--noise-seed", type=arguments.SEED, metavar="N", help="seed of the trajectory noise (default: 0)"
     )
     group.add_argument(
-        "--denoise-steps", type=arguments.integer(1), metavar="N", help="Euler steps (default: the model's)"
+        "--denoise-steps",
+        type=arguments.integer(1),
+        metavar="N",
+        help="steps from noise (default: the model's)",
     )
 
 

@@ -280,7 +280,7 @@ class Parameters(SampledParameters):
         1, "Number of trajectories to sample for each command; 0 = text only.", 0, 1024
     )
     denoise_steps: int = declared(
-        0, "Euler steps of the action head; 0 = the checkpoint's default.", 0, MAX_DENOISE_STEPS
+        0, "Steps from noise of the action head; 0 = the checkpoint's default.", 0, MAX_DENOISE_STEPS
     )
     chunking: str = declared(
         OFF,
