@@ -13,7 +13,8 @@ class Display(DemoDisplay):
 
     def _plan(self, event: dict[str, Any]) -> None:
         refused = f" (refused: {event['refused']})" if event["refused"] else ""
-        text = f"{event['time']:4.1f} s  chunk after {1e3 * event['seconds']:4.0f} ms{refused}"
+        after = f" after {1e3 * event['seconds']:4.0f} ms" if event["seconds"] else ""  # none of the expert
+        text = f"{event['time']:4.1f} s  chunk{after}{refused}"
         if self._episodes <= FEW:
             self.line(f"  {text}")
         elif self._terminal:

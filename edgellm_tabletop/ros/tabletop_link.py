@@ -13,6 +13,7 @@ The absolute names are those of the contract. WorldLink has the clock, the comma
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 
@@ -119,7 +120,8 @@ class TabletopLink(WorldLink):
         chunk = ActionChunk(request_id=str(stamp), dt=STEP_S, horizon=len(targets), names=list(NAMES))
         chunk.header.stamp = to_time(stamp)
         chunk.units, chunk.values = [""] * len(NAMES), targets.ravel().tolist()
-        return self._wait(stamp, lambda: self._chunks.publish(chunk), resend_after_s, attempts)
+        plan = self._wait(stamp, lambda: self._chunks.publish(chunk), resend_after_s, attempts)
+        return dataclasses.replace(plan, seconds=0.0)  # nothing was computed
 
     def _wait(
         self,

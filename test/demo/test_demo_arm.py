@@ -46,7 +46,7 @@ def test_the_experts_chunks_place_the_block_over_topics_exactly_as_in_process(tm
     for name, value in expected.items():
         if not name.endswith("_seconds"):  # by the computer's clock
             assert drive[name] == value, name
-    assert "frame to chunk" in done.stderr
+    assert "placed          1 of 1" in done.stderr
     assert min(cv2.imread(drive["picture"]).shape[:2]) > 800
 
 

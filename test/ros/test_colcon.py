@@ -114,6 +114,15 @@ def test_the_arena_is_installed_with_its_executable(install):
     assert done.stderr.startswith("arena: family must be one of "), done.stderr
 
 
+def test_the_arms_world_is_installed_with_its_contract(install):
+    code = "import edgellm_tabletop.units as units; print(units.__file__)"
+    done = in_workspace(install, f'python3 -c "{code}"')
+    assert done.stdout.startswith(str(install)), done.stderr
+    folder = Path(done.stdout.strip()).parent
+    assert (folder / "contract.yaml").is_file()
+    assert (folder / "meta" / "info.json").is_file()
+
+
 def test_the_replay_is_an_executable_of_the_package(install):
     done = in_workspace(install, "edgellm_ros/lib/edgellm_ros/replay_node /nowhere --out /nowhere/out")
     assert done.returncode == 2
