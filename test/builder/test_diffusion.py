@@ -105,6 +105,8 @@ def test_a_crop_ratio_of_1_leaves_the_resized_image_whole(checkpoint, tmp_path):
         ({"n_obs_steps": 65}, "n_obs_steps 65: expected at most 64"),
         ({"n_obs_steps": 3}, "cond_encoder.1.weight"),
         ({"horizon": "missing"}, "key 'horizon' is missing"),
+        ({"crop_shape": "missing"}, "key 'crop_shape' is missing"),
+        ({"output_features": {"action": feature("STATE", ACTIONS)}}, "type 'STATE': supported: ACTION"),
         ({"use_group_norm": "missing"}, "key 'use_group_norm' is missing"),
         ({"use_group_norm": False}, "rgb_encoder.backbone.1.running_mean"),
         ({"use_separate_rgb_encoder_per_camera": True}, "rgb_encoder.0.backbone.0.weight"),

@@ -14,6 +14,8 @@ from pathlib import Path
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_section
 
 STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
+ENVIRONMENT = "observation.environment_state"
+KINDS = {STATE: "STATE", ENVIRONMENT: "ENV", ACTION: "ACTION"}  # types of vectors, which select statistics
 STANDARD_FPS = 30.0  # of LeRobot's recordings
 
 
@@ -35,8 +37,9 @@ def camera_names(config: ConfigSection, renamed: Mapping[str, str] | None = None
 
 
 def feature_size(config: ConfigSection, section: str, key: str, most: int) -> int:
-    """Read the number of values of a vector, at most `most`."""
+    """Read the number of values of a vector of KINDS, at most `most`."""
     feature = config.section(section).section(key)
+    feature.one_of("type", [KINDS[key]])
     shape = feature.integers("shape")
     if len(shape) != 1 or not 1 <= shape[0] <= most:
         raise feature.fail("shape", f"expected [n], n from 1 to {most}")

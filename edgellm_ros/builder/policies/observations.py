@@ -13,7 +13,9 @@ from pathlib import Path
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.policies.lerobot import (
     ACTION,
+    ENVIRONMENT,
     IMAGES,
+    KINDS,
     STATE,
     dataset_fps,
     feature_size,
@@ -23,7 +25,6 @@ from edgellm_ros.builder.policies.statistics import Normalisation
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.diffusion.policy_config import AffineSpaceConfig, StateConfig
 
-ENVIRONMENT = "observation.environment_state"
 MOST_VALUES = 4096  # of a state or an action
 MOST_PIXELS = 8192  # of an image's side
 
@@ -53,11 +54,10 @@ class Vectors:
 def read_sizes(config: ConfigSection) -> Vectors:
     """Read the sizes of vectors. ValueError for an observation of another kind."""
     features = config.section("input_features")
-    supported = {STATE: "STATE", ENVIRONMENT: "ENV"}
     for key in features.data:
         kind = features.section(key).one_of("type", ["VISUAL", "STATE", "ENV"])
-        if kind != "VISUAL" and supported.get(key) != kind:
-            raise features.fail(key, f"supported besides cameras: {', '.join(supported)}")
+        if kind != "VISUAL" and KINDS.get(key) != kind:
+            raise features.fail(key, f"supported besides cameras: {STATE}, {ENVIRONMENT}")
     state, environment = (
         feature_size(config, "input_features", key, MOST_VALUES) if features.has(key) else 0
         for key in (STATE, ENVIRONMENT)

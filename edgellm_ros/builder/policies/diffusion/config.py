@@ -41,6 +41,8 @@ def read_architecture(checkpoint: Path, config: ConfigSection, weights: Weights)
     ValueError, which names file, key and value, for a checkpoint that the graphs would compute differently.
     """
     config.require(REQUIRED)
+    if "crop_shape" not in config.data:  # it may be null
+        raise ValueError(f"{config.where}: key 'crop_shape' is missing")
     sizes = read_sizes(config)
     if not sizes.state:
         raise config.section("input_features").fail(STATE, "expected the robot's state")
