@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from benchmarks.model_shapes import Shapes
+from edgellm_ros.builder.policies.pi.openpi import PROMPT_TOKENS
 
 PALIGEMMA = "model.paligemma_with_expert.paligemma"
 TEXT = f"{PALIGEMMA}.model.language_model"
@@ -18,7 +19,6 @@ TOWER = f"{PALIGEMMA}.model.vision_tower.vision_model"
 PROJECTOR = f"{PALIGEMMA}.model.multi_modal_projector.linear"
 EXPERT = "model.paligemma_with_expert.gemma_expert.model"
 HEADS, TOWER_HEADS = 8, 16
-PROMPT_TOKENS = {"pi0": 48, "pi05": 200}
 
 Steps = list[tuple[str, dict[str, Any]]]  # names and settings of a processor's steps
 
