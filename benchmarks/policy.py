@@ -13,8 +13,8 @@ Conditions
 One request after another in this process, warm; another image in every request. Medians of --runs after
 warm-up. Weights are random, since speed does not depend on them. The published pi0.5 has 3.4 billion:
 7 GB in bf16 for the checkpoint, as much for the engine, on the disk and on the device. PyTorch needs
-requirements-parity.txt; --no-pytorch leaves it out. After a change of the shape name another --directory, or
-none.
+requirements-parity.txt; --no-pytorch leaves it out. It compiles for minutes, with --mode reduce-overhead for
+fewer. After a change of the shape name another --directory, or none.
 
 Examples
 --------

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch._dynamo
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
@@ -34,6 +35,8 @@ class TorchPi05:
         for file in sorted(checkpoint.glob("model-*.safetensors")):
             for name, tensor in load_file(file, device=device).items():
                 self._tensors[name] = tensor.to(self._dtype)
+        for tensor in self._tensors.values():  # else a CUDA graph copies the weights in every run
+            torch._dynamo.mark_static_address(tensor)
 
     @torch.no_grad()
     def sampler(

@@ -46,8 +46,8 @@ class ExportOptions:
       and draft head too; the other graphs do not change. Needs precision fp32
     - mmproj: of a GGUF file: the file of its vision tower; None = the one `*mmproj*.gguf` in the folder, if
       the model is alone there
-    - vlm: of a policy: folder with configuration and tokenizer of its vision language model; None = the
-      checkpoint's folder `vlm`, or the folder that its configuration names
+    - vlm: of a policy: folder with configuration and tokenizer of its vision language model, of a pi0 or
+      pi0.5 the tokenizer alone; None = the checkpoint's folder `vlm`, or the folder that a SmolVLA names
     - lerobot: of a pi0 or pi0.5: the version of LeRobot that it was trained with, "0.4" or "0.5" for this and
       later ones; None = as files of the checkpoint tell
     - dataset: of a policy: the folder `meta` of a LeRobot data set, for names and rate, and for statistics
@@ -138,8 +138,8 @@ class ExportOptions:
     )
     vlm: str | Path | None = option(
         None,
-        "config.json and tokenizer.json of the policy's vision language model (default: CHECKPOINT/vlm, or "
-        "the folder that the policy names)",
+        "config.json and tokenizer.json of the policy's vision language model, of a pi0 or pi0.5 the latter "
+        "alone (default: CHECKPOINT/vlm, or the folder that a SmolVLA names)",
         metavar="DIR",
         group=POLICIES,
     )
