@@ -8,7 +8,8 @@ from typing import Any
 
 from edgellm_ros.diffusion.policy_config import CameraConfig, FixedCameraConfig, FlowPolicyConfig
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.openpi.keys import ObservationKeys, read_observation
+from edgellm_ros.openpi.keys import ObservationKeys
+from edgellm_ros.openpi.observation import read_observation
 from edgellm_ros.openpi.wire import unpack
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest

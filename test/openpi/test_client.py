@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_the_token_is_sent_as_openpis_client_sends_it(url, server):
         (encoded({"actions": np.zeros((2, 2), bool)}), r"got bool \[2, 2\]"),
         (encoded({"actions": np.full((1, 1), np.nan)}), "the actions are not finite"),
         (lambda connection: connection.close(1011, "broken"), "1011.*broken"),
-        (lambda connection: connection.socket.close(), "no close frame"),
+        (lambda connection: connection.socket.shutdown(socket.SHUT_RDWR), "no close frame"),
     ],
 )
 def test_other_answers_are_errors_of_one_line_and_the_next_observation_is_answered(

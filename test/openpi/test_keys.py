@@ -6,7 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm_ros.openpi.keys import ObservationKeys, default_image_key, make_keys, read_observation
+from edgellm_ros.openpi.keys import ObservationKeys, default_image_key, make_keys
+from edgellm_ros.openpi.observation import read_observation
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=np.uint8)
 KEYS = ObservationKeys(("top",), ("observation/image",), ("observation/state",))

@@ -7,8 +7,6 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from edgellm_ros.cli import arguments
 from edgellm_ros.cli.remote.key_options import add_keys, read_keys
 from edgellm_ros.echo import quoted
@@ -106,6 +104,8 @@ def _ask(client: Any, args: argparse.Namespace, metadata: Any) -> OpenPiConfig:
 
     ValueError names an option.
     """
+    import numpy as np
+
     from edgellm_ros.builder.remote_policy import physical_actions, physical_state
     from edgellm_ros.diffusion.openpi_config import OpenPiConfig
     from edgellm_ros.diffusion.policy_config import CameraConfig
