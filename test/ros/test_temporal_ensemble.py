@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from edgellm_ros.ros.arm.parameters import SPECS, read_settings
 from edgellm_ros.ros.arm.temporal_ensemble import MAX_CHUNKS, TemporalEnsemble
 from fixtures.arm_on_a_clock import SECOND, SETTINGS, Arm, ramp
 
@@ -110,6 +112,13 @@ class TestInTheFollower:
         arm.send([0.0] * 20, dt=DT)
         share = 1 / (1 + math.exp(-0.3))
         assert arm.run(1.9)[-1, 0] == pytest.approx(0.2 * share, abs=5e-3)
+
+    def test_the_parameters_turn_it_on(self):
+        values = {name: spec.default for name, spec in SPECS.items()}
+        node = SimpleNamespace(get_parameter=lambda name: SimpleNamespace(value=values[name]))
+        assert read_settings(node).ensemble_coeff is None
+        values |= {"temporal_ensembling": True, "temporal_ensemble_coeff": -0.5}
+        assert read_settings(node).ensemble_coeff == -0.5
 
     def test_without_it_the_newest_chunk_is_followed(self):
         arm = Arm()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import threading
 import time
 from types import SimpleNamespace
@@ -171,6 +172,26 @@ class TestAccess:
         with served(service, token=TOKEN) as url, client(url, additional_headers=headers) as connection:
             connection.recv(10)
             assert ask(connection)["actions"].shape == (6, 4)
+
+    def test_what_is_no_websocket_is_refused_without_a_traceback(self, service, caplog):
+        opening = b"GET / HTTP/1.1\r\nHost: x\r\n"
+        upgrade = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        with served(service) as url:
+            address = ("127.0.0.1", urlsplit(url).port)
+            for message in (
+                b"",
+                opening + b"\r\n",
+                opening + upgrade + b"\r\n",
+                b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n123456789",
+                b"\x16\x03\x01" + bytes(100),
+                opening + b"x" * 100_000,
+            ):
+                with socket.create_connection(address, 10) as connection:
+                    connection.sendall(message)
+            with client(url) as connection:
+                connection.recv(10)
+                assert ask(connection)["actions"].shape == (6, 4)
+        assert not [record for record in caplog.records if record.exc_info]
 
     def test_two_tokens_are_refused(self, service):
         header = f"Api-Key {TOKEN}"
