@@ -82,14 +82,10 @@ SETTINGS = [
     (BEFORE, 4, {"float_dtype": "bfloat16"}, "float_dtype 'bfloat16': supported: None, float32"),
     (BEFORE, 3, {"padding": "left"}, "padding 'left': supported: longest, max_length"),
     (BEFORE, 3, {"tokenizer_name": "a/other"}, "tokenizer_name 'a/other': expected 'SmolVLM2-500M-Video"),
-    (BEFORE, 5, {"eps": "small"}, "eps 'small': expected a number"),
     (BEFORE, 5, {"norm_map": None}, "key 'norm_map' is missing, but config.json normalises"),
     (BEFORE, 5, {"norm_map": {"STATE": "MIN_MAX"}}, "norm_map: STATE 'MIN_MAX': supported: MEAN_STD"),
     (BEFORE, 5, {"norm_map": {"VISUAL": "MEAN_STD"}}, "norm_map: VISUAL 'MEAN_STD': supported: IDENTITY"),
     (BEFORE, 5, {"normalize_observation_keys": "all"}, "keys 'all': expected a list of names"),
-    (BEFORE, 5, {"features": {}}, "features: key 'observation.state' is missing"),
-    (AFTER, 0, {"features": {}}, "features: key 'action' is missing"),
-    (AFTER, 0, {"eps": 0}, "eps 0: expected more than 0"),
 ]
 
 

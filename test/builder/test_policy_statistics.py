@@ -142,21 +142,6 @@ def test_images_have_a_value_for_each_channel(tmp_path):
     np.testing.assert_array_equal(other.affine("observation.images.top", 3).offset, mean)
 
 
-DAMAGED = [
-    ({"action__std": None}, "action: MEAN_STD needs std of 4 values, found none"),
-    ({"action__std": np.ones(3, np.float32)}, r"MEAN_STD needs std of 4 values, found \[3\]"),
-    ({"action__std": np.float32([1, 1, np.nan, 1])}, "action: std has values that are not finite"),
-    ({"action__std": np.float32([1, 1, -1, 1])}, "action: std has values below 0"),
-    ({"action__mean": np.arange(4)}, "tensor 'action.mean' has dtype I64; supported: F16, BF16, F32"),
-]
-
-
-@pytest.mark.parametrize(("tensors", "message"), DAMAGED)
-def test_unusable_statistics_are_refused(checkpoint, tmp_path, tensors, message):
-    with pytest.raises(ValueError, match=rf"{OF_ACTIONS}: .*{message}"):
-        policy(with_statistics(copied(checkpoint, tmp_path), **tensors))
-
-
 def test_a_processor_without_its_normaliser_is_refused(checkpoint, tmp_path):
     """LeRobot would not normalise."""
     copied(checkpoint, tmp_path)

@@ -43,13 +43,18 @@ class ConfigSection:
         return MixtureOfExpertsError(str(self.fail(key, f"a mixture of experts, only dense {reason}")))
 
     def has(self, key: str) -> bool:
+        """Tell whether the key is present; null counts as missing."""
+        return self.given(key)
+
+    def given(self, key: str) -> bool:
         """Tell whether the key is present with a value other than null."""
         return self.data.get(key) is not None
 
     def section(self, key: str) -> ConfigSection:
         """Read the object at `key`."""
         value = self._get(key, Mapping, "an object")
-        return ConfigSection(value, f"{self.where}.{key}" if ": " in self.where else f"{self.where}: {key}")
+        where = f"{self.where}.{key}" if ": " in self.where else f"{self.where}: {key}"
+        return type(self)(value, where)
 
     def integer(self, key: str, default: int | None = None) -> int:
         """Read the integer at `key`, or return `default` if the key is missing."""
@@ -57,13 +62,13 @@ class ConfigSection:
             return default
         return self._get(key, int, "an integer")
 
-    def size(self, key: str, default: int | None = None) -> int:
-        """Read an integer at `key`, 1 to MAX_SIZE; `default` if the key is missing."""
+    def size(self, key: str, default: int | None = None, most: int = MAX_SIZE) -> int:
+        """Read an integer at `key`, 1 to `most`; `default` if the key is missing."""
         value = self.integer(key, default)
         if value < 1:
             raise self.fail(key, "expected at least 1")
-        if value > MAX_SIZE:
-            raise self.fail(key, f"expected at most {MAX_SIZE}")
+        if value > most:
+            raise self.fail(key, f"expected at most {most}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -122,7 +127,7 @@ class ConfigSection:
             if self.has(name) and self.data[name] != self.data[alias]:
                 raise self.fail(alias, f"expected {name}, which is {self.data[name]}")
             data[name] = data[alias]
-        return ConfigSection(data, self.where)
+        return type(self)(data, self.where)
 
     def nested(self) -> Iterator[ConfigSection]:
         """Yield this section and all objects in it, at any depth."""
@@ -157,6 +162,16 @@ class ConfigSection:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise self.fail(key, f"expected {expected}")
         return value
+
+
+class StrictSection(ConfigSection):
+    """One object of a configuration in which null is a value, not a missing key.
+
+    LeRobot reads its configurations so: a number that is null is an error, not the default.
+    """
+
+    def has(self, key: str) -> bool:
+        return key in self.data
 
 
 def read_section(path: Path) -> ConfigSection:

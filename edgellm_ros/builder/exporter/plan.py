@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgellm_ros.builder.action.fused_expert import describe_expert
-from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_section
+from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, StrictSection, read_section
 from edgellm_ros.builder.checkpoint.safetensors_file import TensorFile
 from edgellm_ros.builder.config.prompt_files import TOKENIZER_FILE, prompt_files
 from edgellm_ros.builder.draft.fused import describe_head
@@ -107,7 +107,7 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     section = read_section(checkpoint / "config.json")
     policy = find_policy(section)
     if policy is not None:
-        return _plan_policy(policy, checkpoint, section, options)
+        return _plan_policy(policy, checkpoint, StrictSection(section.data, section.where), options)
     for name in ("vlm", "dataset", "lerobot"):
         if getattr(options, name) is not None:
             raise ValueError(f"{section.where}: --{name} is for policies such as SmolVLA")

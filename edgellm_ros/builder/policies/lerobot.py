@@ -15,8 +15,21 @@ from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read
 
 STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
 ENVIRONMENT = "observation.environment_state"
-KINDS = {STATE: "STATE", ENVIRONMENT: "ENV", ACTION: "ACTION"}  # types of vectors, which select statistics
+VECTORS = {STATE: "STATE", ENVIRONMENT: "ENV", ACTION: "ACTION"}  # types of vectors, which select statistics
 STANDARD_FPS = 30.0  # of LeRobot's recordings
+KINDS = ("VISUAL", "STATE", "ENV", "ACTION", "REWARD", "LANGUAGE")  # of features
+MOST_ACTIONS = 4096  # of a chunk
+MOST_PIXELS = 8192  # of an image's side
+
+
+def check_features(config: ConfigSection) -> None:
+    """Raise ValueError for a feature without one of LeRobot's types.
+
+    Vectors must have their own: the type of a feature selects its statistics.
+    """
+    for features in map(config.section, ("input_features", "output_features")):
+        for key in features.data:
+            features.section(key).one_of("type", [VECTORS[key]] if key in VECTORS else KINDS)
 
 
 def camera_names(config: ConfigSection, renamed: Mapping[str, str] | None = None) -> tuple[str, ...]:
@@ -28,8 +41,10 @@ def camera_names(config: ConfigSection, renamed: Mapping[str, str] | None = None
     """
     features = config.section("input_features")
     keys = [key for key in features.data if features.section(key).text("type") == "VISUAL"]
-    empty = tuple(f"{IMAGES}empty_camera_{i}" for i in range(config.integer("empty_cameras", 0)))
-    sources = renamed or {}
+    count, sources = config.integer("empty_cameras", 0), renamed or {}
+    if count < 0:
+        raise config.fail("empty_cameras", "expected at least 0")
+    empty = {f"{IMAGES}empty_camera_{i}" for i in range(min(count, len(keys)))}
     names = tuple(sources.get(key, key).removeprefix(IMAGES) for key in keys if key not in empty)
     if not names:
         raise features.fail(f"{IMAGES}...", "expected at least one camera (type VISUAL)")
@@ -37,9 +52,9 @@ def camera_names(config: ConfigSection, renamed: Mapping[str, str] | None = None
 
 
 def feature_size(config: ConfigSection, section: str, key: str, most: int) -> int:
-    """Read the number of values of a vector of KINDS, at most `most`."""
+    """Read the number of values of a vector of VECTORS, at most `most`."""
     feature = config.section(section).section(key)
-    feature.one_of("type", [KINDS[key]])
+    feature.one_of("type", [VECTORS[key]])
     shape = feature.integers("shape")
     if len(shape) != 1 or not 1 <= shape[0] <= most:
         raise feature.fail("shape", f"expected [n], n from 1 to {most}")

@@ -15,8 +15,9 @@ from edgellm_ros.builder.policies.lerobot import (
     ACTION,
     ENVIRONMENT,
     IMAGES,
-    KINDS,
+    MOST_PIXELS,
     STATE,
+    check_features,
     dataset_fps,
     feature_size,
 )
@@ -26,7 +27,6 @@ from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.diffusion.policy_config import AffineSpaceConfig, StateConfig
 
 MOST_VALUES = 4096  # of a state or an action
-MOST_PIXELS = 8192  # of an image's side
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Vectors:
 
 def read_sizes(config: ConfigSection) -> Vectors:
     """Read the sizes of vectors. ValueError for an observation of another kind."""
+    check_features(config)
     features = config.section("input_features")
-    for key in features.data:
-        kind = features.section(key).one_of("type", ["VISUAL", "STATE", "ENV"])
-        if kind != "VISUAL" and KINDS.get(key) != kind:
-            raise features.fail(key, f"supported besides cameras: {STATE}, {ENVIRONMENT}")
+    for key in features.data:  # LeRobot leaves out other states, such as efforts
+        if (features.section(key).text("type") == "ENV") != (key == ENVIRONMENT):
+            raise features.fail(key, f"expected the type ENV for {ENVIRONMENT}, and for no other observation")
     state, environment = (
         feature_size(config, "input_features", key, MOST_VALUES) if features.has(key) else 0
         for key in (STATE, ENVIRONMENT)

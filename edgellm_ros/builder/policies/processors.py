@@ -4,7 +4,7 @@
 A processor is a list of steps: one before the policy, one after it. The runtime computes the steps of
 SUPPORTED itself. Any other step would change what the policy sees or what its actions mean, so it is refused.
 
-Sources: LeRobot 0.4.4 and 0.6.1, processor/, policies/smolvla/processor_smolvla.py, policies/pi0 and
+Sources: LeRobot 0.4.4, 0.5.1 and 0.6.1, processor/, policies/smolvla/processor_smolvla.py, policies/pi0 and
 policies/pi05.
 """
 
@@ -26,6 +26,7 @@ STATE_PROMPT = "pi05_prepare_state_tokenizer_processor_step"  # writes task and 
 TOKENIZER, DEVICE = "tokenizer_processor", "device_processor"
 NORMALIZER, UNNORMALIZER = "normalizer_processor", "unnormalizer_processor"
 RELATIVE, ABSOLUTE = "relative_actions_processor", "absolute_actions_processor"
+OLDER_NAMES = {"delta_actions_processor": RELATIVE}  # of LeRobot 0.5
 EPSILON = 1e-8  # what the normalisers add to a standard deviation, or take for a range of 0
 KINDS = ("VISUAL", "STATE", "ENV", "ACTION")
 
@@ -36,7 +37,7 @@ Check = Callable[[ConfigSection, ConfigSection], None]  # of a step's settings; 
 class Step:
     """One step of a processor."""
 
-    name: str  # under which LeRobot registers it, or the path of its class
+    name: str  # under which LeRobot 0.6 registers it, or the path of its class
     settings: ConfigSection
     state_file: Path | None  # its tensors
 
@@ -48,9 +49,10 @@ def read_steps(path: Path) -> list[Step]:
     """
     if not path.is_file():
         return []
-    entries = read_section(path).data.get("steps", [])
+    processor = read_section(path)
+    entries = processor.data.get("steps")
     if not isinstance(entries, list):
-        raise ValueError(f"{path}: steps {quoted(entries)}: expected a list of objects")
+        raise processor.fail("steps", "expected a list of objects")
     return [_read_step(path, number, entry) for number, entry in enumerate(entries)]
 
 
@@ -174,6 +176,8 @@ def _read_step(path: Path, number: int, entry: object) -> Step:
     if not isinstance(entry, Mapping):
         raise ValueError(f"{where} {quoted(entry)}: expected an object")
     section = ConfigSection(entry, where)
+    if not section.has("registry_name") and not section.has("class"):
+        raise ValueError(f"{where}: expected a registry_name or a class")
     name = section.text("registry_name" if section.has("registry_name") else "class")
     section = ConfigSection(entry, f"{where} {printable(name)}")
     settings = section.section("config") if section.has("config") else ConfigSection({}, section.where)
@@ -182,7 +186,7 @@ def _read_step(path: Path, number: int, entry: object) -> Step:
         raise ValueError(f"{section.where}: state_file {quoted(file)}: expected the name of a file beside it")
     if file is not None and not path.with_name(file).is_file():
         raise FileNotFoundError(f"{path.with_name(file)} not found, but {path.name} names it")
-    return Step(name, settings, None if file is None else path.with_name(file))
+    return Step(OLDER_NAMES.get(name, name), settings, None if file is None else path.with_name(file))
 
 
 def _renamed(settings: ConfigSection) -> dict[str, str]:
@@ -238,10 +242,11 @@ def _check_normaliser(settings: ConfigSection, config: ConfigSection, section: s
     for name in known.data:
         feature = known.section(name)
         kind = feature.text("type")
-        if ways.get(kind, "IDENTITY") != "IDENTITY":
-            own = features.section(name)
-            own.one_of("type", [kind])
-            own.one_of("shape", [feature.data.get("shape")])
+        normalised = ways.get(kind, "IDENTITY") != "IDENTITY"
+        if normalised or name in features.data:
+            features.section(name).one_of("type", [kind])  # LeRobot normalises by this one
+        if normalised:
+            features.section(name).one_of("shape", [feature.data.get("shape")])
 
 
 def _epsilon(settings: ConfigSection) -> float:

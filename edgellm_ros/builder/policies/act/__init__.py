@@ -24,7 +24,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights, sources: Pol
     if sources.vlm is not None:
         raise config.fail("type", "a policy without a vision language model (--vlm)")
     architecture = read_architecture(checkpoint, config, weights)
-    if config.has("temporal_ensemble_coeff"):
+    if config.given("temporal_ensemble_coeff"):
         coeff = config.number("temporal_ensemble_coeff")
         logger.warning(
             "%s: temporal_ensemble_coeff %g is not part of the engine: set temporal_ensembling and "

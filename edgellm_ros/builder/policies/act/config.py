@@ -12,7 +12,7 @@ import numpy as np
 
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.policies.act.architecture import ACTArchitecture
-from edgellm_ros.builder.policies.lerobot import camera_names
+from edgellm_ros.builder.policies.lerobot import MOST_ACTIONS, camera_names
 from edgellm_ros.builder.policies.observations import VectorReader, read_images, read_sizes
 from edgellm_ros.builder.policies.processors import check_steps
 from edgellm_ros.builder.policies.resnet import RESNETS, ResNet
@@ -50,7 +50,7 @@ def read_architecture(checkpoint: Path, config: ConfigSection, weights: Weights)
         decoder_layers=config.size("n_decoder_layers", 1),
         norm_first=config.one_of("pre_norm", [False, True], default=False),
         gelu=config.one_of("feedforward_activation", ["relu", "gelu"], default="relu") == "gelu",
-        horizon=config.size("chunk_size", 100),
+        horizon=config.size("chunk_size", 100, MOST_ACTIONS),
         action_dim=sizes.action,
     )
 

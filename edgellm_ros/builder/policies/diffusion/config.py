@@ -15,9 +15,8 @@ from edgellm_ros.builder.policies.diffusion.architecture import (
     UNetShape,
 )
 from edgellm_ros.builder.policies.diffusion.unet import LAST_GROUPS
-from edgellm_ros.builder.policies.lerobot import STATE, camera_names
+from edgellm_ros.builder.policies.lerobot import MOST_ACTIONS, MOST_PIXELS, STATE, camera_names
 from edgellm_ros.builder.policies.observations import (
-    MOST_PIXELS,
     ImageSpace,
     VectorReader,
     read_images,
@@ -82,7 +81,8 @@ def read_policy(
     if executed > left:
         raise config.fail("n_action_steps", f"expected at most {left} (horizon - n_obs_steps + 1)")
     schedule = _read_schedule(config)
-    steps = config.size("num_inference_steps", schedule.train_steps)
+    given = config.given("num_inference_steps")
+    steps = config.size("num_inference_steps") if given else schedule.train_steps
     if steps > schedule.train_steps:
         expected = f"expected at most {schedule.train_steps} (num_train_timesteps)"
         raise config.fail("num_inference_steps", expected)
@@ -109,7 +109,7 @@ def _read_encoder(config: ConfigSection, image: ImageSpace) -> EncoderShape:
     ratio = config.number("crop_ratio", 1.0)
     if not 0 < ratio <= 1:
         raise config.fail("crop_ratio", "expected more than 0, at most 1")
-    if config.has("resize_shape"):  # the saved crop_shape is what follows from the ratio, if it is below 1
+    if config.given("resize_shape"):  # the saved crop_shape is what follows from the ratio, if it is below 1
         cut = (int(resized[0] * ratio), int(resized[1] * ratio)) if ratio < 1 else resized
     else:
         cut = _size(config, "crop_shape") or resized
@@ -155,7 +155,7 @@ def _widths(config: ConfigSection) -> tuple[int, ...]:
 
 def _read_horizon(config: ConfigSection) -> int:
     """Read the actions of the U-Net, which must be divisible as LeRobot requires."""
-    horizon, divisor = config.size("horizon"), 2 ** len(_widths(config))
+    horizon, divisor = config.size("horizon", most=MOST_ACTIONS), 2 ** len(_widths(config))
     if horizon % divisor:
         raise config.fail("horizon", f"expected a multiple of {divisor} (2 for each of down_dims)")
     return horizon
@@ -176,8 +176,8 @@ def _read_schedule(config: ConfigSection) -> NoiseScheduleConfig:
 
 
 def _size(config: ConfigSection, key: str) -> tuple[int, int] | None:
-    """Read (height, width) in pixels; None if the key is missing."""
-    if not config.has(key):
+    """Read (height, width) in pixels; None if the key is missing or null."""
+    if not config.given(key):
         return None
     sizes = config.integers(key)
     if len(sizes) != 2 or not all(1 <= size <= MOST_PIXELS for size in sizes):

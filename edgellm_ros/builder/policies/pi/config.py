@@ -13,7 +13,15 @@ from pathlib import Path
 
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.config.rope import plain_frequencies
-from edgellm_ros.builder.policies.lerobot import ACTION, STATE, camera_names, dataset_fps, feature_size
+from edgellm_ros.builder.policies.lerobot import (
+    ACTION,
+    MOST_ACTIONS,
+    STATE,
+    camera_names,
+    check_features,
+    dataset_fps,
+    feature_size,
+)
 from edgellm_ros.builder.policies.pi.architecture import (
     EMBEDDING,
     EXPERT,
@@ -83,7 +91,7 @@ def read_architecture(config: ConfigSection, weights: Weights) -> PiArchitecture
         adaptive=adaptive,
         state_dim=config.size("max_state_dim", 32),
         action_dim=config.size("max_action_dim", 32),
-        horizon=config.size("chunk_size", 50),
+        horizon=config.size("chunk_size", 50, MOST_ACTIONS),
         max_prefix_rows=len(camera_names(config)) * tower.side**2 + config.size("tokenizer_max_length"),
         min_period=config.number("min_period", 4e-3),
         max_period=config.number("max_period", 4.0),
@@ -157,6 +165,7 @@ def read_policy(
 
 def _check_supported(config: ConfigSection) -> None:
     """Raise ValueError for an option of LeRobot that the graphs do not support."""
+    check_features(config)
     config.one_of("n_obs_steps", [1], default=1)
     for name in ("paligemma_variant", "action_expert_variant"):
         config.one_of(name, VARIANTS, default=VARIANTS[0])

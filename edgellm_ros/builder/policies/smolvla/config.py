@@ -7,15 +7,19 @@ smolvlm_with_expert.py; transformers, configuration_smolvlm.py.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
-from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
+from edgellm_ros.builder.checkpoint.checkpoint_config import MAX_SIZE, ConfigSection
 from edgellm_ros.builder.config.rope import plain_frequencies
 from edgellm_ros.builder.config.text_model import read_head_dim, read_language_model
 from edgellm_ros.builder.policies.lerobot import (
     ACTION,
+    MOST_ACTIONS,
+    MOST_PIXELS,
     STATE,
     camera_names,
+    check_features,
     dataset_fps,
     feature_size,
 )
@@ -38,6 +42,7 @@ from edgellm_ros.diffusion.policy_config import (
 )
 from edgellm_ros.engine_directory.rope_config import RopeConfig
 
+MOST_TOKENS, MOST_STEPS = 65536, 1000  # of a task, and of Euler
 VLM_FOLDER = "vlm"  # of a checkpoint: configuration and tokenizer of its SmolVLM
 
 
@@ -93,7 +98,7 @@ def read_architecture(config: ConfigSection, vlm: ConfigSection, weights: Weight
         raise config.fail("num_expert_layers", f"supported: a layer for each of the {layers} of the SmolVLM")
     if weights.list_length(f"{EXPERT}.layers") < layers:
         raise config.fail("num_vlm_layers", f"{weights.where.name} has fewer layers of {EXPERT}.layers")
-    width = int(llm.hidden_size * config.number("expert_width_multiplier", 0.75))
+    width = _expert_width(config, llm.hidden_size)
     tower = _read_tower(config, vlm, weights)
     images = len(camera_names(config)) * tower.tokens
     architecture = SmolVLAArchitecture(
@@ -106,16 +111,16 @@ def read_architecture(config: ConfigSection, vlm: ConfigSection, weights: Weight
         self_attention=_self_attention(config, layers),
         state_dim=config.size("max_state_dim", 32),
         action_dim=config.size("max_action_dim", 32),
-        horizon=config.size("chunk_size", 50),
-        max_prefix_rows=images + config.size("tokenizer_max_length", 48) + 1,
+        horizon=config.size("chunk_size", 50, MOST_ACTIONS),
+        max_prefix_rows=images + config.size("tokenizer_max_length", 48, MOST_TOKENS) + 1,
         min_period=config.number("min_period", 4e-3),
         max_period=config.number("max_period", 4.0),
     )
-    if width < 2 or width % 2:
-        raise config.fail("expert_width_multiplier", f"a width of {width}, expected an even number")
     if not 0 < architecture.min_period < architecture.max_period:
         limit = f"max_period {architecture.max_period}"
         raise config.fail("min_period", f"expected more than 0 and less than {limit}")
+    if not math.isfinite(architecture.max_period / architecture.min_period):
+        raise config.fail("max_period", f"expected a finite multiple of min_period {architecture.min_period}")
     return architecture
 
 
@@ -160,12 +165,13 @@ def read_policy(
         max_prompt_tokens=config.size("tokenizer_max_length", 48),
         prompt_before=prompt[0],
         prompt_after=prompt[1],
-        num_denoise_steps=config.size("num_steps", 10),
+        num_denoise_steps=config.size("num_steps", 10, MOST_STEPS),
     )
 
 
 def _check_supported(config: ConfigSection) -> None:
     """Raise ValueError for an option of LeRobot that the graphs do not support."""
+    check_features(config)
     config.one_of("n_obs_steps", [1], default=1)
     config.one_of("add_image_special_tokens", [False], default=False)
     config.one_of("adapt_to_pi_aloha", [False], default=False)
@@ -180,6 +186,14 @@ def _self_attention(config: ConfigSection, layers: int) -> tuple[bool, ...]:
         return (True,) * layers
     every = config.integer("self_attn_every_n_layers", 2)
     return tuple(every > 0 and i % every == 0 for i in range(layers))
+
+
+def _expert_width(config: ConfigSection, hidden_size: int) -> int:
+    """Read the width of the expert: a part of that of the SmolVLM."""
+    width = hidden_size * config.number("expert_width_multiplier", 0.75)
+    if not 2 <= width <= MAX_SIZE or int(width) % 2:
+        raise config.fail("expert_width_multiplier", f"a width of {width:g}, expected an even number")
+    return int(width)
 
 
 def _expert_intermediate_size(hidden_size: int) -> int:
@@ -199,8 +213,8 @@ def _read_tower(config: ConfigSection, vlm: ConfigSection, weights: Weights) -> 
     patch, merge = vision.size("patch_size", 32), vlm.size("scale_factor", 2)
     own = vision.size("image_size", 224)
     sides, factor = config.integers("resize_imgs_with_padding"), patch * merge
-    if len(sides) != 2 or sides[0] != sides[1] or sides[0] < factor or sides[0] % factor:
-        expected = f"expected a square with a side of a multiple of {factor} pixels"
+    if len(set(sides)) != 1 or len(sides) != 2 or not factor <= sides[0] <= MOST_PIXELS or sides[0] % factor:
+        expected = f"expected a square with a side of a multiple of {factor} pixels, at most {MOST_PIXELS}"
         raise config.fail("resize_imgs_with_padding", expected)
     hidden, heads = vision.size("hidden_size", 1152), vision.size("num_attention_heads", 16)
     if hidden % heads:
