@@ -16,7 +16,7 @@ from edgellm_ros.builder.exporter.plan import plan_export
 from edgellm_ros.builder.report.inspection import inspect, render
 from edgellm_ros.engine_directory.config import EngineConfig
 from fixtures.act_checkpoint import act_config, write_act
-from fixtures.policy_folders import copied, with_relative_actions
+from fixtures.policy_folders import BEFORE, change_json, copied, with_relative_actions
 from fixtures.smolvla_checkpoint import ACTIONS, CAMERAS, HORIZON, STATE, feature
 from fixtures.tiny_checkpoint import write_json
 
@@ -114,8 +114,8 @@ def test_statistics_in_buffers_of_an_older_policy_are_read(checkpoint, tmp_path)
             r"shape \[4, 8, 8\]: expected \[3, height, width\]",
         ),
         (
-            {"input_features": {**act_config()["input_features"], "observation.force": feature("STATE", 2)}},
-            "observation.force.*supported besides cameras: observation.state, observation.environment_state",
+            {"input_features": {**act_config()["input_features"], "observation.force": feature("ENV", 2)}},
+            "observation.force .*: expected the type ENV for observation.environment_state, and for no other",
         ),
         ({"chunk_size": 7}, "decoder_pos_embed.weight"),
     ],
@@ -123,6 +123,17 @@ def test_statistics_in_buffers_of_an_older_policy_are_read(checkpoint, tmp_path)
 def test_what_the_graph_would_compute_differently_is_refused(checkpoint, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         plan_export(changed(checkpoint, tmp_path, **changes), ExportOptions())
+
+
+def test_a_state_that_lerobot_leaves_out_is_left_out(checkpoint, tmp_path):
+    """LeRobot lists all observations of a data set, and computes with one state."""
+    inputs = {**act_config()["input_features"], "observation.effort": feature("STATE", 2)}
+    (tmp_path / "with").mkdir()
+    folder = changed(checkpoint, tmp_path / "with", input_features=inputs)
+    change_json(folder / BEFORE, lambda processor: processor["steps"][3]["config"].update(features=inputs))
+    more, less = (plan_export(each, ExportOptions()) for each in (folder, checkpoint))
+    assert more.config == less.config
+    assert more.unread == less.unread
 
 
 def test_relative_actions_need_a_state_of_their_size(checkpoint, tmp_path):

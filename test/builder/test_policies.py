@@ -103,9 +103,10 @@ def test_policies_that_the_graphs_would_compute_differently_are_refused(
         plan_export(copied(checkpoint, tmp_path, **changes), ExportOptions())
 
 
-# `type` of LeRobot 0.6.1 (`register_subclass` in its policies)
+# `type` of LeRobot 0.4.4 to 0.6.1 (`register_subclass` in its policies and rewards)
 LEROBOT = ["eo1", "evo1", "fastwam", "gaussian_actor", "groot", "lingbot_va", "molmoact2"]
 LEROBOT += ["multi_task_dit", "pi0_fast", "tdmpc", "vla_jepa", "vqbet", "wall_x", "xvla"]
+LEROBOT += ["sac", "reward_classifier", "sarm", "robometer", "topreward"]
 
 
 @pytest.mark.parametrize("kind", LEROBOT)
