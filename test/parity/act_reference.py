@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import lerobot_policies
 import numpy as np
 import torch
-from camera_policy import CameraPolicy, PolicyShape
+from camera_policy import CameraPolicy
+from policy_shapes import ACT_SHAPES, PolicyShape
+from recorded_policies import CHECKPOINT, Answer, frames_of, write_answers
 
 SMALL = {
     "dim_model": 32, "n_heads": 4, "dim_feedforward": 48, "n_encoder_layers": 2, "n_vae_encoder_layers": 1,
@@ -36,3 +39,16 @@ class ACTReference(CameraPolicy):
         """Compute physical actions [T, actions]."""
         with torch.inference_mode():
             return self.after(self.policy.predict_action_chunk(batch))[0].numpy()
+
+
+def record_act(name: str, folder: Path, observations: int = 2) -> None:
+    """Save an ACT of ACT_SHAPES, and LeRobot's actions for one or two observations."""
+    shape, seed = ACT_SHAPES[name], list(ACT_SHAPES).index(name)
+    reference = ACTReference(shape, seed)
+    reference.save(folder / CHECKPOINT)
+    rng, answers = np.random.default_rng(seed), []
+    state, environment = (rng.normal(size=n).astype(np.float32) for n in (shape.state, shape.environment))
+    for frames in frames_of(shape.cameras, seed)[:observations]:
+        actions = reference.actions(reference.batch(state, environment, frames))
+        answers.append(Answer(frames, np.concatenate([state, environment]), actions[None]))
+    write_answers(folder, answers)

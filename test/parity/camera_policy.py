@@ -7,26 +7,14 @@ LeRobot saves it too. These are ACT and Diffusion Policy, which take no text.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from policy_shapes import PolicyShape
 
 STATE, ENVIRONMENT = "observation.state", "observation.environment_state"
-
-
-@dataclass(frozen=True)
-class PolicyShape:
-    """Sizes of a policy; `policy`: further values of LeRobot's configuration."""
-
-    cameras: Mapping[str, tuple[int, int]]  # height and width of the frames
-    state: int = 6  # 0 = none
-    environment: int = 0
-    actions: int = 5
-    ways: Mapping[str, str] = field(default_factory=dict)  # of normalisation, by kind
-    policy: Mapping[str, object] = field(default_factory=dict)
 
 
 class CameraPolicy:
@@ -58,6 +46,8 @@ class CameraPolicy:
             inputs[STATE] = PolicyFeature(FeatureType.STATE, (shape.state,))
         if shape.environment:
             inputs[ENVIRONMENT] = PolicyFeature(FeatureType.ENV, (shape.environment,))
+        if shape.efforts:
+            inputs["observation.effort"] = PolicyFeature(FeatureType.STATE, (shape.efforts,))
         chosen = dict(ways) | dict(shape.ways)
         self.config = config(
             input_features=inputs,

@@ -8,7 +8,8 @@ import dataclasses
 import lerobot_policies
 import numpy as np
 import torch
-from camera_policy import CameraPolicy, PolicyShape
+from camera_policy import CameraPolicy
+from policy_shapes import PolicyShape
 
 SMALL = {
     "horizon": 8, "n_action_steps": 4, "down_dims": (16, 24), "kernel_size": 3,

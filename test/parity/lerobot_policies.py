@@ -4,6 +4,9 @@
 The installation is apart from this package. The modules in UNRELATED load recordings, train, or drive a
 gymnasium, or declare operators that ResNets do not have: no line of theirs runs when a policy computes
 actions. They are replaced by empty modules, whose names are empty classes.
+
+LeRobot 0.5 and 0.6 are written for Python 3.12, but only the syntax of two generic declarations is. On
+Python 3.11 these lines are read as the older Python writes them.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -19,7 +23,9 @@ from pathlib import Path
 
 import pytest
 
-INSTALLED = Path(sys.prefix) / "lerobot"
+INSTALLED = Path(sys.prefix) / "lerobot"  # LeRobot 0.4.4, and what all versions import
+NEWER = ("0.5.1", "0.6.1")
+SEARCHED = [INSTALLED]  # folders to import from, in this order
 UNRELATED = (
     "datasets",
     "imageio",
@@ -28,6 +34,11 @@ UNRELATED = (
     "lerobot.processor.gym_action_processor",
     "lerobot.processor.hil_processor",
     "torchvision._meta_registrations",
+)
+# a generic class or function of Python 3.12 -> as Python 3.11 writes it
+OLDER_SYNTAX = (
+    (r"^class (\w+)\[(.+)\]\((\w+)\):$", r"class \1(\3, __import__('typing').Generic[\2]):"),
+    (r"^def (\w+)\[(\w+): .+?\]\(", r"\2 = __import__('typing').TypeVar('\2')\ndef \1("),
 )
 
 
@@ -55,16 +66,46 @@ class _EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__path__ = []
 
 
-def emptied_modules(more: tuple[str, ...] = ()) -> importlib.abc.MetaPathFinder:
-    """Return what finds empty modules of the names in UNRELATED and `more`."""
-    return _EmptyModules((*UNRELATED, *more))
+class _OlderSyntax(importlib.machinery.SourceFileLoader):
+    def source_to_code(self, data, path, *, _optimize=-1):
+        text = data.decode()
+        for pattern, replacement in OLDER_SYNTAX:
+            text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
+        return super().source_to_code(text.encode(), path, _optimize=_optimize)
+
+
+class _ModulesOfLeRobot(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if not name.startswith("lerobot."):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _OlderSyntax(name, spec.origin)
+        return spec
+
+
+def use(version: str) -> None:
+    """Import from the installation of a newer version.
+
+    To be called before LeRobot is imported.
+    """
+    SEARCHED.insert(0, installed(version))
+
+
+def installed(version: str) -> Path:
+    """Return the folder in which `make parity` installs a newer version."""
+    return Path(sys.prefix) / f"lerobot-{version}"
 
 
 @contextmanager
-def _importable() -> Iterator[None]:
-    finder = emptied_modules()
-    sys.meta_path.insert(0, finder)
-    sys.path.insert(0, str(INSTALLED))
+def importable(unrelated: tuple[str, ...] = ()) -> Iterator[None]:
+    """Let modules of LeRobot be imported; those of UNRELATED and `unrelated` are empty."""
+    finders = [
+        _EmptyModules((*UNRELATED, *unrelated)),
+        *([_ModulesOfLeRobot()] if sys.version_info < (3, 12) else []),
+    ]
+    sys.meta_path[:0] = finders
+    sys.path[:0] = [str(folder) for folder in SEARCHED]
     try:
         lerobot = importlib.import_module("lerobot")
         # lerobot.policies imports the policies of all models, and what they need
@@ -73,8 +114,10 @@ def _importable() -> Iterator[None]:
         sys.modules["lerobot.policies"] = policies
         yield
     finally:
-        sys.path.remove(str(INSTALLED))
-        sys.meta_path.remove(finder)
+        for folder in SEARCHED:
+            sys.path.remove(str(folder))
+        for finder in finders:
+            sys.meta_path.remove(finder)
         packages = ("datasets", "diffusers", "imageio", "torchvision")
         for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
             del sys.modules[name]  # others ask whether these packages are there
@@ -88,7 +131,7 @@ def _import(folder: str, names: tuple[str, ...]) -> tuple[types.ModuleType, ...]
     if not INSTALLED.is_dir():
         pytest.skip(f"{INSTALLED} has no LeRobot: make parity installs it")
     if f"{folder}.{names[-1]}" not in sys.modules:
-        with _importable():
+        with importable():
             return tuple(importlib.import_module(f"{folder}.{name}") for name in names)
     return tuple(sys.modules[f"{folder}.{name}"] for name in names)
 

@@ -3,12 +3,11 @@
 
 The models are those of LeRobot 0.6.1, with random weights.
 
-    python pi_reference.py FOLDER LEROBOT [LEROBOT ...]
+    python pi_reference.py FOLDER
 
 For each of `pi_cases.SHAPES` it writes FOLDER/NAME with `checkpoint` as LeRobot saves it, and `expected.npz`
 with physical actions of all cameras, of the last one alone, and of a chunk that continues another. A program
-of its own, because the tests have LeRobot 0.4.4 in their process. LeRobot 0.6.1 needs Python 3.12 for type
-parameters in two modules: they are read as Python 3.11 writes them.
+of its own, because the tests have LeRobot 0.4.4 in their process.
 
 FOLDER/NAME/old has configuration, processors and inputs of LeRobot 0.4.4 for cases of that version: the
 models of both are the same, but 0.4.4's need changes to transformers.
@@ -17,59 +16,19 @@ models of both are the same, but 0.4.4's need changes to transformers.
 from __future__ import annotations
 
 import importlib
-import re
 import shutil
 import sys
 import types
-from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 
 sys.path[1:1] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
+import lerobot_policies  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from lerobot_policies import emptied_modules  # noqa: E402
 from pi_cases import DELAY, GUIDANCE, SHAPES, TASK, Observation, PiShape, write_tokenizer  # noqa: E402
 
-NEWER = ("lerobot.processor.pipeline", "lerobot.utils.io_utils")  # modules with type parameters
-OTHERS = ("av", "lerobot.motors")
-
-
-class _OlderSource(SourceFileLoader):
-    """Loads a module whose type parameters are rewritten as type variables."""
-
-    def source_to_code(self, data, path, *, _optimize=-1):
-        variable = "__import__('typing').TypeVar"
-        text = re.sub(
-            r"^def (\w+)\[(\w+)[^\]]*\]\(", rf"\2 = {variable}('\2')\ndef \1(", data.decode(), flags=re.M
-        )
-        generic = r"class \1(\3, __import__('typing').Generic[\2]):"
-        text = re.sub(r"^class (\w+)\[([\w, ]+)\]\((\w+)\):", generic, text, flags=re.M)
-        return super().source_to_code(text.encode(), path)
-
-
-class _OlderSources:
-    """Finds the modules of NEWER in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def find_spec(self, name, path=None, target=None):
-        if name not in NEWER:
-            return None
-        file = str(self._folder / f"{name.replace('.', '/')}.py")
-        spec = ModuleSpec(name, _OlderSource(name, file), origin=file)
-        spec.has_location = True
-        return spec
-
-
-def import_lerobot(folders: list[Path]) -> None:
-    """Make LeRobot importable; its policies are imported one by one."""
-    sys.path[1:1] = map(str, folders)
-    sys.meta_path[:0] = [_OlderSources(folders[0]), emptied_modules(OTHERS)]
-    policies = types.ModuleType("lerobot.policies")
-    policies.__path__ = [str(folders[0] / "lerobot" / "policies")]
-    sys.modules["lerobot.policies"] = policies
+LEROBOT, UNRELATED = "0.6.1", ("av", "lerobot.motors")
 
 
 class Reference:
@@ -228,9 +187,14 @@ class _small:
         vars(self._modeling).update(self._real)
 
 
-def main(folder: Path, lerobot: list[Path]) -> None:
+def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    import_lerobot(lerobot)
+    lerobot_policies.use(LEROBOT)
+    with lerobot_policies.importable(UNRELATED):
+        write(folder)
+
+
+def write(folder: Path) -> None:
     for seed, (name, shape) in enumerate(SHAPES.items()):
         reference = Reference(shape, folder / name, seed)
         reference.save()
@@ -241,4 +205,4 @@ def main(folder: Path, lerobot: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), [*map(Path, sys.argv[2:])])
+    main(Path(sys.argv[1]))

@@ -5,36 +5,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
 import lerobot_policies
 import numpy as np
 import torch
+import transformers
+from policy_shapes import SMOLVLA_SHAPES, SmolVLAShape
+from recorded_policies import CHECKPOINT, TASK, Answer, frames_of, noise, write_answers
 
 from fixtures.tiny_checkpoint import make_tokenizer
 
+SMALL = {"num_vlm_layers": 4, "chunk_size": 8, "n_action_steps": 8, "resize_imgs_with_padding": (64, 64)}
 
-@dataclass(frozen=True)
-class SmolVLAShape:
-    """Sizes of a tiny SmolVLA; `policy`: further values of LeRobot's configuration."""
 
-    cameras: Mapping[str, tuple[int, int]]  # height and width of the frames
-    state: int = 6
-    actions: int = 7
-    hidden: int = 48
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 16
-    vlm_layers: int = 6
-    vision_hidden: int = 32
-    vision_heads: int = 2
-    vision_depth: int = 2
-    image_size: int = 64
-    patch_size: int = 8
-    scale_factor: int = 2
-    policy: Mapping[str, object] = field(default_factory=dict)
+class _Cache(transformers.DynamicCache):
+    """The cache of transformers 5.4, which LeRobot 0.6.1 asks for.
+
+    `crop` takes the length that stays. In newer versions of transformers it takes the length that goes.
+    """
+
+    def crop(self, length: int) -> None:
+        for layer in self.layers:
+            layer.crop(length - layer.get_seq_length())
 
 
 class SmolVLAReference:
@@ -45,16 +39,18 @@ class SmolVLAReference:
 
     def __init__(self, shape: SmolVLAShape, folder: Path, seed: int) -> None:
         modeling, with_expert, processors = lerobot_policies.smolvla()
-        from lerobot.configs.types import FeatureType, PolicyFeature
+        from lerobot.configs.types import FeatureType, NormalizationMode, PolicyFeature
         from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
 
-        self.shape, self.vlm, self.checkpoint = shape, folder / "vlm", folder / "checkpoint"
+        self.shape, self.vlm, self.checkpoint = shape, folder / "vlm", folder / CHECKPOINT
         _write_vlm(shape, self.vlm)
         # the processor is asked for the ids of two tokens, which add_image_special_tokens would use
         tokens = SimpleNamespace(fake_image_token_id=1, global_image_token_id=2)
         with_expert.AutoProcessor = SimpleNamespace(
             from_pretrained=lambda name: SimpleNamespace(tokenizer=tokens)
         )
+        if hasattr(with_expert, "DynamicCache"):
+            with_expert.DynamicCache = _Cache
         torch.manual_seed(seed)
         images = {
             f"observation.images.{name}": PolicyFeature(FeatureType.VISUAL, (3, *size))
@@ -67,7 +63,8 @@ class SmolVLAReference:
             vlm_model_name=str(self.vlm),
             load_vlm_weights=False,
             device="cpu",
-            **{"num_vlm_layers": 4, "chunk_size": 8, "n_action_steps": 8, **dict(shape.policy)},
+            normalization_mapping={kind: NormalizationMode(way) for kind, way in shape.ways.items()},
+            **{**SMALL, **shape.policy},
         )
         self.policy = modeling.SmolVLAPolicy(self.config).eval().float()
         generator = torch.Generator().manual_seed(seed)
@@ -85,6 +82,8 @@ class SmolVLAReference:
                 "std": torch.tensor(rng.uniform(0.2, 3.0, size), dtype=torch.float32),
                 "min": torch.tensor(rng.uniform(-3, -1, size), dtype=torch.float32),
                 "max": torch.tensor(rng.uniform(1, 3, size), dtype=torch.float32),
+                "q01": torch.tensor(rng.uniform(-2, -1, size), dtype=torch.float32),
+                "q99": torch.tensor(rng.uniform(1, 2, size), dtype=torch.float32),
             }
             for name, size in (("observation.state", shape.state), ("action", shape.actions))
         }
@@ -155,6 +154,18 @@ class SmolVLAReference:
         return self.policy.model.denoise_step(
             padding.expand(samples, -1), cache, torch.tensor(x), times
         ).numpy()
+
+
+def record_smolvla(name: str, folder: Path) -> None:
+    """Save a SmolVLA of SMOLVLA_SHAPES, and LeRobot's actions."""
+    shape, seed = SMOLVLA_SHAPES[name], list(SMOLVLA_SHAPES).index(name)
+    reference = SmolVLAReference(shape, folder, seed)
+    reference.save()
+    state = np.random.default_rng(seed).normal(size=shape.state).astype(np.float32)
+    start = noise(2, reference.config.chunk_size, reference.config.max_action_dim)
+    frames, _ = frames_of(shape.cameras, seed)
+    actions = reference.actions(reference.batch(TASK, state, frames), start)
+    write_answers(folder, [Answer(frames, state, actions)])
 
 
 def _write_vlm(shape: SmolVLAShape, folder: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
 
-from camera_policy import PolicyShape  # noqa: E402
 from diffusion_reference import DiffusionReference  # noqa: E402
+from policy_shapes import PolicyShape  # noqa: E402
 
 from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.kernels.random import normal_noise  # noqa: E402

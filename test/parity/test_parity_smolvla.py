@@ -11,80 +11,35 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import lerobot_policies  # noqa: E402
-from smolvla_reference import SmolVLAReference, SmolVLAShape  # noqa: E402
+from policy_shapes import SMOLVLA_SHAPES, SmolVLAShape  # noqa: E402
+from recorded_policies import SEED, TASK, compare, frames_of, noise  # noqa: E402
+from smolvla_reference import SmolVLAReference, record_smolvla  # noqa: E402
 
 from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.diffusion.chunking import ChunkCondition  # noqa: E402
 from edgellm_ros.engine.device import CpuDevice  # noqa: E402
 from edgellm_ros.engine.executor import EngineExecutor  # noqa: E402
 from edgellm_ros.engine.tensor import Tensor  # noqa: E402
-from edgellm_ros.kernels.random import normal_noise  # noqa: E402
 from edgellm_ros.multimodal.padded_image import padded_image  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest  # noqa: E402
 
 TOLERANCE = 1e-3  # of velocities and physical actions of a size of some units
-SEED, TASK = 5, "Put the red cube into the box"
-MIN_MAX = {"VISUAL": "IDENTITY", "STATE": "MIN_MAX", "ACTION": "MIN_MAX"}
-SHAPES = {
-    "two cameras": SmolVLAShape({"top": (48, 64), "wrist": (40, 40)}, policy={"prefix_length": 0}),
-    "padded task, other grid": SmolVLAShape(
-        {"top": (90, 70), "left": (33, 77)},
-        hidden=24,
-        heads=3,
-        kv_heads=1,
-        head_dim=12,
-        scale_factor=4,
-        image_size=32,
-        policy={
-            "num_vlm_layers": 5,
-            "self_attn_every_n_layers": 3,
-            "pad_language_to": "max_length",
-            "prefix_length": 90,
-            "empty_cameras": 1,
-            "chunk_size": 5,
-            "n_action_steps": 5,
-            "num_steps": 7,
-        },
-    ),
-    "self-attention only": SmolVLAShape(
-        {"front": (64, 64)},
-        state=3,
-        actions=2,
-        policy={
-            "attention_mode": "self_attn",
-            "expert_width_multiplier": 0.5,
-            "max_state_dim": 12,
-            "max_action_dim": 10,
-            "normalization_mapping": MIN_MAX,
-        },
-    ),
-}
+IN_DETAIL, OTHERS = list(SMOLVLA_SHAPES)[:3], list(SMOLVLA_SHAPES)[3:]
 
 
 class Case:
     """A random SmolVLA of LeRobot, its engine, and one observation."""
 
     def __init__(self, shape: SmolVLAShape, folder) -> None:
-        lerobot_policies.smolvla()
-        from lerobot.configs.types import NormalizationMode
-
-        policy = {"resize_imgs_with_padding": (64, 64), **shape.policy}
-        if "normalization_mapping" in policy:
-            ways = policy["normalization_mapping"].items()
-            policy["normalization_mapping"] = {kind: NormalizationMode(way) for kind, way in ways}
-        shape = SmolVLAShape(**{**vars(shape), "policy": policy})
         self.reference = SmolVLAReference(shape, folder, seed=len(shape.cameras))
         self.engine = folder / "engine"
         self.config = export(self.reference.save(), self.engine)
-        rng = np.random.default_rng(1)
-        self.frames = {
-            name: rng.integers(0, 256, (*size, 3), dtype=np.uint8) for name, size in shape.cameras.items()
-        }
-        self.state = rng.normal(size=shape.state).astype(np.float32)
+        self.frames, _ = frames_of(shape.cameras, seed=1)
+        self.state = np.random.default_rng(1).normal(size=shape.state).astype(np.float32)
         self.samples = 3
         horizon, values = self.config.action.action_space.horizon, self.config.action.action_space.model_dim
-        self.noise = normal_noise(SEED, self.samples, horizon * values).reshape(-1, horizon, values)
+        self.noise = noise(self.samples, horizon, values)
 
     def expected(self, **frames: np.ndarray) -> np.ndarray:
         return self.reference.actions(
@@ -109,9 +64,9 @@ class Case:
         return {each.name: tensors[each.name].array for each in outputs}
 
 
-@pytest.fixture(scope="module", params=list(SHAPES))
+@pytest.fixture(scope="module", params=IN_DETAIL)
 def case(request, tmp_path_factory) -> Case:
-    return Case(SHAPES[request.param], tmp_path_factory.mktemp("smolvla"))
+    return Case(SMOLVLA_SHAPES[request.param], tmp_path_factory.mktemp("smolvla"))
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +112,12 @@ def test_actions_are_those_of_lerobot(case, runtime):
     assert response.actions.shape == expected.shape
     assert np.abs(expected).max() > 1
     np.testing.assert_allclose(response.actions, expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_actions_of_further_sizes_are_those_of_lerobot(name, tmp_path):
+    record_smolvla(name, tmp_path)
+    compare(tmp_path, tmp_path / "engine")
 
 
 def test_actions_from_the_last_camera_alone_are_those_of_lerobot(case, runtime):
@@ -213,7 +174,7 @@ def test_images_are_resized_and_filled_up_as_by_lerobot(size):
 def test_actions_with_an_adapter_of_peft_are_those_of_lerobot(tmp_path):
     """The folder is that of `lerobot-train` with PEFT: no weights of its own."""
     peft = pytest.importorskip("peft")
-    case = Case(SHAPES["two cameras"], tmp_path / "base")
+    case = Case(SMOLVLA_SHAPES["two cameras"], tmp_path / "base")
     reference, folder = case.reference, tmp_path / "adapter"
     reference.policy.name_or_path = str(reference.checkpoint)  # as LeRobot's wrap_with_peft
     modules = "model.vlm_with_expert.lm_expert.*.(q|v)_proj|model.(state_proj|action_out_proj)"

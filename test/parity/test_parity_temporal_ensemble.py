@@ -10,7 +10,8 @@ pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
 
 import lerobot_policies  # noqa: E402
-from act_reference import ACTReference, ACTShape  # noqa: E402
+from act_reference import ACTReference  # noqa: E402
+from policy_shapes import PolicyShape  # noqa: E402
 
 from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.ros.arm.temporal_ensemble import TemporalEnsemble  # noqa: E402
@@ -48,7 +49,7 @@ def test_executed_actions_are_those_of_lerobots_policy(tmp_path):
     """LeRobot averages before, and this package after the actions have their units."""
     size, coeff = (48, 64), 0.1
     options = {"temporal_ensemble_coeff": coeff, "n_action_steps": 1}
-    reference = ACTReference(ACTShape({"top": size}, policy=options), seed=3)
+    reference = ACTReference(PolicyShape({"top": size}, policy=options), seed=3)
     export(reference.save(tmp_path / "checkpoint"), tmp_path / "engine")
     reference.policy.reset()
     ensemble, rng = TemporalEnsemble(), np.random.default_rng(3)
