@@ -138,3 +138,9 @@ def test_options_of_lerobot_s_folders_are_refused(tmp_path, option):
     (name,) = option
     with pytest.raises(ValueError, match=f"a checkpoint of openpi, but --{name} is for those of LeRobot"):
         policy_of(write_openpi(tmp_path), **option)
+
+
+def test_a_folder_of_jax_is_refused_with_the_way_to_convert_it(tmp_path):
+    (tmp_path / "params").mkdir()
+    with pytest.raises(ValueError, match=r"for JAX: convert it with openpi's .*to_pytorch\.py"):
+        policy_of(tmp_path)

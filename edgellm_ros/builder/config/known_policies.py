@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 # `type` of LeRobot's config.json, or `model_type` of others, in small letters and digits -> what it is.
 POLICIES = {
@@ -40,6 +41,15 @@ POLICIES = {
 }
 SUPPORTED = "ACT, Diffusion Policy, pi0, pi0.5 and SmolVLA"
 OPENPI = "paligemma_variant"  # a key of openpi's config.json, which has no type
+
+
+def check_folder(checkpoint: Path) -> None:
+    """Raise ValueError for a folder of weights that JAX has saved."""
+    if (checkpoint / "params").is_dir() and not (checkpoint / "config.json").is_file():
+        raise ValueError(
+            f"{checkpoint}: a checkpoint of openpi for JAX: convert it with openpi's "
+            "examples/convert_jax_model_to_pytorch.py"
+        )
 
 
 def is_policy(name: object) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from edgellm_ros.builder.action.fused_expert import describe_expert
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, StrictSection, read_section
 from edgellm_ros.builder.checkpoint.safetensors_file import TensorFile
+from edgellm_ros.builder.config.known_policies import check_folder
 from edgellm_ros.builder.config.prompt_files import TOKENIZER_FILE, prompt_files
 from edgellm_ros.builder.draft.fused import describe_head
 from edgellm_ros.builder.draft.graph import draft_lm_head
@@ -104,6 +105,7 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         raise FileNotFoundError(f"{checkpoint}: expected a checkpoint directory, found none")
     if options.mmproj is not None:
         raise ValueError(f"{checkpoint}: --mmproj is for GGUF files")
+    check_folder(checkpoint)
     section = read_section(checkpoint / "config.json")
     policy = find_policy(section)
     if policy is not None:
