@@ -16,7 +16,7 @@ HEIGHT = 5.2  # inches
 
 
 def draw(path: Path, results: Results, summary: Mapping[str, Any]) -> None:
-    """Write the picture as PNG: successes by mark, times to place, and latencies.
+    """Write the picture as PNG: successes by mark, times to place, latencies.
 
     ImportError without Matplotlib.
     """
@@ -31,10 +31,11 @@ def draw(path: Path, results: Results, summary: Mapping[str, Any]) -> None:
     measured = [results.finished[str(row["seed"])]["measured"] for row in summary["drives"]]
     plans = [1e3 * seconds for each in measured for seconds in each["plan_seconds"] if seconds]
     with drawing.picture(path, HEIGHT, title, facts) as figure:
-        share, time, latency = figure.subplots(1, 3)
+        share, time, *latency = figure.subplots(1, 3 if plans else 2)
         share.set_title("Placed, by mark", pad=28)
         draw_shares(share, shares, "95% intervals", 1)
         time.set_title("Time to place", pad=28)
         draw_histogram(time, [("placed", drawing.GREEN, times)], "simulated time", "s", "episodes")
-        latency.set_title("Frame to chunk", pad=28)
-        draw_histogram(latency, [("chunk", drawing.BLUE, plans)], "latency", "ms", "chunks")
+        for axes in latency:
+            axes.set_title("Frame to chunk", pad=28)
+            draw_histogram(axes, [("chunk", drawing.BLUE, plans)], "latency", "ms", "chunks")

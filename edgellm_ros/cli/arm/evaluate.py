@@ -89,7 +89,8 @@ def prepare(args: argparse.Namespace, status: Callable[[str], None]) -> Evaluati
     import onnxruntime
 
     from edgellm_ros.evaluation.evaluation import Evaluation
-    from edgellm_ros.evaluation.task import code_digest, engine_digest
+    from edgellm_ros.evaluation.task import code_digest, engine_digest, file_digest
+    from edgellm_tabletop.episodes.drivers import CONTRACT
     from edgellm_tabletop.episodes.summary import table
     from edgellm_tabletop.evaluation.picture import draw
     from edgellm_tabletop.evaluation.task import ArmTask, export_policy, summarise_results
@@ -121,6 +122,7 @@ def prepare(args: argparse.Namespace, status: Callable[[str], None]) -> Evaluati
         "threads": args.threads,
         "onnxruntime": onnxruntime.__version__,
         "mujoco": mujoco.__version__,
+        "contract": file_digest(CONTRACT),
         "code": code_digest("edgellm_tabletop"),
     }
     return Evaluation(
