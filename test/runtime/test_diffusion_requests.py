@@ -9,15 +9,18 @@ import threading
 
 import numpy as np
 import pytest
+from onnxruntime import InferenceSession
 
 from doubles.deferred_runtime import WatchedDevice, queueing
 from edgellm_ros.builder import export
 from edgellm_ros.diffusion.action_runner import STEPS_PER_GRAPH
 from edgellm_ros.diffusion.chunking import ChunkCondition
+from edgellm_ros.diffusion.samplers import NoiseSchedule
+from edgellm_ros.kernels.random import normal_noise
 from edgellm_ros.multimodal.device_image import DeviceImage
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
-from fixtures.diffusion_checkpoint import CAMERAS, EXECUTED, write_diffusion
+from fixtures.diffusion_checkpoint import CAMERAS, EXECUTED, HORIZON, write_diffusion
 from fixtures.smolvla_checkpoint import ACTIONS
 
 TOP, WRIST = (
@@ -153,6 +156,30 @@ class OnGpu:
 def test_requests_that_do_not_fit_are_refused(policy, changes, message):
     with pytest.raises(ValueError, match=message):
         policy.handle_request(changed(**changes))
+
+
+def test_actions_are_those_of_the_graphs_and_the_schedule(engine, policy):
+    """Noise is that of the start, then that of the steps; past rows are left out."""
+    steps, config = STEPS_PER_GRAPH + 5, policy.config.policy
+    encoder, unet = (InferenceSession(engine / part / "model.onnx") for part in ("prefix", "action"))
+    state = (STATES - config.state.offset) / config.state.scale
+    images = {"camera_image_0": TOP, "camera_image_1": WRIST}
+    (condition,) = encoder.run(None, {**images, "state": state.astype(np.float32)})
+    x, *added = (
+        normal_noise(7, 2, steps * HORIZON * ACTIONS).reshape(2, steps, HORIZON, ACTIONS).swapaxes(0, 1)
+    )
+    schedule = NoiseSchedule(config.schedule)
+    for number, time in enumerate(schedule.times(steps)):
+        inputs = {"trajectory": x.astype(np.float32), "time": np.float32([time]), "condition": condition}
+        (output,) = unet.run(None, inputs)
+        f = schedule.factors(number, steps)
+        clean = np.clip((f.of_x * x + f.of_output * output) / f.divisor, -f.limit, f.limit)
+        x = f.clean_share * clean + f.x_share * x + f.output_share * output
+        if number < len(added):
+            x = x + f.noise_share * added[number]
+    expected = x[:, 1 : 1 + EXECUTED] * config.action_space.scale + config.action_space.offset
+    found = policy.handle_request(changed(denoise_steps=steps)).actions
+    np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
 @pytest.mark.only_on("cpu", reason="these tests bring their own device")
