@@ -37,8 +37,10 @@ FAILED, TRY_LATER = 1011, 1013  # codes of closed connections
 HANDSHAKE_S, CLOSE_S, ALIVE_S = 5.0, 2.0, 20.0
 
 logger = logging.getLogger(__name__)
-_handshakes = logging.getLogger(f"{__name__}.handshakes")
-_handshakes.setLevel(logging.CRITICAL)  # malformed ones would be logged with tracebacks
+_websockets = logging.getLogger(f"{__name__}.websockets")
+_websockets.setLevel(logging.WARNING)
+# websockets before 17 logs whatever is no handshake with a traceback
+_websockets.addFilter(lambda record: "opening handshake failed" not in record.getMessage())
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class PolicyServer:
                 ping_interval=ALIVE_S,
                 ping_timeout=ALIVE_S,
                 server_header=None,
-                logger=_handshakes,
+                logger=_websockets,
             ) as server:
                 ready(next(iter(server.sockets)).getsockname()[1])
                 await self._stopped.wait()
