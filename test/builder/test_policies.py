@@ -159,6 +159,13 @@ def test_two_cameras_of_one_name_are_refused(checkpoint, tmp_path):
         plan_export(changed, ExportOptions())
 
 
+def test_the_current_folder_is_not_taken_for_a_language_model(checkpoint, tmp_path, monkeypatch):
+    (copied(checkpoint, tmp_path, vlm_model_name="") / "vlm").unlink()
+    monkeypatch.chdir(checkpoint / "vlm")
+    with pytest.raises(ValueError, match=r"vlm_model_name '': expected the name of a vision language model"):
+        plan_export(tmp_path, ExportOptions())
+
+
 def test_a_missing_language_model_is_an_error_with_the_way_to_get_it(checkpoint, tmp_path):
     copied(checkpoint, tmp_path)
     (tmp_path / "vlm").unlink()

@@ -67,6 +67,7 @@ def test_a_base_that_is_not_here_is_an_error_with_the_way_to_get_it(checkpoint, 
         ({"use_dora": True}, "use_dora True: not supported, only plain LoRA is"),
         ({"modules_to_save": ["action_out_proj"]}, "modules_to_save .*: not supported, only plain LoRA is"),
         ({"base_model_name_or_path": None}, "base_model_name_or_path None: expected a string"),
+        ({"base_model_name_or_path": ""}, "base_model_name_or_path '': expected the name of the base"),
         ({"r": 3}, r"lora_A of model.\S+ is \[2, \d+\], but by rank and engine it must be \[3"),
     ],
 )

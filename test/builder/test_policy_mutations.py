@@ -23,7 +23,7 @@ from edgellm_ros.builder.exporter.plan import plan_export
 from edgellm_ros.builder.policies import PolicyModel, PolicySources, find_policy
 from edgellm_ros.builder.policies.peft import read_weights
 from fixtures.act_checkpoint import write_act
-from fixtures.policy_folders import AFTER, BEFORE, of_lerobot_0_3
+from fixtures.policy_folders import AFTER, BEFORE, of_lerobot_0_3, write_policy_adapter
 from fixtures.policy_mutations import (
     REMOVED,
     Mutation,
@@ -188,6 +188,18 @@ def test_statistics_in_the_weights(tmp_path_factory, tmp_path):
     for mutations in (tensor_mutations, value_mutations):
         refused, accepted = check(whole, mutations(whole.folder, WEIGHTS, "buffer_"), tmp_path)
         assert refused == 2 * accepted > 0
+
+
+def test_tensors_of_an_adapter(tmp_path_factory, tmp_path):
+    """Doubles are left out: PEFT takes them too."""
+    folder = tmp_path_factory.mktemp("adapter")
+    write_policy_adapter(write_smolvla(tmp_path_factory.mktemp("base")), folder)
+    mutations = weight_mutations(folder, "adapter_model.safetensors")
+    refused, accepted = check(
+        Whole(folder), (each for each in mutations if "doubles" not in each.told), tmp_path
+    )
+    assert refused > 15
+    assert accepted == 0
 
 
 def test_weights(whole, tmp_path):

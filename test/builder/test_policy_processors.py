@@ -60,6 +60,17 @@ def test_actions_are_relative_but_for_excluded_names(tmp_path, settings, relativ
 
 
 @pytest.mark.parametrize(
+    "names", [["pan"], ["lift", "elbow", "gripper"], ["pan", "lift", "elbow", "gripper", "x"]]
+)
+def test_names_of_another_number_than_actions_are_refused(tmp_path, names):
+    """LeRobot would take another value for the gripper."""
+    checkpoint = write_smolvla(tmp_path / "checkpoint", state=4)
+    changed = with_relative_actions(checkpoint, exclude_joints=["gripper"], action_names=names)
+    with pytest.raises(ValueError, match=r"action_names \[.*\]: expected a name for each of 4 values"):
+        plan_export(changed, ExportOptions())
+
+
+@pytest.mark.parametrize(
     ("enabled", "message"),
     [
         ((True, False), "relative_actions_processor is enabled, absolute_actions_processor is not"),

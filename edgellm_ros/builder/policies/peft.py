@@ -53,6 +53,8 @@ def _find_base(checkpoint: Path) -> Path:
         return checkpoint / BASE
     adapter = read_section(checkpoint / CONFIG_FILE)
     name = adapter.text("base_model_name_or_path")
+    if not name:  # the path "" is the current folder
+        raise adapter.fail("base_model_name_or_path", "expected the name of the base")
     if Path(name).is_dir():
         return Path(name)
     raise adapter.fail(

@@ -104,7 +104,8 @@ def _check_order(path: Path, names: list[str]) -> None:
 def relative_actions(checkpoint: Path, size: int) -> tuple[bool, ...]:
     """Tell which of `size` values of an action are relative to the state.
 
-    ValueError if the processor of actions does not undo what that of observations does.
+    ValueError if the processor of actions does not undo what that of observations does, or if there are names
+    for some of the values only, by which LeRobot would take others for excluded.
     """
     before, after = (
         next((step.settings for step in read_steps(checkpoint / file) if step.name == name), None)
@@ -117,9 +118,12 @@ def relative_actions(checkpoint: Path, size: int) -> tuple[bool, ...]:
     if before is None or not enabled[0]:
         return (False,) * size
     names = _texts(before, "action_names")
+    if len(names) not in (0, size):
+        raise before.fail("action_names", f"expected a name for each of {size} values")
     excluded = [token.lower() for token in _texts(before, "exclude_joints") if token]
-    kept = [any(token in name.lower() for token in excluded) for name in names[:size]]
-    return tuple(not each for each in (*kept, *[False] * (size - len(kept))))
+    if not names:
+        return (True,) * size
+    return tuple(not any(token in name.lower() for token in excluded) for name in names)
 
 
 def relative_enabled(checkpoint: Path) -> bool:

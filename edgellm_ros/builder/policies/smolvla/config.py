@@ -57,8 +57,10 @@ def find_vlm(checkpoint: Path, config: ConfigSection, given: Path | None) -> Pat
         folder = given
     elif (checkpoint / VLM_FOLDER).is_dir():
         folder = checkpoint / VLM_FOLDER
-    else:
+    elif name:
         folder = Path(name)
+    else:  # the path "" is the current folder
+        raise config.fail("vlm_model_name", "expected the name of a vision language model")
     missing = [file for file in ("config.json", "tokenizer.json") if not (folder / file).is_file()]
     if missing:
         raise FileNotFoundError(
