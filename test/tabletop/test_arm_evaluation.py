@@ -63,6 +63,8 @@ def test_the_report_has_a_table_and_a_picture(outcome, tmp_path, seconds):
 def test_a_policy_of_another_robot_is_refused_before_anything_moves(tmp_path):
     said: list[str] = []
     checkpoint: Path = write_act(tmp_path / "act")
-    with pytest.raises(ValueError, match=r"observation\.state: names .*shoulder_pan\.pos.*: expected a list of 3"):
+    with pytest.raises(
+        ValueError, match=r"observation\.state: names .*shoulder_pan\.pos.*: expected a list of 3"
+    ):
         export_policy(checkpoint, tmp_path / "engine", said.append)
     assert said == [f"exporting {checkpoint} to {tmp_path / 'engine'} ..."]
