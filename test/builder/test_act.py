@@ -7,7 +7,6 @@ import json
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import export
 from edgellm_ros.builder.exporter.check import check, render_check
@@ -15,7 +14,7 @@ from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.builder.exporter.plan import plan_export
 from edgellm_ros.builder.report.inspection import inspect, render
 from edgellm_ros.engine_directory.config import EngineConfig
-from fixtures.act_checkpoint import act_config, write_act
+from fixtures.act_checkpoint import act_config, with_buffers, write_act
 from fixtures.policy_folders import BEFORE, change_json, copied, with_relative_actions
 from fixtures.smolvla_checkpoint import ACTIONS, CAMERAS, HORIZON, STATE, feature
 from fixtures.tiny_checkpoint import write_json
@@ -75,16 +74,7 @@ def test_reports_tell_the_inputs(checkpoint, engine):
 
 
 def test_statistics_in_buffers_of_an_older_policy_are_read(checkpoint, tmp_path):
-    changed(checkpoint, tmp_path)
-    stats = load_file(checkpoint / "policy_preprocessor_step_3_normalizer_processor.safetensors")
-    for name in ("policy_preprocessor.json", "policy_postprocessor.json", "model.safetensors"):
-        (tmp_path / name).unlink()
-    weights = load_file(checkpoint / "model.safetensors")
-    for name, values in stats.items():
-        key, _, statistic = name.rpartition(".")
-        side = "unnormalize_outputs" if key == "action" else "normalize_inputs"
-        weights[f"{side}.buffer_{key.replace('.', '_')}.{statistic}"] = values
-    save_file(weights, tmp_path / "model.safetensors")
+    with_buffers(checkpoint, tmp_path)
     expected, found = (plan_export(each, ExportOptions()) for each in (checkpoint, tmp_path))
     assert found.config.policy == expected.config.policy
     for name, constant in expected.graphs["action/model.onnx"].graph.initializers.items():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import export
 from edgellm_ros.builder.exporter.check import check, render_check
@@ -11,6 +12,7 @@ from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.builder.exporter.plan import plan_export
 from edgellm_ros.builder.report.inspection import inspect, render
 from edgellm_ros.engine_directory.config import EngineConfig
+from fixtures.act_checkpoint import with_buffers
 from fixtures.diffusion_checkpoint import (
     CAMERAS,
     CONDITION,
@@ -77,6 +79,25 @@ def test_the_condition_has_all_observations(checkpoint):
 
 def test_all_weights_are_read(checkpoint):
     assert not plan_export(checkpoint, ExportOptions()).unread
+
+
+def test_a_compiled_policy_and_one_of_lerobot_0_3_are_the_same(checkpoint, tmp_path):
+    """torch.compile renames the U-Net; LeRobot 0.3 saved statistics as buffers."""
+    compiled, older = tmp_path / "compiled", tmp_path / "older"
+    compiled.mkdir()
+    changed(checkpoint, compiled)
+    (compiled / "model.safetensors").unlink()
+    weights = load_file(checkpoint / "model.safetensors")
+    renamed = {name.replace(".unet.", ".unet._orig_mod."): each for name, each in weights.items()}
+    save_file(renamed, compiled / "model.safetensors")
+    with_buffers(checkpoint, older)
+    expected = plan_export(checkpoint, ExportOptions())
+    for folder in (compiled, older):
+        found = plan_export(folder, ExportOptions())
+        assert found.config == expected.config
+        assert not found.unread
+        for path, graph in expected.graphs.items():
+            assert len(found.graphs[path].graph) == len(graph.graph)
 
 
 def test_reports_tell_observations_and_sampler(checkpoint, engine):
