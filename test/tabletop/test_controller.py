@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's interpolation against closed forms, and limits of what it commands."""
+"""The controller's interpolation against closed forms, and limits of commands."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_between_points_it_follows_the_cubic_of_positions_and_speeds(controller)
 
 
 def test_constant_acceleration_stays_constant_acceleration(controller):
-    """What edgellm_arm sends: positions and speeds of motions with one acceleration in each period."""
+    """What edgellm_arm sends: one acceleration in each period."""
     times = np.arange(6) * 0.02
     positions = np.stack([2.0 * times**2, -1.5 * times**2], -1)
     speeds = np.stack([4.0 * times, -3.0 * times], -1)
