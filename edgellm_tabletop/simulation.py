@@ -10,10 +10,14 @@ import os
 import sys
 
 # MuJoCo chooses a library for OpenGL when it is imported: without a display EGL, where it is installed.
-if "DISPLAY" not in os.environ and ctypes.util.find_library("EGL"):
-    os.environ.setdefault("MUJOCO_GL", "egl")
+if not os.environ.get("MUJOCO_GL") and "DISPLAY" not in os.environ and ctypes.util.find_library("EGL"):
+    os.environ["MUJOCO_GL"] = "egl"
 
-import mujoco
+try:
+    import mujoco
+except AttributeError as error:  # PyOpenGL found no library
+    chosen = os.environ.get("MUJOCO_GL")
+    raise ImportError(f"MuJoCo cannot load OpenGL with MUJOCO_GL={chosen}: {error}") from None
 
 _lerobot = sys.modules.get("lerobot")
 sys.modules["lerobot"] = None  # type: ignore[assignment]  # as if it were not installed
@@ -25,4 +29,14 @@ finally:
     if _lerobot is not None:
         sys.modules["lerobot"] = _lerobot
 
-__all__ = ["PickPlaceController", "SO101PickPlaceGymEnv", "mujoco"]
+__all__ = ["PickPlaceController", "SO101PickPlaceGymEnv", "mujoco", "open_renderer"]
+
+
+def open_renderer(model: mujoco.MjModel, width: int, height: int) -> mujoco.Renderer:
+    """Return a renderer; OSError without OpenGL."""
+    try:
+        return mujoco.Renderer(model, height, width)
+    except (mujoco.FatalError, RuntimeError, AttributeError, ImportError) as error:
+        raise OSError(
+            f"no OpenGL for pictures ({' '.join(str(error).split())}): install libegl1, and set MUJOCO_GL=egl"
+        ) from None

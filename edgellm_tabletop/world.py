@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm_tabletop.simulation import PickPlaceController, SO101PickPlaceGymEnv, mujoco
+from edgellm_tabletop.simulation import PickPlaceController, SO101PickPlaceGymEnv, mujoco, open_renderer
 from edgellm_tabletop.units import JOINTS, to_policy, to_radians
 
 STEP_S = 0.1  # of simulated time
@@ -192,9 +192,12 @@ class Tabletop:
         return np.stack(points)
 
     def image(self) -> NDArray[np.uint8]:
-        """Render the camera's view [H, W, 3], RGB, with the mark on the table."""
+        """Render the camera's view [H, W, 3], RGB, with the mark on the table.
+
+        OSError without OpenGL.
+        """
         if self._renderer is None:
-            self._renderer = mujoco.Renderer(self._env.model, self._size, self._size)
+            self._renderer = open_renderer(self._env.model, self._size, self._size)
             self._renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
         self._renderer.update_scene(self._env.data, camera=self._camera)
         add_mark(self._renderer.scene, self.goal)

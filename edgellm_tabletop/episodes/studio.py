@@ -8,7 +8,7 @@ import copy
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm_tabletop.simulation import mujoco
+from edgellm_tabletop.simulation import mujoco, open_renderer
 from edgellm_tabletop.world import Tabletop, add_mark
 
 CAMERA = {"lookat": (0.15, 0.0, 0.08), "distance": 0.58, "azimuth": 146.0, "elevation": -32.0}
@@ -18,13 +18,16 @@ class Studio:
     """A camera beside the table. `close` frees the renderer."""
 
     def __init__(self, world: Tabletop, size: tuple[int, int]) -> None:
-        """Make pictures of a world; size: width and height in pixels."""
+        """Make pictures of a world; OSError without OpenGL.
+
+        size: width and height in pixels.
+        """
         self.size, self._goal = size, world.goal
         self._model = copy.copy(world.model)
         self._model.vis.global_.offwidth, self._model.vis.global_.offheight = size
         self._model.vis.quality.offsamples, self._model.vis.quality.shadowsize = 4, 2048
         self._data = mujoco.MjData(self._model)
-        self._renderer = mujoco.Renderer(self._model, size[1], size[0])
+        self._renderer = open_renderer(self._model, *size)
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FREE
         self._camera.lookat[:] = CAMERA["lookat"]

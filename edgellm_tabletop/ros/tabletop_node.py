@@ -87,7 +87,10 @@ class TabletopNode(TabletopLink):
         """
         self.wait_until_ready(self.value("active_timeout"))
         for number in range(self.value("episodes")):
-            self.play(number, self.value("seed") + number)
+            try:
+                self.play(number, self.value("seed") + number)
+            except OSError as error:  # no OpenGL, or a picture that cannot be written
+                raise LinkError(str(error)) from None
         self._robot.world.close()
 
     def play(self, number: int, seed: int) -> None:

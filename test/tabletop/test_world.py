@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edgellm_tabletop.simulation import mujoco
 from edgellm_tabletop.units import GRIPPER, JOINTS, to_policy, to_radians
 from edgellm_tabletop.world import GOALS, LEAST_DISTANCE, REST, Tabletop
 from fixtures.rendering import picture_of
@@ -101,6 +102,15 @@ def test_an_episode_that_has_ended_does_not_go_on(world):
 def test_an_unknown_goal_is_refused(world):
     with pytest.raises(ValueError, match="goal must be one of left, right, got 'middle'"):
         world.reset(0, "middle")
+
+
+def test_without_opengl_a_picture_says_what_to_install(world, monkeypatch):
+    def fails(*_) -> None:
+        raise mujoco.FatalError("no library\nwas loaded")
+
+    monkeypatch.setattr(mujoco, "Renderer", fails)
+    with pytest.raises(OSError, match=r"no OpenGL for pictures \(no library was loaded\): install libegl1"):
+        world.image()
 
 
 def test_the_picture_shows_the_mark_on_its_side(world):
