@@ -94,6 +94,8 @@ def test_a_data_set_gives_names_and_rate(checkpoint, tmp_path):
         ({"normalization_mapping": {"STATE": "CLIPPED"}}, "STATE 'CLIPPED': supported: MEAN_STD, IDENTITY"),
         ({"normalization_mapping": {"ACTION": "MIN_MAX"}}, "MIN_MAX needs min of 4 values, found none"),
         ({"input_features": {}}, "expected at least one camera"),
+        ({"norm_actions_twice": True}, "norm_actions_twice True: not a key of LeRobot 0.3 to 0.6"),
+        ({"normalization_mapping": {"STATES": "MIN_MAX"}}, "STATES 'MIN_MAX': not a key of LeRobot"),
     ],
 )
 def test_policies_that_the_graphs_would_compute_differently_are_refused(
@@ -101,6 +103,12 @@ def test_policies_that_the_graphs_would_compute_differently_are_refused(
 ):
     with pytest.raises(ValueError, match=message):
         plan_export(copied(checkpoint, tmp_path, **changes), ExportOptions())
+
+
+def test_an_option_of_a_newer_lerobot_that_is_off_is_no_error(checkpoint, tmp_path):
+    changed = copied(checkpoint, tmp_path, a_new_option=False, another=None)
+    old, new = (plan_export(folder, ExportOptions()).config for folder in (checkpoint, changed))
+    assert new == old
 
 
 # `type` of LeRobot 0.4.4 to 0.6.1 (`register_subclass` in its policies and rewards)

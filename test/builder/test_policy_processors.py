@@ -93,6 +93,8 @@ SETTINGS = [
     (BEFORE, 4, {"float_dtype": "bfloat16"}, "float_dtype 'bfloat16': supported: None, float32"),
     (BEFORE, 3, {"padding": "left"}, "padding 'left': supported: longest, max_length"),
     (BEFORE, 3, {"tokenizer_name": "a/other"}, "tokenizer_name 'a/other': expected 'SmolVLM2-500M-Video"),
+    (BEFORE, 5, {"clip": 3}, "clip 3: not a key of LeRobot 0.3 to 0.6"),
+    (BEFORE, 1, {"batch": 2}, "batch 2: not a key of LeRobot 0.3 to 0.6"),
     (BEFORE, 5, {"norm_map": None}, "key 'norm_map' is missing, but config.json normalises"),
     (BEFORE, 5, {"norm_map": {"STATE": "MIN_MAX"}}, "norm_map: STATE 'MIN_MAX': supported: MEAN_STD"),
     (BEFORE, 5, {"norm_map": {"VISUAL": "MEAN_STD"}}, "norm_map: VISUAL 'MEAN_STD': supported: IDENTITY"),

@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class PolicyShape:
-    """Sizes of an ACT or a Diffusion Policy; `policy`: further values of LeRobot's configuration."""
+    """Sizes of an ACT or a Diffusion Policy.
+
+    policy: further values of LeRobot's configuration.
+    """
 
     cameras: Mapping[str, tuple[int, int]]  # height and width of the frames
     state: int = 6  # 0 = none

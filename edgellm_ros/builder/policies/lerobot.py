@@ -8,7 +8,7 @@ Source: LeRobot 0.4.4, configs/policies.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_section
@@ -20,13 +20,30 @@ STANDARD_FPS = 30.0  # of LeRobot's recordings
 KINDS = ("VISUAL", "STATE", "ENV", "ACTION", "REWARD", "LANGUAGE")  # of features
 MOST_ACTIONS = 4096  # of a chunk
 MOST_PIXELS = 8192  # of an image's side
+# Keys that config.json of any policy has, of LeRobot 0.3 to 0.6.
+COMMON_KEYS = frozenset((
+    "type", "n_obs_steps", "input_features", "output_features", "normalization_mapping", "device",
+    "use_amp", "use_peft", "push_to_hub", "repo_id", "private", "tags", "license", "pretrained_path",
+    "pretrained_revision",
+))  # fmt: skip
+
+
+def check_keys(section: ConfigSection, known: Collection[str]) -> None:
+    """Raise ValueError for a key that LeRobot does not have.
+
+    Null and false are no error. LeRobot refuses such a key too. A newer version may compute other actions by it.
+    """
+    for key, value in section.data.items():
+        if key not in known and value is not None and value is not False:
+            raise section.fail(key, "not a key of LeRobot 0.3 to 0.6, and actions may depend on it")
 
 
 def check_features(config: ConfigSection) -> None:
-    """Raise ValueError for a feature without one of LeRobot's types.
+    """Raise ValueError for a feature or a normalisation of none of LeRobot's types.
 
     Vectors must have their own: the type of a feature selects its statistics.
     """
+    check_keys(config.section("normalization_mapping"), KINDS)
     for features in map(config.section, ("input_features", "output_features")):
         for key in features.data:
             features.section(key).one_of("type", [VECTORS[key]] if key in VECTORS else KINDS)

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_section
+from edgellm_ros.builder.policies.lerobot import KINDS, check_keys
 from edgellm_ros.echo import printable, quoted
 from edgellm_ros.engine_directory.schema import is_file_name
 
@@ -28,7 +29,6 @@ NORMALIZER, UNNORMALIZER = "normalizer_processor", "unnormalizer_processor"
 RELATIVE, ABSOLUTE = "relative_actions_processor", "absolute_actions_processor"
 OLDER_NAMES = {"delta_actions_processor": RELATIVE}  # of LeRobot 0.5
 EPSILON = 1e-8  # what the normalisers add to a standard deviation, or take for a range of 0
-KINDS = ("VISUAL", "STATE", "ENV", "ACTION")
 
 Check = Callable[[ConfigSection, ConfigSection], None]  # of a step's settings; the policy's config
 
@@ -73,6 +73,7 @@ def check_steps(checkpoint: Path, config: ConfigSection, prompt: str = "") -> di
                     f"{path}: steps[{number}] {quoted(step.name)}: not supported, and without it actions "
                     f"would be wrong; supported: {', '.join(known)}"
                 )
+            check_keys(step.settings, SETTINGS.get(step.name, ()))
             known[step.name](step.settings, config)
             if step.name == RENAMER:
                 renamed |= _renamed(step.settings)
@@ -184,6 +185,7 @@ def _read_step(path: Path, number: int, entry: object) -> Step:
         raise ValueError(f"{where}: expected a registry_name or a class")
     name = section.text("registry_name" if section.has("registry_name") else "class")
     section = ConfigSection(entry, f"{where} {printable(name)}")
+    check_keys(section, STEP_KEYS)
     settings = section.section("config") if section.has("config") else ConfigSection({}, section.where)
     file = section.text("state_file") if section.has("state_file") else None
     if file is not None and not is_file_name(file):
@@ -283,6 +285,17 @@ ORDER = (  # of two steps that depend on each other
     (UNNORMALIZER, ABSOLUTE),
 )
 ORDERED = frozenset(name for pair in ORDER for name in pair)
+STEP_KEYS = ("registry_name", "class", "config", "state_file")
+SETTINGS: dict[str, tuple[str, ...]] = {  # of steps that have any
+    RENAMER: ("rename_map",),
+    TOKENIZER: ("tokenizer_name", "max_length", "task_key", "padding", "padding_side", "truncation"),
+    STATE_PROMPT: ("max_state_dim", "task_key"),
+    DEVICE: ("device", "float_dtype"),
+    NORMALIZER: ("eps", "features", "norm_map", "normalize_observation_keys"),
+    UNNORMALIZER: ("eps", "features", "norm_map", "normalize_observation_keys"),
+    RELATIVE: ("enabled", "exclude_joints", "action_names"),
+    ABSOLUTE: ("enabled",),
+}
 SUPPORTED: dict[str, dict[str, Check]] = {
     PREPROCESSOR: {
         RENAMER: _check_renames,

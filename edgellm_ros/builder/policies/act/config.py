@@ -12,13 +12,21 @@ import numpy as np
 
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.policies.act.architecture import ACTArchitecture
-from edgellm_ros.builder.policies.lerobot import MOST_ACTIONS, camera_names
+from edgellm_ros.builder.policies.lerobot import COMMON_KEYS, MOST_ACTIONS, camera_names, check_keys
 from edgellm_ros.builder.policies.observations import VectorReader, read_images, read_sizes
 from edgellm_ros.builder.policies.processors import check_steps
 from edgellm_ros.builder.policies.resnet import RESNETS, ResNet
 from edgellm_ros.builder.weights.claimed_sizes import check_layers
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.diffusion.policy_config import ACTConfig, GridCameraConfig
+
+KEYS = COMMON_KEYS | {
+    "chunk_size", "dim_feedforward", "dim_model", "dropout", "feedforward_activation", "kl_weight",
+    "latent_dim", "n_action_steps", "n_decoder_layers", "n_encoder_layers", "n_heads",
+    "n_vae_encoder_layers", "optimizer_lr", "optimizer_lr_backbone", "optimizer_weight_decay",
+    "pre_norm", "pretrained_backbone_weights", "replace_final_stride_with_dilation",
+    "temporal_ensemble_coeff", "use_vae", "vision_backbone",
+}  # fmt: skip
 
 
 def read_architecture(checkpoint: Path, config: ConfigSection, weights: Weights) -> ACTArchitecture:
@@ -27,6 +35,7 @@ def read_architecture(checkpoint: Path, config: ConfigSection, weights: Weights)
     ValueError, which names file, key and value, for a checkpoint that the graph would compute differently.
     """
     config.one_of("n_obs_steps", [1], default=1)
+    check_keys(config, KEYS)
     sizes = read_sizes(config)
     check_layers(config, "n_encoder_layers", weights, "model.encoder.layers", default=4)
     check_layers(config, "n_decoder_layers", weights, "model.decoder.layers", default=1)

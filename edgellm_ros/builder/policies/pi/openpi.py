@@ -75,6 +75,7 @@ def as_lerobot(config: ConfigSection, description: ConfigSection, adaptive: bool
         "max_action_dim": size,
         "tokenizer_max_length": PROMPT_TOKENS[kind],
         "input_features": cameras,
+        "output_features": {},
         "normalization_mapping": {},
     }
     return ConfigSection(data, config.where)

@@ -15,11 +15,13 @@ from edgellm_ros.builder.config.rope import plain_frequencies
 from edgellm_ros.builder.config.text_model import read_head_dim, read_language_model
 from edgellm_ros.builder.policies.lerobot import (
     ACTION,
+    COMMON_KEYS,
     MOST_ACTIONS,
     MOST_PIXELS,
     STATE,
     camera_names,
     check_features,
+    check_keys,
     dataset_fps,
     feature_size,
 )
@@ -42,6 +44,17 @@ from edgellm_ros.diffusion.policy_config import (
 )
 from edgellm_ros.engine_directory.rope_config import RopeConfig
 
+KEYS = COMMON_KEYS | {
+    "adapt_to_pi_aloha", "add_image_special_tokens", "attention_mode", "chunk_size", "compile_mode",
+    "compile_model", "empty_cameras", "expert_width_multiplier", "freeze_vision_encoder",
+    "load_vlm_weights", "max_action_dim", "max_period", "max_state_dim", "min_period", "n_action_steps",
+    "num_expert_layers", "num_steps", "num_vlm_layers", "optimizer_betas", "optimizer_eps",
+    "optimizer_grad_clip_norm", "optimizer_lr", "optimizer_weight_decay", "pad_language_to",
+    "prefix_length", "resize_imgs_with_padding", "rtc_config", "scheduler_decay_lr",
+    "scheduler_decay_steps", "scheduler_warmup_steps", "self_attn_every_n_layers",
+    "tokenizer_max_length", "train_expert_only", "train_state_proj", "use_cache",
+    "use_delta_joint_actions_aloha", "vlm_model_name",
+}  # fmt: skip
 MOST_TOKENS, MOST_STEPS = 65536, 1000  # of a task, and of Euler
 VLM_FOLDER = "vlm"  # of a checkpoint: configuration and tokenizer of its SmolVLM
 
@@ -173,6 +186,7 @@ def read_policy(
 
 def _check_supported(config: ConfigSection) -> None:
     """Raise ValueError for an option of LeRobot that the graphs do not support."""
+    check_keys(config, KEYS)
     check_features(config)
     config.one_of("n_obs_steps", [1], default=1)
     config.one_of("add_image_special_tokens", [False], default=False)
