@@ -167,8 +167,8 @@ def test_a_crop_ratio_of_1_leaves_the_resized_image_whole(checkpoint, tmp_path):
             "expected images of one size, found 40x40 besides 48x64",
         ),
         (
-            {"input_features": INPUTS | {"observation.force": feature("STATE", 2)}},
-            "observation.force.*supported besides cameras: observation.state, observation.environment_state",
+            {"input_features": INPUTS | {"observation.force": feature("ENV", 2)}},
+            "observation.force.*expected the type ENV for observation.environment_state, and for no other",
         ),
     ],
 )  # fmt: skip

@@ -68,7 +68,7 @@ def read(folder: Path) -> PolicyModel | None:
         return None
     section = StrictSection(section.data, section.where)
     weights = read_weights(folder, section)
-    return policy.read(folder, section, weights, PolicySources(None, None))
+    return policy.read(folder, section, weights, PolicySources(None, None, None))
 
 
 def architecture(model: PolicyModel) -> Any:

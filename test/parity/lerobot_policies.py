@@ -99,7 +99,10 @@ def installed(version: str) -> Path:
 
 @contextmanager
 def importable(unrelated: tuple[str, ...] = ()) -> Iterator[None]:
-    """Let modules of LeRobot be imported; those of UNRELATED and `unrelated` are empty."""
+    """Let modules of LeRobot be imported.
+
+    Those of UNRELATED and `unrelated` are empty.
+    """
     finders = [
         _EmptyModules((*UNRELATED, *unrelated)),
         *([_ModulesOfLeRobot()] if sys.version_info < (3, 12) else []),
