@@ -14,20 +14,22 @@ ROUNDING = 1e-6  # of a limit
 
 
 def shares_of_limits(record: Record, contract: Contract) -> dict[str, np.ndarray]:
-    """Return speeds, accelerations and positions as shares of the limits.
+    """Return positions, speeds, accelerations and jerks as shares of the limits.
 
     Each is [N, J], for all commands. A position's share is its distance from the middle of the range: 1 is an
     end of the range. A speed is that of the trajectory or the way in a period of the controller, whichever is
-    larger; an acceleration is the change of speed in a period.
+    larger; an acceleration is the change of speed in a period, a jerk that of the acceleration.
     """
     positions, speeds = np.array(record.positions), np.array(record.speeds)
     ways = np.diff(positions, axis=0, prepend=positions[:1]) / PERIOD_S
     accelerations = np.diff(speeds, axis=0, prepend=speeds[:1]) / PERIOD_S
+    jerks = np.diff(accelerations, axis=0, prepend=accelerations[:1]) / PERIOD_S
     low, high = contract.limits("position").T
     return {
         "position": np.abs(positions - (low + high) / 2) / ((high - low) / 2),
         "speed": np.maximum(np.abs(speeds), np.abs(ways)) / contract.limits("speed"),
         "acceleration": np.abs(accelerations) / contract.limits("acceleration"),
+        "jerk": np.abs(jerks) / contract.limits("jerk"),
     }
 
 

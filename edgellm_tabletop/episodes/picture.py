@@ -168,8 +168,8 @@ def _chart(robot: Robot, size: tuple[int, int]) -> Image:
     record = robot.record
     largest = check_limits(record, contract())
     words = "commanded speed of each joint, as a share of its limit" + "   " * 3
-    words += f"largest speed {100 * largest['largest_speed']:.0f}%, largest acceleration "
-    words += f"{100 * largest['largest_acceleration']:.0f}% of the contract's; {largest['violations']} beyond"
+    shares = (f"{name} {100 * largest[f'largest_{name}']:.0f}%" for name in ("speed", "acceleration", "jerk"))
+    words += f"largest {', '.join(shares)} of the contract's; {largest['violations']} beyond"
     text(image, words, (2, 18), 0.5, INK)
     left, right, top, bottom = 52, size[0] - 130, 40, size[1] - 36
     middle, half = (top + bottom) / 2, (bottom - top) / 2

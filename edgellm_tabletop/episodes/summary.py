@@ -17,7 +17,7 @@ from edgellm_tabletop.episodes.limits import check_limits
 from edgellm_tabletop.episodes.robot import Robot
 from edgellm_tabletop.world import GOALS, STEP_S
 
-LIMITS = ("speed", "acceleration", "position")
+LIMITS = ("position", "speed", "acceleration", "jerk")
 Row = Mapping[str, Any]  # the description of one episode
 
 

@@ -29,8 +29,8 @@ class Display(DemoDisplay):
             f"episode {event['number']:>2} (seed {event['seed']}, mark {event['goal']:<5}) "
             f"{event['outcome']:<7} after {event['time']:>4.1f} s simulated, {event['plans']:>2} chunks"
             + (f", refused: {refused}" if refused else "")
-            + f"; largest speed {event['largest_speed']:.0%} and acceleration "
-            + f"{event['largest_acceleration']:.0%} of the limits"
+            + f"; largest speed {event['largest_speed']:.0%}, acceleration "
+            + f"{event['largest_acceleration']:.0%}, jerk {event['largest_jerk']:.0%} of the limits"
             + (f", {event['violations']} BEYOND" if event["violations"] else "")
             + (f" -> {event['picture']}" if "picture" in event else "")
         )

@@ -131,6 +131,7 @@ def row(**changes) -> dict:
     return {
         "seed": 1, "goal": "left", "outcome": "placed", "time": 5.0, "plans": 5, "refused": {},
         "from_mark": 0.002, "largest_speed": 0.5, "largest_acceleration": 0.9, "largest_position": 0.7,
+        "largest_jerk": 0.8,
         "violations": 0, **changes,
     }  # fmt: skip
 

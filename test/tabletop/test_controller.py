@@ -108,23 +108,30 @@ def test_a_malformed_trajectory_is_refused(controller, times, positions, message
 
 
 class TestLimits:
-    """Commands of one joint that accelerates at a constant rate; the others stand."""
+    """Commands of one joint whose acceleration rises and stays; the others stand."""
 
-    def record(self, acceleration: float, seconds: float) -> Record:
-        times = np.arange(round(seconds / PERIOD_S)) * PERIOD_S
-        positions, speeds = np.zeros((2, len(times), 6))
-        positions[:, 1], speeds[:, 1] = acceleration * times**2 / 2, acceleration * times
+    def record(self, acceleration: float, seconds: float, rise: float = 0.06) -> Record:
+        accelerations = acceleration * np.minimum(np.arange(round(seconds / PERIOD_S)) * PERIOD_S / rise, 1.0)
+        positions, speeds = np.zeros((2, len(accelerations), 6))
+        speeds[:, 1] = np.cumsum(accelerations) * PERIOD_S
+        positions[:, 1] = np.cumsum(speeds[:, 1]) * PERIOD_S
         return Record(positions=list(positions), speeds=list(speeds))
 
     def test_the_largest_shares_are_those_of_the_motion(self):
-        found = check_limits(self.record(7.5, 0.21), contract())
+        record = self.record(7.5, 0.21)
+        found = check_limits(record, contract())
         assert found["largest_acceleration"] == pytest.approx(0.5)
-        assert found["largest_speed"] == pytest.approx(0.5)
+        assert found["largest_jerk"] == pytest.approx(7.5 / 0.06 / 510)
+        assert found["largest_speed"] == pytest.approx(record.speeds[-1][1] / 3)
         assert found["violations"] == 0
 
-    @pytest.mark.parametrize(("acceleration", "seconds"), [(15.1, 0.1), (15.0, 0.23)])
-    def test_commands_beyond_a_limit_are_counted(self, acceleration, seconds):
-        assert check_limits(self.record(acceleration, seconds), contract())["violations"] > 0
+    @pytest.mark.parametrize(
+        ("acceleration", "seconds", "rise"),
+        [(15.1, 0.1, 0.06), (15.0, 0.26, 0.06), (15.0, 0.1, 0.02)],
+        ids=["acceleration", "speed", "jerk"],
+    )
+    def test_commands_beyond_a_limit_are_counted(self, acceleration, seconds, rise):
+        assert check_limits(self.record(acceleration, seconds, rise), contract())["violations"] > 0
 
     def test_a_jump_of_the_position_is_a_speed(self):
         record = self.record(1.0, 0.2)

@@ -31,7 +31,8 @@ COMMON_KEYS = frozenset((
 def check_keys(section: ConfigSection, known: Collection[str]) -> None:
     """Raise ValueError for a key that LeRobot does not have.
 
-    Null and false are no error. LeRobot refuses such a key too. A newer version may compute other actions by it.
+    Null and false are no error. LeRobot refuses such a key too: a newer version may compute other actions by
+    it.
     """
     for key, value in section.data.items():
         if key not in known and value is not None and value is not False:
