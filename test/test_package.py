@@ -28,7 +28,7 @@ LAYERS = {
     "engine": set(),
     "kernels": {"engine"},
     "multimodal": {"engine", "kernels"},
-    "diffusion": {"engine", "kernels"},
+    "diffusion": {"engine", "kernels", "multimodal"},
     "engine_directory": {"multimodal", "diffusion"},
     "fused": {"engine", "kernels", "diffusion", "engine_directory", "multimodal"},
     "openpi": {"engine"},

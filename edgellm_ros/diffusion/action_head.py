@@ -121,7 +121,7 @@ class PrefixContext:
     """
 
     tensors: Mapping[str, Tensor]  # outputs of the prefix engine and inputs of the actions alone, by name
-    rows: int  # S of their shapes
+    dims: Mapping[str, int]  # values of the symbols in their shapes, and of others
 
 
 class ActionHead(Protocol):

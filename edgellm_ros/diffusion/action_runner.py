@@ -157,7 +157,8 @@ class ActionRunner:
         trajectory, output = self._trajectory.rows(0, samples), self._output.rows(0, samples)
         run: ConditionedRun | None = None
         if condition is not None:
-            run = conditioned_run(condition, self.action_space.normalise(condition.actions), steps)
+            left = self.action_space.normalise(condition.actions[condition.executed :])
+            run = conditioned_run(condition, left, steps, self._head.shape[0])
         self.prepare(samples, steps, seed)
         noise = self._noise.pop(self._noise_key(samples, steps, seed))
         start = noise[:, 0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgellm_ros.diffusion.policy_config import AffineSpaceConfig, StateConfig
+from edgellm_ros.diffusion.policy_config import AffineSpaceConfig, LimitedStateConfig, StateConfig
 
 
 class AffineActionSpace:
@@ -64,16 +64,30 @@ def model_state(state: np.ndarray | None, config: StateConfig) -> np.ndarray:
         raise ValueError(f"state has a value that is not finite: {wrong}")
     result = np.zeros((1, config.model_dim), np.float32)
     offset, scale = np.array(config.offset, np.float32), np.array(config.scale, np.float32)
-    result[0, : config.dim] = (values - offset) / scale - np.array(config.shift, np.float32)
+    normalised = (values - offset) / scale - np.array(config.shift, np.float32)
+    if isinstance(config, LimitedStateConfig):
+        limits = np.array(config.limits, np.float32)
+        normalised = np.clip(normalised, -limits, limits)
+    result[0, : config.dim] = normalised
     return result
 
 
-def action_reference(state: np.ndarray | None, config: AffineSpaceConfig) -> np.ndarray:
-    """Return what a plan from a state adds to each value of its actions [A], float32.
+class ActionReference:
+    """What a plan adds to its actions: the values that these are relative to.
 
     state [D]: in physical units, or None. Values that are not relative to the state get 0.
     """
-    values, relative = np.zeros(config.dim, np.float32), np.flatnonzero(config.relative)
-    if state is not None:
-        values[relative] = np.asarray(state, np.float32)[relative]
-    return values
+
+    def __init__(self, state: np.ndarray | None, config: AffineSpaceConfig) -> None:
+        places = np.array(config.state_places)
+        self._added, relative = np.zeros(config.dim, np.float32), np.flatnonzero(places >= 0)
+        if state is not None:
+            self._added[relative] = np.asarray(state, np.float32)[places[relative]]
+
+    def absolute(self, actions: np.ndarray) -> np.ndarray:
+        """Convert physical actions [..., A] of the model to absolute ones, in float32."""
+        return actions + self._added
+
+    def relative(self, actions: np.ndarray) -> np.ndarray:
+        """Convert absolute actions [..., A] to those of the model, in float32."""
+        return actions - self._added

@@ -209,14 +209,14 @@ class ConditionedRun:
         return np.stack([self.strength[first:last], self.pull[first:last], next_times], axis=1)
 
 
-def conditioned_run(condition: ChunkCondition, normalised: np.ndarray, steps: int) -> ConditionedRun:
+def conditioned_run(condition: ChunkCondition, left: np.ndarray, steps: int, total: int) -> ConditionedRun:
     """Compute what a run of Euler steps needs.
 
-    normalised: the previous chunk in the head's values [T, A]. The condition has been checked.
+    left: what is left of the previous chunk in the head's values, [condition.left, A]; total: actions that
+    the head computes. The condition has been checked.
     """
-    total = len(normalised)
-    previous = np.zeros_like(normalised, np.float32)
-    previous[: condition.left] = normalised[condition.executed :]
+    previous = np.zeros((total, left.shape[1]), np.float32)
+    previous[: len(left)] = left
     delay, end = condition.delay, condition.end
     strength, pull = np.ones((steps, total)), np.zeros((steps, total))
     kept = clean = 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from edgellm_ros.diffusion.diffusion_policy_config import DiffusionConfig
+from edgellm_ros.diffusion.groot_config import GrootConfig
 from edgellm_ros.diffusion.openpi_config import OpenPiConfig
 from edgellm_ros.diffusion.policy_config import ACTConfig, Pi0Config, Pi05Config, SmolVLAConfig
 from edgellm_ros.echo import quoted
@@ -135,5 +136,12 @@ class ActionConfig:
 
 # Of all kinds of action heads; in `config.json` the key `kind` chooses one.
 ActionHeadConfig = (
-    ActionConfig | SmolVLAConfig | Pi0Config | Pi05Config | ACTConfig | DiffusionConfig | OpenPiConfig
+    ActionConfig
+    | SmolVLAConfig
+    | Pi0Config
+    | Pi05Config
+    | GrootConfig
+    | ACTConfig
+    | DiffusionConfig
+    | OpenPiConfig
 )

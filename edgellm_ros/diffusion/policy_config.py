@@ -63,6 +63,19 @@ class StateConfig(FeatureConfig):
 
 
 @dataclass(frozen=True)
+class LimitedStateConfig(StateConfig):
+    """The robot's state; normalised values are limited."""
+
+    # largest magnitude of each normalised value; 0 for a value that does not vary in the training data
+    limits: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.limits) != self.dim or not all(map(math.isfinite, self.limits)) or min(self.limits) < 0:
+            raise ValueError(f"limits must have {self.dim} finite values of at least 0, got {self.limits}")
+
+
+@dataclass(frozen=True)
 class AffineSpaceConfig(FeatureConfig):
     """Physical actions, which are the first values of the model's actions."""
 
@@ -82,6 +95,11 @@ class AffineSpaceConfig(FeatureConfig):
         if len(self.relative) != self.dim:
             raise ValueError(f"relative must have {self.dim} values, got {self.relative}")
 
+    @property
+    def state_places(self) -> tuple[int, ...]:
+        """Return the value of the state that each value is relative to; -1 of others."""
+        return tuple(i if own else -1 for i, own in enumerate(self.relative))
+
 
 @dataclass(frozen=True)
 class CameraConfig:
@@ -95,25 +113,35 @@ class CameraConfig:
 
 
 @dataclass(frozen=True)
-class PaddedCameraConfig(CameraConfig):
+class PrefixCameraConfig(CameraConfig):
+    """Cameras whose images become rows of a prefix."""
+
+    tokens: int  # rows of an image in the prefix, the most if images of several sizes have different numbers
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokens < 1:
+            raise ValueError(f"tokens must be at least 1, got {self.tokens}")
+
+
+@dataclass(frozen=True)
+class PaddedCameraConfig(PrefixCameraConfig):
     """Cameras whose images are resized to a square and filled up.
 
     The aspect ratio is kept.
     """
 
     image_size: int  # pixels of the square's side
-    tokens: int  # rows of an image in the prefix
     fill: float  # the value around an image, whose own are from -1 to 1
     centred: bool  # whether an image is in the middle of the square, or at its right and bottom edge
     filtered: bool  # whether Pillow resizes it, which averages pixels and rounds, or neighbours are weighted
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.image_size < 1:
+            raise ValueError(f"image_size must be at least 1, got {self.image_size}")
         if not math.isfinite(self.fill):
             raise ValueError(f"fill must be finite, got {self.fill}")
-        if self.image_size < 1 or self.tokens < 1:
-            given = f"{self.image_size}, {self.tokens}"
-            raise ValueError(f"image_size and tokens must be at least 1, got {given}")
 
 
 @dataclass(frozen=True)
@@ -161,7 +189,7 @@ class PolicyConfig:
 
     def __post_init__(self) -> None:
         known = 0 if self.state is None else self.state.dim
-        if any(self.action_space.relative[known:]):
+        if any(place >= known for place in self.action_space.state_places):
             raise ValueError(f"relative actions need as many values of the state, got {known}")
 
     @property
@@ -193,7 +221,7 @@ class FlowPolicyConfig(PolicyConfig):
     has_flow: ClassVar[bool] = True
     from_noise: ClassVar[bool] = True
 
-    cameras: PaddedCameraConfig
+    cameras: PrefixCameraConfig  # of one form in each policy
     state: StateConfig
     max_prompt_tokens: int
     prompt_before: tuple[int, ...]  # tokens that the tokenizer puts before a text, and after it
@@ -219,6 +247,7 @@ class SmolVLAConfig(FlowPolicyConfig):
     Actions attend to the prefix's keys and values by layer.
     """
 
+    cameras: PaddedCameraConfig
     kind: Literal["smolvla"] = field(default="smolvla", kw_only=True)
 
     @property
@@ -231,6 +260,7 @@ class SmolVLAConfig(FlowPolicyConfig):
 class Pi0Config(FlowPolicyConfig):
     """pi0: images and task are the prefix; the state is a row before the actions."""
 
+    cameras: PaddedCameraConfig
     cleaned: bool  # whether the task is stripped, with spaces in place of underscores and line breaks
     kind: Literal["pi0"] = field(default="pi0", kw_only=True)
 
@@ -239,6 +269,7 @@ class Pi0Config(FlowPolicyConfig):
 class Pi05Config(FlowPolicyConfig):
     """pi0.5: images and a prompt of task and state are the prefix."""
 
+    cameras: PaddedCameraConfig
     cleaned: bool  # whether a task without numbers is stripped, with spaces in place of "_" and line breaks
     prompted_values: int  # of the model's state in the prompt, as numbers of bins; 0 = the task alone
     kind: Literal["pi05"] = field(default="pi05", kw_only=True)

@@ -45,6 +45,9 @@ AUDIO_EMBEDS = "audio_embeds"
 # prefix/model.onnx of a policy, which has IMAGE_EMBEDS too
 TOKEN_IDS = "token_ids"
 STATE = "state"
+ROW_ORDER = "row_order"  # of images and tokens in the prompt
+ROW_PLACES = "row_places"
+STATE_FEATURES = "state_features"  # an output, and an input of the action engine
 CONDITION = "condition"  # of Diffusion Policy, an input of its action engine
 # action/model.onnx
 TRAJECTORY = "trajectory"

@@ -74,17 +74,23 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
+        *,
+        generation_prompt: bool = True,
     ) -> str:
         """Return the text of the prompt, which ends where the assistant's answer begins.
 
-        `variables`: further ones, such as tools and enable_thinking. With `continue_final_message` the prompt
-        ends with the last text of the last message. ValueError with the template's own error message, or if
-        the template changes this last text.
+        `variables`: further ones, such as tools and enable_thinking. Without `generation_prompt` the prompt
+        ends after the last message. With `continue_final_message` the prompt ends with the last text of the
+        last message. ValueError with the template's own error message, or if the template changes this last
+        text.
         """
         plain = [_message(message) for message in messages]
         last_text = _mark_end(plain) if continue_final_message else ""
         given = _plain({**self._variables, **(variables or {})})
-        prompt = {"messages": plain, "add_generation_prompt": not continue_final_message}
+        prompt = {
+            "messages": plain,
+            "add_generation_prompt": generation_prompt and not continue_final_message,
+        }
         try:
             text = self._template.render({**given, **prompt})
         except Exception as error:  # a template's expressions may raise anything

@@ -10,6 +10,7 @@ import pytest
 
 from edgellm_ros.builder import ExportOptions, check
 from fixtures.damage import damaged_copy
+from fixtures.groot_checkpoint import ONE_ROBOT, write_groot, write_groot_of_lerobot
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
 from fixtures.pi_checkpoint import write_openpi, write_pi
 from fixtures.policy_folders import of_lerobot_0_3, write_policy_adapter
@@ -41,6 +42,10 @@ def policy_with_adapter(directory):
     write_policy_adapter(write_smolvla(directory.parent / "whole"), directory)
 
 
+def groot(directory):
+    write_groot(directory, shape=ONE_ROBOT)
+
+
 CHECKPOINTS = {
     "sounds, images, actions": (with_adapter, LIMITS),
     "a hybrid with images": (write_whole_qwen3_5_checkpoint, LIMITS),
@@ -51,6 +56,8 @@ CHECKPOINTS = {
     "a pi0.5 of openpi": (write_openpi, ExportOptions()),
     "buffers of a policy": (policy_with_buffers, ExportOptions()),
     "an adapter of a policy": (policy_with_adapter, ExportOptions()),
+    "a policy by modality": (groot, ExportOptions()),
+    "a policy by modality of LeRobot": (write_groot_of_lerobot, ExportOptions()),
 }
 
 

@@ -59,24 +59,24 @@ def test_guidance_is_limited_where_it_would_be_infinite():
 
 
 def test_the_previous_chunk_is_shifted_by_the_executed_actions_and_padded():
-    run = conditioned_run(ChunkCondition(actions=CHUNK, executed=2, delay=1), CHUNK, 4)
+    run = conditioned_run(ChunkCondition(actions=CHUNK, executed=2, delay=1), CHUNK[2:], 4, 6)
     np.testing.assert_array_equal(run.previous, [*CHUNK[2:], [0, 0], [0, 0]])
 
 
 def test_the_limit_of_the_guidance_is_the_number_of_steps_by_default():
-    run = conditioned_run(ChunkCondition(actions=CHUNK, executed=0, delay=2), CHUNK, 7)
+    run = conditioned_run(ChunkCondition(actions=CHUNK, executed=0, delay=2), CHUNK, 7, 6)
     np.testing.assert_array_equal(run.pull[0, :2], [7, 7])
     limited = conditioned_run(
-        ChunkCondition(actions=CHUNK, executed=0, delay=2, max_guidance_weight=3.0), CHUNK, 7
+        ChunkCondition(actions=CHUNK, executed=0, delay=2, max_guidance_weight=3.0), CHUNK, 7, 6
     )
     np.testing.assert_array_equal(limited.pull[0, :2], [3, 3])
 
 
 def test_trained_actions_have_no_influence_behind_them_unless_a_horizon_asks_for_it():
-    run = conditioned_run(ChunkCondition(actions=CHUNK, executed=0, delay=2, form="trained"), CHUNK, 5)
+    run = conditioned_run(ChunkCondition(actions=CHUNK, executed=0, delay=2, form="trained"), CHUNK, 5, 6)
     assert not run.pull.any()
     faded = conditioned_run(
-        ChunkCondition(actions=CHUNK, executed=0, delay=2, form="trained", horizon=4), CHUNK, 5
+        ChunkCondition(actions=CHUNK, executed=0, delay=2, form="trained", horizon=4), CHUNK, 5, 6
     )
     np.testing.assert_allclose(faded.pull[0], [0, 0, 5 * 2 / 3, 5 / 3, 0, 0], rtol=1e-6)
     assert (run.kept, run.clean) == (faded.kept, faded.clean) == (2, 2)

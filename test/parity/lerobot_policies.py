@@ -15,6 +15,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import re
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -95,6 +96,20 @@ def use(version: str) -> None:
 def installed(version: str) -> Path:
     """Return the folder in which `make parity` installs a newer version."""
     return Path(sys.prefix) / f"lerobot-{version}"
+
+
+def run(version: str, program: str, *arguments: str) -> None:
+    """Run a program of this folder that imports a newer version.
+
+    Two versions cannot be imported in one process. The test is skipped if the version is not installed.
+    """
+    if sys.version_info < (3, 11):
+        pytest.skip("LeRobot since 0.5 needs Python 3.11 or newer")
+    if not installed(version).is_dir():
+        pytest.skip(f"{installed(version)} has no LeRobot: make parity installs it")
+    command = [sys.executable, str(Path(__file__).with_name(program)), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from edgellm_ros.builder.policies.lerobot import ACTION, STATE
 from edgellm_ros.builder.policies.processors import check_steps, relative_actions
 from edgellm_ros.builder.policies.statistics import Normalisation
 from edgellm_ros.builder.weights.weights import Weights
-from edgellm_ros.diffusion.affine_space import AffineActionSpace, action_reference, model_state
+from edgellm_ros.diffusion.affine_space import ActionReference, AffineActionSpace, model_state
 from edgellm_ros.diffusion.policy_config import AffineSpaceConfig, StateConfig
 
 VALUES = "values.npz"
@@ -68,5 +68,5 @@ def compare_relative_actions(folder: Path) -> None:
         names=NAMES, units=("",) * size, offset=zeros, scale=ones, shift=zeros, dt=0.1, horizon=6,
         model_dim=size, relative=relative,
     )  # fmt: skip
-    found = values["chunk"] + action_reference(values["state"], space)
+    found = ActionReference(values["state"], space).absolute(values["chunk"])
     np.testing.assert_allclose(found, values["absolute_chunk"], rtol=1e-6, atol=1e-6)

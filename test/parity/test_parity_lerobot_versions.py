@@ -7,12 +7,10 @@ Actions and values are compared with those of the same version.
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from lerobot_policies import NEWER, installed
+from lerobot_policies import NEWER, run
 from policy_shapes import ACT_SHAPES, SMOLVLA_SHAPES
 from recorded_policies import compare
 from recorded_steps import compare_normalisers, compare_relative_actions
@@ -20,19 +18,12 @@ from recorded_steps import compare_normalisers, compare_relative_actions
 from edgellm_ros.builder.policies.statistics import NEEDED
 
 pytestmark = pytest.mark.parity
-RECORDER = Path(__file__).with_name("record_lerobot.py")
 
 
 @pytest.fixture(scope="module", params=NEWER)
 def recorded(request, tmp_path_factory) -> Path:
-    if sys.version_info < (3, 11):
-        pytest.skip("LeRobot since 0.5 needs Python 3.11 or newer")
-    if not installed(request.param).is_dir():
-        pytest.skip(f"{installed(request.param)} has no LeRobot: make parity installs it")
     folder = tmp_path_factory.mktemp(f"lerobot-{request.param}")
-    command = [sys.executable, str(RECORDER), request.param, str(folder)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert run.returncode == 0, run.stderr[-3000:]
+    run(request.param, "record_lerobot.py", request.param, str(folder))
     return folder
 
 

@@ -15,7 +15,7 @@ from edgellm_ros.fused.description.expert import FusedExpertModel
 from edgellm_ros.fused.description.vision import FusedVisionModel
 
 FILES = (EngineConfig, FusedModel, FusedDraftModel, FusedExpertModel, FusedVisionModel)
-KEYS_OF_VERSION = (21, "3fb4f1541ac33eb5")
+KEYS_OF_VERSION = (21, "5a300f676aa1b22f")
 
 
 def classes_of(hint: object) -> Iterator[type]:

@@ -18,14 +18,11 @@ POLICIES = {
     "topreward": "TOPReward, a reward model, which answers without actions",
     "gaussianactor": "an actor of reinforcement learning",
     "pi0fast": "pi0-FAST, which writes actions as tokens of PaliGemma",
-    "groot": "GR00T, a diffusion transformer on a vision language model",
     "gr00tn1": "GR00T N1, a diffusion transformer on Eagle",
     "gr00tn15": "GR00T N1.5, a diffusion transformer on Eagle",
     "gr00tn16": "GR00T N1.6, a diffusion transformer on a vision language model",
-    "gr00tn17": "GR00T N1.7, a diffusion transformer on Qwen3-VL",
     "gr00tn1d5": "GR00T N1.5, a diffusion transformer on Eagle",
     "gr00tn1d6": "GR00T N1.6, a diffusion transformer on a vision language model",
-    "gr00tn1d7": "GR00T N1.7, a diffusion transformer on Qwen3-VL",
     "openvla": "OpenVLA, which writes actions as tokens of Llama 2",
     "xvla": "X-VLA, a policy on Florence-2",
     "wallx": "WALL-X, a flow policy on Qwen2.5-VL",
@@ -39,7 +36,7 @@ POLICIES = {
     "alpamayo15": "Alpamayo 1.5, a driving policy on Cosmos-Reason2",
     "alpamayor1": "Alpamayo-R1, a driving policy on Qwen3-VL",
 }
-SUPPORTED = "ACT, Diffusion Policy, pi0, pi0.5 and SmolVLA"
+SUPPORTED = "ACT, Diffusion Policy, GR00T N1.7, pi0, pi0.5 and SmolVLA"
 OPENPI = "paligemma_variant"  # a key of openpi's config.json, which has no type
 
 

@@ -52,6 +52,8 @@ class ExportOptions:
       later ones; None = as files of the checkpoint tell
     - dataset: of a policy: the folder `meta` of a LeRobot data set, for names and rate, and for statistics
       that the checkpoint does not have
+    - embodiment: of a policy for several robots, such as GR00T: the one whose encoders, decoder and
+      statistics the engine has
     """
 
     precision: str = option("fp32", "type of weights and KV cache (default: %(default)s)", choices=PRECISIONS)
@@ -156,5 +158,12 @@ class ExportOptions:
         "LeRobot that a pi0 or pi0.5 was trained with, 0.5 for later ones and for weights of openpi: padding "
         "of images and prompts differ (default: as the checkpoint's files tell)",
         choices=LEROBOTS,
+        group=POLICIES,
+    )
+    embodiment: str | None = option(
+        None,
+        "the robot that the engine is for, of a policy that was trained for several, such as GR00T (default: "
+        "the only one that there is)",
+        metavar="TAG",
         group=POLICIES,
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from edgellm_ros.builder.action.fused_expert import describe_expert
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, StrictSection, read_section
 from edgellm_ros.builder.checkpoint.safetensors_file import TensorFile
-from edgellm_ros.builder.config.known_policies import check_folder
+from edgellm_ros.builder.config.known_policies import check_folder, is_policy
 from edgellm_ros.builder.config.prompt_files import TOKENIZER_FILE, prompt_files
 from edgellm_ros.builder.draft.fused import describe_head
 from edgellm_ros.builder.draft.graph import draft_lm_head
@@ -110,8 +110,8 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     policy = find_policy(section)
     if policy is not None:
         return _plan_policy(policy, checkpoint, StrictSection(section.data, section.where), options)
-    for name in ("vlm", "dataset", "lerobot"):
-        if getattr(options, name) is not None:
+    for name in ("vlm", "dataset", "lerobot", "embodiment"):
+        if getattr(options, name) is not None and not is_policy(section.data.get("model_type")):
             raise ValueError(f"{section.where}: --{name} is for policies such as SmolVLA")
     sources = read_sources(checkpoint, section, options, limits)
     model, config, head = sources.model, sources.config(), sources.lm_head()
@@ -190,11 +190,14 @@ def _plan_policy(
 ) -> ExportPlan:
     """Prepare the export of a policy, which has no language model that answers."""
     _check_policy_options(section, options)
+    if options.embodiment is not None and not policy.embodiments:
+        raise ValueError(f"{section.where}: --embodiment: a {policy.name} is for one robot")
     weights = read_weights(checkpoint, section)
     vlm, dataset = (None if each is None else Path(each) for each in (options.vlm, options.dataset))
     if options.lerobot is not None and not policy.lerobot:
         raise section.fail("type", f"the same with every LeRobot (--lerobot {options.lerobot})")
-    model = policy.read(checkpoint, section, weights, PolicySources(vlm, dataset, options.lerobot))
+    sources = PolicySources(vlm, dataset, options.lerobot, options.embodiment)
+    model = policy.read(checkpoint, section, weights, sources)
     rows = model.config.max_prefix_rows
     limits = BuilderConfig(
         options.max_batch_size,
@@ -237,4 +240,5 @@ def _check_policy_options(section: ConfigSection, options: ExportOptions) -> Non
     defaults = ExportOptions()
     for name in LANGUAGE_MODEL_OPTIONS:
         if (getattr(options, name) or None) != (getattr(defaults, name) or None):
-            raise section.fail("type", f"a policy, but {name} is for language models")
+            key = "type" if section.has("type") else "model_type"
+            raise section.fail(key, f"a policy, but {name} is for language models")

@@ -27,7 +27,8 @@ class PolicySources:
 
     vlm: Path | None  # configuration and tokenizer of the vision language model
     dataset: Path | None  # `meta` of a LeRobot data set
-    lerobot: str | None  # the version that the policy was trained with
+    lerobot: str | None = None  # the version that the policy was trained with
+    embodiment: str | None = None  # of a policy for several
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,14 @@ class PolicyModel:
 class Policy:
     """A type of policy."""
 
-    name: str  # value of `type` in config.json
+    name: str  # value of `type` in LeRobot's config.json
     # Reads a checkpoint (directory, `config.json`, weights, further folders). ValueError or
     # FileNotFoundError, which names file, key and value, for one that the graphs would compute differently.
     read: Callable[[Path, ConfigSection, Weights, PolicySources], PolicyModel]
     more: tuple[str, ...] = ()  # further values of `type` that the same code reads
     lerobot: bool = False  # whether versions of LeRobot compute it differently (`PolicySources.lerobot`)
+    model_types: tuple[str, ...] = ()  # values of `model_type` in config.json of its authors' own layout
+    embodiments: bool = False  # whether an export chooses one of several embodiments
 
 
 def policies() -> list[Policy]:
@@ -63,13 +66,14 @@ def find_policy(config: ConfigSection) -> Policy | None:
     """Find the policy of a checkpoint by `type`.
 
     None if `config.json` is not that of a policy. LeRobot writes `type` and the features of inputs and
-    outputs, transformers `model_type`. ValueError for a type that is not supported, with what it is if it is
-    known.
+    outputs, transformers `model_type`, and so do the authors of some policies. ValueError for a type that is
+    not supported, with what it is if it is known.
     """
     known = {name: policy for policy in policies() for name in (policy.name, *policy.more)}
     kind = config.data.get("type")
     if config.has("model_type"):
-        return None
+        own = config.data["model_type"]
+        return next((policy for policy in known.values() if own in policy.model_types), None)
     if config.has(OPENPI) and not config.has("type"):
         return known["pi0"]
     if not config.has("output_features") and kind not in known and not is_policy(kind):

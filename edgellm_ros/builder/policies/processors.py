@@ -76,7 +76,7 @@ def check_steps(checkpoint: Path, config: ConfigSection, prompt: str = "") -> di
             check_keys(step.settings, SETTINGS.get(step.name, ()))
             known[step.name](step.settings, config)
             if step.name == RENAMER:
-                renamed |= _renamed(step.settings)
+                renamed |= renamed_observations(step.settings)
         names = [step.name for step in steps]
         _check_order(path, names)
         if TOKENIZER in names and prompt not in names:
@@ -195,7 +195,7 @@ def _read_step(path: Path, number: int, entry: object) -> Step:
     return Step(OLDER_NAMES.get(name, name), settings, None if file is None else path.with_name(file))
 
 
-def _renamed(settings: ConfigSection) -> dict[str, str]:
+def renamed_observations(settings: ConfigSection) -> dict[str, str]:
     """Read a rename map, turned round: the policy's name -> the robot's."""
     names = settings.section("rename_map") if settings.has("rename_map") else ConfigSection({}, "")
     sources: dict[str, str] = {}
@@ -208,7 +208,7 @@ def _renamed(settings: ConfigSection) -> dict[str, str]:
 
 
 def _check_renames(settings: ConfigSection, config: ConfigSection) -> None:
-    _renamed(settings)
+    renamed_observations(settings)
 
 
 def _check_tokenizer(settings: ConfigSection, config: ConfigSection) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from edgellm_ros.diffusion.diffusion_policy_config import DiffusionConfig
+from edgellm_ros.diffusion.groot_config import CroppedCameraConfig, GrootConfig
 from edgellm_ros.diffusion.policy_config import (
     CameraConfig,
     FixedCameraConfig,
@@ -21,7 +22,8 @@ def policy_rows(policy: PolicyConfig) -> list[tuple[str, str]]:
         ("cameras", _cameras(policy.cameras)),
     ]
     if not isinstance(policy, DiffusionConfig):
-        return [*rows, ("prefix", f"{policy.max_prefix_rows} rows{_task_rows(policy)}")]
+        rows.append(("prefix", f"{policy.max_prefix_rows} rows{_task_rows(policy)}"))
+        return [*rows, ("embodiment", policy.embodiment)] if isinstance(policy, GrootConfig) else rows
     schedule, steps = policy.schedule, policy.num_denoise_steps
     return [
         *rows,
@@ -35,6 +37,10 @@ def _cameras(cameras: CameraConfig) -> str:
 
     Sizes are height x width in pixels.
     """
+    if isinstance(cameras, CroppedCameraConfig):
+        crop = cameras.crop
+        side = f"short side {crop.short_side}" if crop.short_side else f"{crop.height}x{crop.width}"
+        return f"{', '.join(cameras.names)}: at most {cameras.tokens} rows each, from {side} px"
     if isinstance(cameras, PaddedCameraConfig):
         size = cameras.image_size
         return f"{', '.join(cameras.names)}: {cameras.tokens} rows each, from {size}x{size} px"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from edgellm_ros.diffusion.diffusion_policy_config import DiffusionConfig
+from edgellm_ros.diffusion.groot_config import GrootConfig
 from edgellm_ros.diffusion.policy_config import FlowPolicyConfig, PolicyConfig
 from edgellm_ros.engine.optimization_profile import Profile, Range
 from edgellm_ros.engine_directory.adapters.lora_inputs import rank_sizes
@@ -115,6 +116,15 @@ def _policy_profiles(policy: PolicyConfig, max_samples: int) -> dict[str, list[P
     if not isinstance(policy, FlowPolicyConfig):  # one graph, whose sizes are fixed
         return {"action": [Profile("actions", {})]}
     cameras, tokens = len(policy.cameras.names), policy.cameras.tokens
+    if isinstance(policy, GrootConfig):
+        low, high = (policy.vision.pixels_shape(rows)[0] for rows in (1, tokens))
+        images, text = up_to(policy.images * tokens, policy.images), up_to(policy.max_prompt_tokens)
+        rows = up_to(policy.max_prefix_rows, policy.images + 1)
+        return {
+            "visual": [Profile("images", {policy.vision.pixels_dim: up_to(high, low)}, lengths_vary=True)],
+            "prefix": [Profile("prefix", {"I": images, "L": text, "S": rows}, lengths_vary=True)],
+            "action": [Profile("actions", {"n": samples, "I": images, "L": text})],
+        }
     return {
         "visual": [Profile("images", {"N": up_to(cameras)})],
         "prefix": [

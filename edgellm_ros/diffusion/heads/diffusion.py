@@ -24,4 +24,4 @@ class DiffusionHead:
         self.shape = config.model_horizon, config.action_space.model_dim
 
     def bind(self, context: PrefixContext) -> BoundContext:
-        return BoundContext(dict(context.tensors), {})
+        return BoundContext(dict(context.tensors), dict(context.dims))

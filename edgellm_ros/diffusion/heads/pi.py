@@ -31,10 +31,10 @@ class _PiHead:
         self.shape = config.action_space.horizon, config.action_space.model_dim
 
     def bind(self, context: PrefixContext) -> BoundContext:
-        return BoundContext(dict(context.tensors), {"S": context.rows})
+        return BoundContext(dict(context.tensors), dict(context.dims))
 
     def prefix_rows(self, images: int, tokens: int) -> int:
-        return images * self.config.cameras.tokens + tokens
+        return images + tokens
 
 
 class Pi0Head(_PiHead):

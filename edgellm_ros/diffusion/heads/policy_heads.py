@@ -12,6 +12,8 @@ from typing import Protocol
 import numpy as np
 
 from edgellm_ros.diffusion.action_head import ActionHead
+from edgellm_ros.diffusion.groot_config import GrootConfig
+from edgellm_ros.diffusion.heads.groot import GrootHead
 from edgellm_ros.diffusion.heads.pi import Pi0Head, Pi05Head
 from edgellm_ros.diffusion.heads.smolvla import SmolVLAHead
 from edgellm_ros.diffusion.policy_config import FlowPolicyConfig, Pi0Config, Pi05Config, SmolVLAConfig
@@ -25,7 +27,10 @@ class PolicyHead(ActionHead, Protocol):
         ...
 
     def prefix_rows(self, images: int, tokens: int) -> int:
-        """Return the number of rows of a prefix with these images and tokens."""
+        """Return the number of rows of a prefix.
+
+        images: rows of all images.
+        """
         ...
 
     def prefix_inputs(self, state: np.ndarray) -> Mapping[str, np.ndarray]:
@@ -38,6 +43,8 @@ class PolicyHead(ActionHead, Protocol):
 
 def make_policy_head(config: FlowPolicyConfig) -> PolicyHead:
     """Make the head of a policy with a flow."""
+    if isinstance(config, GrootConfig):
+        return GrootHead(config)
     if isinstance(config, SmolVLAConfig):
         return SmolVLAHead(config)
     if isinstance(config, Pi0Config):

@@ -30,13 +30,13 @@ class SmolVLAHead:
         self.shape = config.action_space.horizon, config.action_space.model_dim
 
     def bind(self, context: PrefixContext) -> BoundContext:
-        return BoundContext(dict(context.tensors), {"S": context.rows})
+        return BoundContext(dict(context.tensors), dict(context.dims))
 
     def prompt(self, task: str, state: np.ndarray) -> str:
         return line(task)
 
     def prefix_rows(self, images: int, tokens: int) -> int:
-        return images * self.config.cameras.tokens + tokens + 1
+        return images + tokens + 1
 
     def prefix_inputs(self, state: np.ndarray) -> Mapping[str, np.ndarray]:
         return {"state": state}

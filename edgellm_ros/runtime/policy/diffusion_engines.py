@@ -60,7 +60,7 @@ class DiffusionEngines:
             return None
         self._encoder.run(sequence, metrics.multimodal)
         clock.end("vision_s")
-        condition = PrefixContext({CONDITION: self._encoder.tensors[CONDITION]}, sequence.prefix_rows)
+        condition = PrefixContext({CONDITION: self._encoder.tensors[CONDITION]}, {})
         steps = sequence.request.denoise_steps or config.num_denoise_steps
         report = partial(sequence.report, "action")
         values = self._action.execute(condition, sequence.samples, steps, sequence.noise_seed, report)

@@ -9,12 +9,16 @@ from functools import partial
 import numpy as np
 
 from edgellm_ros.diffusion.action_runner import ActionRunner
+from edgellm_ros.diffusion.groot_config import GrootConfig
 from edgellm_ros.diffusion.heads.policy_heads import make_policy_head
-from edgellm_ros.diffusion.policy_config import FlowPolicyConfig
+from edgellm_ros.diffusion.policy_config import FlowPolicyConfig, PaddedCameraConfig
+from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.files import PREFIX
-from edgellm_ros.kernels import load_kernels
+from edgellm_ros.kernels import Kernels, load_kernels
 from edgellm_ros.runtime.metrics import RuntimeMetrics, StageClock
 from edgellm_ros.runtime.opening import Opening
+from edgellm_ros.runtime.policy.camera_rows import CameraRows, PaddedCameraRows
+from edgellm_ros.runtime.policy.cropped_rows import CroppedCameraRows
 from edgellm_ros.runtime.policy.prefix_engine import PrefixEngine
 from edgellm_ros.runtime.policy.sequence import PolicySequence
 from edgellm_ros.runtime.request import LLMGenerationRequest
@@ -31,9 +35,11 @@ class FlowEngines:
         self._tokenizer = Tokenizer(opening.root / "tokenizer.json")
         visual, prefix, action = (opening.policy_engine(part) for part in ("visual", PREFIX, "action"))
         device = opening.device
-        self._prefix = PrefixEngine(visual, prefix, config, device)
+        kernels = load_kernels(device)
+        self._cameras = _camera_rows(opening, config, visual, kernels)
+        self._prefix = PrefixEngine(prefix, config, device)
         self._action = ActionRunner(
-            action, self._head, device, load_kernels(device), opening.config.builder.max_action_samples
+            action, self._head, device, kernels, opening.config.builder.max_action_samples
         )
         if not opening.options.cuda_graphs:
             self._action.stop_recording()
@@ -50,22 +56,23 @@ class FlowEngines:
         return tokens
 
     def rows(self, images: Sequence[np.ndarray], tokens: int) -> int:
-        return self._head.prefix_rows(len(images), tokens)
+        return self._head.prefix_rows(self._cameras.count(images), tokens)
 
     def compute(self, sequence: PolicySequence, clock: StageClock) -> np.ndarray | None:
-        images, metrics = len(sequence.images), self._metrics
+        images, metrics = sequence.images, self._metrics
         if not sequence.report("vision", 0):
             return None
-        self._prefix.encode(sequence.images)  # camera frames -> rows of the prefix
-        metrics.multimodal.total_images += images
-        metrics.multimodal.total_image_tokens += images * self._config.cameras.tokens
+        rows = self._cameras.encode(images)  # camera frames -> rows of the prefix
+        metrics.multimodal.total_images += len(images)
+        metrics.multimodal.total_image_tokens += self._cameras.count(images)
         clock.end("vision_s")
         if not sequence.report("prefill", 0):
             return None
         assert sequence.state is not None
-        others = self._head.prefix_inputs(sequence.state)
+        layout = self._cameras.layout(images, len(sequence.token_ids))
+        others = {**layout, **self._head.prefix_inputs(sequence.state)}
         # rows, task and state -> what actions attend to
-        context = self._prefix.compute(images, sequence.token_ids, others, sequence.prefix_rows)
+        context = self._prefix.compute(rows, sequence.token_ids, others, sequence.prefix_rows)
         metrics.prefill.total_runs += 1
         metrics.prefill.computed_tokens += sequence.prefix_rows
         clock.end("prefill_s")
@@ -84,3 +91,15 @@ class FlowEngines:
         if values is not None:
             metrics.action.total_runs += steps
         return values
+
+
+def _camera_rows(
+    opening: Opening, config: FlowPolicyConfig, visual: EngineExecutor, kernels: Kernels
+) -> CameraRows:
+    """Make what turns the images of a policy into rows of its prefix."""
+    if isinstance(config, GrootConfig):
+        assert opening.config.llm is not None
+        return CroppedCameraRows(visual, config, opening.config.llm.rope, opening.device, kernels)
+    if isinstance(config.cameras, PaddedCameraConfig):
+        return PaddedCameraRows(visual, config.cameras, opening.device)
+    raise ValueError(f"unknown policy {config.kind!r}")

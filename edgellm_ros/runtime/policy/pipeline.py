@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from edgellm_ros.diffusion.affine_space import AffineActionSpace
+from edgellm_ros.diffusion.action_spaces import make_action_space
 from edgellm_ros.diffusion.diffusion_policy_config import DiffusionConfig
 from edgellm_ros.diffusion.openpi_config import OpenPiConfig
 from edgellm_ros.diffusion.policy_config import ACTConfig, FlowPolicyConfig, PolicyConfig
@@ -38,7 +38,7 @@ class PolicyPipeline:
         self.device = opening.device
         self._metrics = metrics
         self.loras = self.lm_heads = OnlyBase(no_language_model(opening.config))
-        self._space = AffineActionSpace(policy.action_space)
+        self._space = make_action_space(policy.action_space)
         self._engines = _make_engines(opening, policy, metrics)
         builder = opening.config.builder
         self._preparer = PolicyPreparer(
@@ -82,7 +82,7 @@ class PolicyPipeline:
         values = self._engines.compute(sequence, clock)
         if values is None:
             return
-        actions = self._space.denormalise(values) + sequence.reference
+        actions = sequence.reference.absolute(self._space.denormalise(values))
         previous = sequence.request.previous_chunk
         if previous is not None:
             kept = previous.unchanged

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PrefixEngine: computes a policy's context.
 
-Inputs are camera images, a task and the robot's state.
+Inputs are the rows of camera images, a task and the robot's state.
 """
 
 from __future__ import annotations
@@ -16,80 +16,64 @@ from edgellm_ros.diffusion.policy_config import FlowPolicyConfig
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.engine_directory.binding_names import IMAGE_EMBEDS, PIXEL_VALUES, TOKEN_IDS
-from edgellm_ros.multimodal.padded_image import padded_image
-
-CHANNELS = 3
+from edgellm_ros.engine_directory.binding_names import IMAGE_EMBEDS, TOKEN_IDS
+from edgellm_ros.runtime.policy.camera_rows import run_recorded
 
 
 class PrefixEngine:
-    """Runs the vision tower and the prefix, and owns their inputs and outputs.
+    """Runs the prefix, and owns its inputs and outputs but the rows of images.
 
     The outputs are whatever the prefix engine computes: the action engine has inputs of the same names.
     """
 
-    def __init__(
-        self, visual: EngineExecutor, prefix: EngineExecutor, config: FlowPolicyConfig, device: Device
-    ) -> None:
-        self._visual, self._prefix = visual, prefix
-        self._config, self._device = config, device
-        cameras, size = config.cameras, config.cameras.image_size
-        count = len(cameras.names)
-        self._pixels = device.empty((count, CHANNELS, size, size), np.float32)
-        width = prefix.bindings[IMAGE_EMBEDS].shape[1]
-        self._image_rows = device.empty((count * cameras.tokens, int(width)), visual.dtype(IMAGE_EMBEDS))
+    def __init__(self, prefix: EngineExecutor, config: FlowPolicyConfig, device: Device) -> None:
+        self._prefix, self._config, self._device = prefix, config, device
         self._tokens = device.empty((config.max_prompt_tokens,), np.int64)
-        self._others: dict[str, Tensor] = {}  # further inputs, by name
+        self._others: dict[str, Tensor] = {}  # buffers of further inputs, by name
         self._outputs = {
             binding.name: device.empty((self._size(binding.shape),), binding.dtype)
             for binding in prefix.bindings.values()
             if not binding.is_input
         }
 
-    def encode(self, images: Sequence[np.ndarray]) -> None:
-        """Queue the vision tower for the images of a request, all in one run."""
-        count, cameras = len(images), self._config.cameras
-        pixels = self._pixels.rows(0, count)
-        padding = cameras.image_size, cameras.fill, cameras.centred, cameras.filtered
-        self._device.upload(pixels, np.stack([padded_image(image, *padding) for image in images]))
-        rows = self._image_rows.rows(0, count * cameras.tokens)
-        tensors = {PIXEL_VALUES: pixels, IMAGE_EMBEDS: rows}
-        self._run(self._visual, {"N": count, "R": rows.shape[0]}, tensors)
-
     def compute(
-        self, images: int, token_ids: Sequence[int], others: Mapping[str, np.ndarray], rows: int
+        self,
+        images: Mapping[str, Tensor],
+        token_ids: Sequence[int],
+        others: Mapping[str, np.ndarray],
+        rows: int,
     ) -> PrefixContext:
-        """Queue the prefix of the images that were encoded last; return its context.
+        """Queue the prefix and return its context.
 
-        others: inputs by name. Those that the prefix engine does not have are part of the context. rows: how
-        many rows the context has.
+        images: inputs with the rows of images, which are encoded; others: further inputs by name, of which
+        those that the prefix engine does not have are part of the context; rows: how many the prefix has.
         """
         tokens = self._tokens.rows(0, len(token_ids))
         self._device.upload(tokens, np.array(token_ids, np.int64))
-        for name, values in others.items():
-            if name not in self._others:
-                self._others[name] = self._device.empty(values.shape, values.dtype)
-            self._device.upload(self._others[name], values)
-        embeds = self._image_rows.rows(0, images * self._config.cameras.tokens)
-        dims = {"I": embeds.shape[0], "L": len(token_ids), "S": rows}
+        inputs = {name: self._uploaded(name, values) for name, values in others.items()}
+        dims = {"I": images[IMAGE_EMBEDS].shape[0], "L": len(token_ids), "S": rows}
         outputs = {
             name: buffer.view(*(dims[dim] if isinstance(dim, str) else dim for dim in shape))
             for name, buffer in self._outputs.items()
             for shape in [self._prefix.bindings[name].shape]
         }
-        bindings = self._prefix.bindings
         own, passed = (
-            {name: tensor for name, tensor in self._others.items() if (name in bindings) == inside}
+            {name: tensor for name, tensor in inputs.items() if (name in self._prefix.bindings) == inside}
             for inside in (True, False)
         )
-        self._run(self._prefix, dims, {IMAGE_EMBEDS: embeds, TOKEN_IDS: tokens, **own, **outputs})
-        return PrefixContext(outputs | passed, rows)
+        tensors = {**images, TOKEN_IDS: tokens, **own, **outputs}
+        run_recorded(self._prefix, self._device, dims, tensors)
+        return PrefixContext(outputs | passed, dims)
+
+    def _uploaded(self, name: str, values: np.ndarray) -> Tensor:
+        """Upload an input into its buffer, which has room for the longest prefix."""
+        if name not in self._others:
+            binding = self._prefix.bindings.get(name)
+            size = values.size if binding is None else self._size(binding.shape)
+            self._others[name] = self._device.empty((size,), values.dtype)
+        tensor = self._others[name].view(*values.shape)
+        self._device.upload(tensor, values)
+        return tensor
 
     def _size(self, shape: Sequence[int | str]) -> int:
         return prod(self._config.max_prefix_rows if isinstance(dim, str) else dim for dim in shape)
-
-    def _run(self, engine: EngineExecutor, dims: Mapping[str, int], tensors: Mapping[str, Tensor]) -> None:
-        """Queue a run, and record it if its tensors are those of an earlier run."""
-        engine.prepare(0, dims, tensors, self._device.stream)
-        engine.execute(self._device.stream)
-        engine.record_repeated(self._device.stream)

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from edgellm_ros.diffusion.affine_space import action_reference, model_state
+from edgellm_ros.diffusion.action_spaces import make_reference
+from edgellm_ros.diffusion.affine_space import model_state
 from edgellm_ros.diffusion.policy_config import PolicyConfig, StateConfig
 from edgellm_ros.echo import quoted
 from edgellm_ros.engine_directory.adapters.adapter_folder import canonical_name
@@ -87,7 +88,7 @@ class PolicyPreparer:
             samples=samples,
             noise_seed=noise_seed if request.noise_seed is None else request.noise_seed,
             prefix_rows=self._engines.rows(images, len(tokens)),
-            reference=action_reference(states[-1], config.action_space),
+            reference=make_reference(states[-1], config.action_space),
         )
 
     def _images(self, request: LLMGenerationRequest) -> tuple[np.ndarray, ...]:

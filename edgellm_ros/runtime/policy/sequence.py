@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from edgellm_ros.diffusion.affine_space import ActionReference
 from edgellm_ros.diffusion.chunking import ChunkCondition
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, Progress
 
@@ -24,7 +25,7 @@ class PolicySequence:
     samples: int
     noise_seed: int
     prefix_rows: int  # that actions attend to: images, task and state
-    reference: np.ndarray  # [A] float32, physical: what is added to the values of a plan from the state
+    reference: ActionReference  # of the state
     finish_reason: str = ""  # "stop" or "cancelled"; empty until finished
     actions: np.ndarray | None = None  # [n, T, A] in physical units
 
@@ -34,7 +35,7 @@ class PolicySequence:
         previous = self.request.previous_chunk
         if previous is None:
             return None
-        return replace(previous, actions=previous.actions - self.reference)
+        return replace(previous, actions=self.reference.relative(previous.actions))
 
     def report(self, stage: str, step: int) -> bool:
         """Report progress to the client; return False if the request is cancelled."""

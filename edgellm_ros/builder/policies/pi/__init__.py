@@ -26,10 +26,10 @@ from edgellm_ros.builder.policies.pi.tensors import canonical_weights
 from edgellm_ros.builder.policies.pi.version import find_version
 from edgellm_ros.builder.policies.pi.vision import build_vision
 from edgellm_ros.builder.policies.tokenizer import tokens_around
+from edgellm_ros.builder.policies.vlm import find_vlm
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory.files import PREFIX
 
-VLM_FOLDER = "vlm"  # of a checkpoint: the tokenizer of PaliGemma
 PALIGEMMA = "google/paligemma-3b-pt-224"
 IMAGE_TOKEN = "<image>"  # of PaliGemma's tokenizer, beyond the embeddings of these models
 
@@ -45,7 +45,9 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights, sources: Pol
     else:
         description = _read_openpi(checkpoint, config, sources)
         architecture = read_architecture(as_lerobot(config, description, adaptive), named)
-    tokenizer = _find_tokenizer(checkpoint, sources.vlm)
+    files = (TOKENIZER_FILE,)
+    vlm = find_vlm(checkpoint, PALIGEMMA, sources.vlm, files, "a pi0 or pi0.5")
+    tokenizer = vlm / TOKENIZER_FILE
     around = tokens_around(tokenizer, architecture.llm.vocab_size, (IMAGE_TOKEN,))
     policy = (
         read_policy(checkpoint, config, architecture, weights, around, (sources.dataset, version))
@@ -70,20 +72,6 @@ def _read_openpi(checkpoint: Path, config: ConfigSection, sources: PolicySources
         if getattr(sources, name) is not None:
             raise config.fail(OPENPI, f"a checkpoint of openpi, but --{name} is for those of LeRobot")
     return read_description(checkpoint)
-
-
-def _find_tokenizer(checkpoint: Path, given: Path | None) -> Path:
-    """Find PaliGemma's tokenizer in the folder `given`, or `vlm` of the checkpoint.
-
-    FileNotFoundError tells where to get it.
-    """
-    folder = checkpoint / VLM_FOLDER if given is None else given
-    if not (folder / TOKENIZER_FILE).is_file():
-        raise FileNotFoundError(
-            f"{folder / TOKENIZER_FILE} not found: the policy needs the tokenizer of PaliGemma: hf download "
-            f"{PALIGEMMA} {TOKENIZER_FILE} --local-dir {checkpoint / VLM_FOLDER}, or name its folder (--vlm)"
-        )
-    return folder / TOKENIZER_FILE
 
 
 POLICY = Policy("pi0", read, more=("pi05",), lerobot=True)

@@ -12,18 +12,20 @@ from pathlib import Path
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_section
 from edgellm_ros.builder.config.prompt_files import TOKENIZER_FILE
 from edgellm_ros.builder.policies import Policy, PolicyModel, PolicySources
-from edgellm_ros.builder.policies.smolvla.config import find_vlm, read_architecture, read_policy
+from edgellm_ros.builder.policies.smolvla.config import read_architecture, read_policy
 from edgellm_ros.builder.policies.smolvla.expert import build_expert
 from edgellm_ros.builder.policies.smolvla.prefix import build_prefix
 from edgellm_ros.builder.policies.smolvla.vision import build_vision
 from edgellm_ros.builder.policies.tokenizer import tokens_around
+from edgellm_ros.builder.policies.vlm import find_vlm
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory.files import PREFIX
 
 
 def read(checkpoint: Path, config: ConfigSection, weights: Weights, sources: PolicySources) -> PolicyModel:
     """Read a checkpoint; see `Policy`."""
-    folder = find_vlm(checkpoint, config, sources.vlm)
+    files = "config.json", TOKENIZER_FILE
+    folder = find_vlm(checkpoint, config.text("vlm_model_name"), sources.vlm, files, "a SmolVLA")
     architecture = read_architecture(config, read_section(folder / "config.json"), weights)
     tokenizer = folder / TOKENIZER_FILE
     around = tokens_around(tokenizer, architecture.llm.vocab_size)

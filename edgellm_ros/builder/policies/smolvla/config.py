@@ -56,32 +56,6 @@ KEYS = COMMON_KEYS | {
     "use_delta_joint_actions_aloha", "vlm_model_name",
 }  # fmt: skip
 MOST_TOKENS, MOST_STEPS = 65536, 1000  # of a task, and of Euler
-VLM_FOLDER = "vlm"  # of a checkpoint: configuration and tokenizer of its SmolVLM
-
-
-def find_vlm(checkpoint: Path, config: ConfigSection, given: Path | None) -> Path:
-    """Find the folder with configuration and tokenizer of the SmolVLM.
-
-    The folder is `given`, the folder `vlm` of the checkpoint, or the one that `vlm_model_name` names.
-    FileNotFoundError tells where to get them.
-    """
-    name = config.text("vlm_model_name")
-    if given is not None:
-        folder = given
-    elif (checkpoint / VLM_FOLDER).is_dir():
-        folder = checkpoint / VLM_FOLDER
-    elif name:
-        folder = Path(name)
-    else:  # the path "" is the current folder
-        raise config.fail("vlm_model_name", "expected the name of a vision language model")
-    missing = [file for file in ("config.json", "tokenizer.json") if not (folder / file).is_file()]
-    if missing:
-        raise FileNotFoundError(
-            f"{folder / missing[0]} not found: a SmolVLA needs config.json and tokenizer.json of its vision "
-            f"language model: hf download {name} config.json tokenizer.json --local-dir "
-            f"{checkpoint / VLM_FOLDER}, or name their folder (--vlm)"
-        )
-    return folder
 
 
 def read_architecture(config: ConfigSection, vlm: ConfigSection, weights: Weights) -> SmolVLAArchitecture:

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes of GR00T N1.7.
+
+The sizes are those of the backbone, which is the first part of a Qwen3-VL, and of the action head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgellm_ros.builder.families.qwen3_vl.vision import VisionArchitecture
+from edgellm_ros.builder.model.decoder import Decoder
+
+HEAD = "action_head"
+
+
+@dataclass(frozen=True)
+class AttentionSizes:
+    """Sizes of a list of layers with attention."""
+
+    layers: int
+    heads: int
+    head_dim: int
+
+    @property
+    def width(self) -> int:
+        """Return the number of values of a row."""
+        return self.heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class GrootArchitecture:
+    """All that the graphs of a GR00T use."""
+
+    decoder: Decoder  # the kept layers of the language model
+    vision: VisionArchitecture
+    vlln: bool  # whether a LayerNorm follows the decoder
+    vl: AttentionSizes  # layers over the decoder's result
+    dit: AttentionSizes  # every second layer attends to the context, the others to the actions
+    text_every: (
+        int  # of the layers that attend to the context, each of this number attends to text, not images
+    )
+    state_dim: int
+    action_dim: int
+    horizon: int
+    inner_size: int  # of the encoder of the state, and of the decoder of actions
+    positions: int  # learned positions of actions; 0 = none
+    embodiment: int  # number of the one whose encoders and decoder are used
+    embodiments: int
+    time_steps: int  # whole times of the flow, from 0
+
+    def attends_to_text(self, layer: int) -> bool:
+        """Tell whether a layer that attends to the context attends to text."""
+        return layer % (2 * self.text_every) == 0
+
+    @property
+    def context_layers(self) -> range:
+        """Return the layers of the DiT that attend to the context."""
+        return range(0, self.dit.layers, 2)
