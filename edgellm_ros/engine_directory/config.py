@@ -294,7 +294,7 @@ class EngineConfig:
         if self.policy is not None:
             raise ValueError(
                 f"{what} needs an engine that answers with text; this one is a policy ({self.policy.kind}): "
-                "see docs/action_heads.md"
+                "see docs/policies.md"
             )
 
     def save(self, engine_dir: str | Path) -> Path:

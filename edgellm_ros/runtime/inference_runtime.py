@@ -32,7 +32,7 @@ class LLMInferenceRuntime(OpenedEngine):
     """An engine directory, loaded on a device.
 
     Executes one batch at a time; other threads wait for their turn. Runtimes that share a Device must be
-    called from one thread. A policy answers with actions only (docs/action_heads.md): methods that need a
+    called from one thread. A policy answers with actions only (docs/policies.md): methods that need a
     language model raise EngineError then.
 
     - device: "cpu", "cuda", "tensorrt" or a Device

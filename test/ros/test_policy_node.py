@@ -165,7 +165,7 @@ def test_every_frame_continues_the_last_chunk_with_chunking(robot, peer, policy_
 def test_the_arm_node_makes_a_trajectory_of_the_chunk_of_the_policy(
     robot, peer, domain, tmp_path, policy_engine
 ):
-    limits = "{position: [-1000, 1000], speed: 1, acceleration: 10, deviation: 1000}"
+    limits = "{position: [-1000, 1000], speed: 1, acceleration: 10, jerk: 1000, deviation: 1000}"
     joints = [
         f"{{policy: {name}, ros: arm_{i}, unit: degrees, limits: {limits}}}" for i, name in enumerate(NAMES)
     ]

@@ -60,7 +60,7 @@ def hint(name: str) -> str:
     The hint is "" for a type that is not known.
     """
     title = POLICIES.get(_letters(name))
-    supported = f"of policies, {SUPPORTED} are supported (docs/action_heads.md)"
+    supported = f"of policies, {SUPPORTED} are supported (docs/policies.md)"
     return f"; this is {title}; {supported}" if title else ""
 
 

@@ -53,7 +53,7 @@ def read_description(checkpoint: Path) -> ConfigSection:
     if not path.is_file():
         raise ValueError(
             f"{path} not found: openpi keeps names of cameras, state and actions in its code: write such a "
-            f"file, as in {EXAMPLE} (docs/action_heads.md)"
+            f"file, as in {EXAMPLE} (docs/policies.md)"
         )
     section = read_section(path)
     unknown = sorted(section.data.keys() - KEYS)
