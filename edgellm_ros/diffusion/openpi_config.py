@@ -20,13 +20,11 @@ class OpenPiConfig(PolicyConfig):
     url: str  # ws://HOST:PORT
     token_file: str  # "" = no token
     image_keys: tuple[str, ...]  # of the cameras
-    image_size: tuple[
-        int, ...
-    ]  # height and width to which frames are resized before they are sent; () = as is
+    image_size: tuple[int, ...]  # height and width that frames are resized to; () = they are sent as they are
     state_keys: tuple[str, ...]  # parts of the state, in order
     state_sizes: tuple[int, ...]  # values of each part
     prompt_key: str
-    timeout_s: float  # to connect, and to wait for actions
+    timeout_s: float  # to wait for actions, a new connection included
     kind: Literal["openpi"] = field(default="openpi", kw_only=True)
 
     def __post_init__(self) -> None:

@@ -32,7 +32,7 @@ class PolicyClient:
     """A connection to a server of openpi's protocol; for one thread.
 
     - token: "" = none
-    - timeout_s: to connect, and to wait for an answer
+    - timeout_s: for an answer, a new connection included
     - check_metadata: called with what the server tells when it connects; a ValueError refuses the server
 
     The first observation connects. ImportError without the package websockets.
@@ -62,6 +62,10 @@ class PolicyClient:
 
         EngineError if it fails.
         """
+        return self._connect(time.monotonic() + self._timeout_s, lambda: False)
+
+    def _connect(self, end: float, cancelled: Callable[[], bool]) -> Any:
+        """Connect until `end` (s of the monotonic clock); None, without a connection, if cancelled."""
         from websockets.exceptions import WebSocketException
         from websockets.sync.client import connect
 
@@ -71,7 +75,7 @@ class PolicyClient:
                 self._url,
                 additional_headers={HEADER: authorization(self._token)} if self._token else None,
                 compression=None,
-                open_timeout=self._timeout_s,
+                open_timeout=max(end - time.monotonic(), POLL_S),
                 close_timeout=CLOSE_S,
                 ping_interval=None,  # each answer has its own time limit
                 max_size=MAX_REPLY,
@@ -82,7 +86,11 @@ class PolicyClient:
             connection.socket.setsockopt(
                 socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._timeout_s * 1000)
             )
-            metadata = unpack(self._binary(connection.recv(self._timeout_s)))
+            reply = self._receive(connection, end, cancelled)
+            if reply is None:
+                self.close()
+                return None
+            metadata = unpack(reply)
             self._check_metadata(metadata)
             self._connection = connection
         except (OSError, ValueError, WebSocketException) as error:
@@ -101,23 +109,21 @@ class PolicyClient:
         from websockets.exceptions import WebSocketException
         from websockets.protocol import State
 
-        message = pack(observation)
+        message, end = pack(observation), time.monotonic() + self._timeout_s
         if self._connection is None or self._connection.state is not State.OPEN:  # the server may have left
-            self.connect()
+            self._connect(end, cancelled)
         connection = self._connection
-        assert connection is not None
+        if connection is None:
+            return None
         done = False
         try:
             connection.send(message)
-            end = time.monotonic() + self._timeout_s
-            while time.monotonic() < end:
-                if cancelled():
-                    return None
-                with suppress(TimeoutError):
-                    actions = _actions(unpack(self._binary(connection.recv(POLL_S))))
-                    done = True
-                    return actions
-            raise ValueError(f"no answer within {self._timeout_s:g} s")
+            reply = self._receive(connection, end, cancelled)
+            if reply is None:
+                return None
+            actions = _actions(unpack(reply))
+            done = True
+            return actions
         except (OSError, ValueError, WebSocketException) as error:
             raise self._failed("no actions", error) from None
         finally:
@@ -128,6 +134,17 @@ class PolicyClient:
         """Close the connection; the next observation connects again."""
         self._connection = None
         self._closing.close()
+
+    def _receive(
+        self, connection: ClientConnection, end: float, cancelled: Callable[[], bool]
+    ) -> bytes | None:
+        """Wait for a message until `end`; None if cancelled. ValueError if none comes, or one of text."""
+        while time.monotonic() < end:
+            if cancelled():
+                return None
+            with suppress(TimeoutError):
+                return self._binary(connection.recv(POLL_S))
+        raise ValueError(f"no answer within {self._timeout_s:g} s")
 
     @staticmethod
     def _binary(reply: str | bytes) -> bytes:
@@ -150,6 +167,8 @@ def _actions(answer: Any) -> np.ndarray:
     if not isinstance(actions, np.ndarray) or actions.ndim != 2 or actions.dtype.kind not in "iuf":
         told = f"{actions.dtype} {list(actions.shape)}" if isinstance(actions, np.ndarray) else "none"
         raise ValueError(f"an answer must have actions [T, A] of numbers, got {told}")
+    with np.errstate(over="ignore"):  # which isfinite tells
+        actions = actions.astype(np.float32)
     if not np.isfinite(actions).all():
         raise ValueError("the actions are not finite")
-    return actions.astype(np.float32)
+    return actions

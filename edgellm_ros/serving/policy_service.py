@@ -23,7 +23,7 @@ class PolicyService:
     - keys: where an observation has what the policy takes
     - default_prompt: the task of an observation without one
 
-    ValueError for an engine that is no policy.
+    ValueError for an engine that is no policy, or whose plans take observations of several times.
     """
 
     def __init__(self, runtime: LLMInferenceRuntime, keys: ObservationKeys, default_prompt: str = "") -> None:
@@ -31,6 +31,11 @@ class PolicyService:
         if policy is None:
             raise ValueError(
                 "openpi's protocol has actions only: the engine must be a policy (docs/remote.md)"
+            )
+        if policy.observation_steps > 1:
+            raise ValueError(
+                f"this policy takes {policy.observation_steps} observations of several times, openpi's "
+                "protocol has one: run it in the node on the robot, or over ROS (docs/remote.md)"
             )
         self._runtime = runtime
         self._keys = keys

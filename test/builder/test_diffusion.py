@@ -147,6 +147,7 @@ def test_a_crop_ratio_of_1_leaves_the_resized_image_whole(checkpoint, tmp_path):
         ({"kernel_size": 4}, "kernel_size 4: expected an odd number"),
         ({"diffusion_step_embed_dim": 2}, "diffusion_step_embed_dim 2: expected an even number"),
         ({"use_film_scale_modulation": False}, "cond_encoder.1.weight"),
+        ({"more_attention": True}, "more_attention True: not a key of LeRobot 0.3 to 0.6"),
         ({"noise_scheduler_type": "PNDM"}, "noise_scheduler_type 'PNDM': supported: DDPM, DDIM"),
         ({"prediction_type": "v_prediction"}, "prediction_type 'v_prediction': supported: epsilon, sample"),
         ({"beta_schedule": "sigmoid"}, "beta_schedule 'sigmoid': supported: squaredcos_cap_v2, linear"),

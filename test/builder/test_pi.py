@@ -145,8 +145,8 @@ def test_an_adapter_of_the_expert_is_merged(checkpoints, tmp_path):
 CHANGES = [
     ({"n_obs_steps": 2}, "n_obs_steps 2: supported: 1"),
     ({"paligemma_variant": "gemma_7b"}, "paligemma_variant 'gemma_7b': supported: gemma_2b, gemma_300m"),
-    ({"use_visual_memory": True}, "use_visual_memory True: supported: False"),
-    ({"use_proprioceptive_memory": True}, "use_proprioceptive_memory True: supported: False"),
+    ({"use_visual_memory": True}, "use_visual_memory True: not a key of LeRobot"),
+    ({"use_proprioceptive_memory": True}, "use_proprioceptive_memory True: not a key of LeRobot"),
     ({"image_resolution": [28, 42]}, r"image_resolution \[28, 42\]: expected a square"),
     ({"image_resolution": [30, 30]}, "expected a square with a side of a multiple of 14 pixels"),
     ({"image_resolution": [42, 42]}, r"position_embedding.weight' has shape \[4, 16\], but .* \[9, 16\]"),

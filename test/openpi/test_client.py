@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -63,6 +64,7 @@ def test_the_token_is_sent_as_openpis_client_sends_it(url, server):
         (encoded({"actions": np.zeros(3)}), r"got float64 \[3\]"),
         (encoded({"actions": np.zeros((2, 2), bool)}), r"got bool \[2, 2\]"),
         (encoded({"actions": np.full((1, 1), np.nan)}), "the actions are not finite"),
+        (encoded({"actions": np.full((1, 1), 1e39)}), "the actions are not finite"),
         (lambda connection: connection.close(1011, "broken"), "1011.*broken"),
         (lambda connection: connection.socket.shutdown(socket.SHUT_RDWR), "no close frame"),
     ],
@@ -87,6 +89,17 @@ def test_a_late_answer_is_never_that_of_a_later_observation(url, server):
     np.testing.assert_array_equal(client.infer(OBSERVATION), 2 * ACTIONS)
     client.close()
     assert server.connections == 2
+
+
+def test_a_server_that_says_nothing_is_left_within_the_time_or_when_cancelled(server):
+    """While it connects: the time is for the connection and the answer together."""
+    server.pause = 2.0
+    with running(server) as url:
+        client, began = PolicyClient(url, timeout_s=0.3), time.monotonic()
+        with pytest.raises(EngineError, match=r"no connection from .*: no answer within 0\.3 s"):
+            client.infer(OBSERVATION)
+        assert client.infer(OBSERVATION, lambda: True) is None
+        assert time.monotonic() - began < 1.5
 
 
 def test_a_cancelled_observation_has_no_actions_and_leaves_no_answer_behind(client, server):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
 
@@ -183,6 +184,26 @@ class TestStops:
         arm.tick(elapsed=0.4)
         assert np.abs(arm.commands[-1] - before).max() <= 2 * arm.period * LIMITS.speed + 1e-9
 
+    def test_a_chunk_or_a_stop_after_late_commands_begins_where_the_commands_are(self):
+        of = contract(joint(0, JointLimits((-1.0, 2.0), 1.0, 20.0, 2000.0, 0.5)), kind=FORWARD)
+        for seed in range(60):
+            rng, arm = np.random.default_rng(seed), Arm(of)
+            for number in range(100):
+                if rng.random() < 0.1:
+                    arm.wait(rng.uniform(0, 0.1))
+                    arm.observe()
+                    with contextlib.suppress(RefusedChunkError):
+                        arm.send(arm.position[0] + np.cumsum(rng.normal(0, 0.05, 20)), name=str(number))
+                if rng.random() < 0.02:
+                    arm.follower.stop(arm.now)
+                elif arm.follower.stopped:
+                    arm.follower.resume(arm.wall)
+                arm.tick(
+                    arm.period * rng.uniform(0.5, 1.5) if rng.random() < 0.95 else rng.uniform(0.02, 0.15)
+                )
+            steps = np.abs(np.diff(np.array(arm.commands), axis=0))
+            assert steps.max() <= 2 * arm.period * 1.0 + 1e-9, seed
+
     def test_simulated_time_that_starts_again_forgets_the_motion(self):
         arm = Arm()
         arm.send(ramp(1.5, 15))
@@ -193,6 +214,12 @@ class TestStops:
 
 
 class TestRefused:
+    def test_motions_that_take_long_to_compute(self):
+        with pytest.raises(
+            ValueError, match=r"max_chunk_age 60 s at a rate of 50 Hz is 3000 periods of motion"
+        ):
+            Arm(settings=replace(SETTINGS, max_chunk_age=60.0))
+
     def test_before_all_joints_were_seen(self):
         arm = Arm()
         arm.follower = ArmFollower(arm.contract, SETTINGS)

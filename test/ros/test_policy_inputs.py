@@ -163,6 +163,15 @@ class TestEarlierObservations:
         (found, _) = self.observed(fast, fast)
         np.testing.assert_allclose(found, [9.8, 9.9, 10.0], atol=0.1 / 8 / 2 + 1e-3)
 
+    def test_are_those_after_a_clock_that_was_set_back(self):
+        cameras = Cameras(("top", "wrist"), (0.2, 0.1))
+        for seconds in (*np.arange(99.0, 100.0, 0.02), *np.arange(1.0, 1.5, 0.02)):
+            cameras.add_first(first := at(round(float(seconds), 3)))
+            cameras.add("wrist", first)
+        stored = cameras.last()
+        (found, _) = cameras.observed(cameras.beside(first, stored, 0.0, 1.0), stored)
+        assert [round(frame.time * 1e-9, 2) for frame in found] == [1.28, 1.38, 1.48]
+
     def test_are_not_stored_for_a_policy_without_them(self):
         cameras = Cameras(("top", "wrist"))
         cameras.add_first(at(10.0))

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from edgellm_ros.builder.remote_policy import physical_actions, physical_state, write_remote_policy
-from edgellm_ros.diffusion.policy_config import CameraConfig, OpenPiConfig
+from edgellm_ros.diffusion.openpi_config import OpenPiConfig
+from edgellm_ros.diffusion.policy_config import CameraConfig
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
@@ -81,11 +82,28 @@ def test_a_chunk_of_another_shape_is_an_error(runtime, server):
     assert runtime.handle_request(REQUEST).actions is not None
 
 
-def test_a_server_with_other_actions_than_the_directory_is_refused(runtime, server):
-    server.metadata = encoded({"server": "edgellm", "action_names": ["dx", "dz"]})
-    with pytest.raises(EngineError, match=r"no connection from .*: its actions are \['dx', 'dz'\], expected"):
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"action_names": ["dx", "dz"]}, r"its action_names is \['dx', 'dz'\], expected"),
+        ({"dt": 0.05}, r"its dt is 0\.05, expected 0\.1: repeat `edgellm connect-policy`"),
+    ],
+)
+def test_a_server_with_other_actions_than_the_directory_is_refused(runtime, server, told, message):
+    server.metadata = encoded({"server": "edgellm", **told})
+    with pytest.raises(EngineError, match=rf"no connection from .*: {message}"):
         runtime.handle_request(REQUEST)
     assert not server.received
+
+
+def test_a_server_with_actions_in_other_units_is_refused(server, tmp_path):
+    space = physical_actions(("dx", "dy"), ("degrees", "percent"), dt=0.1, horizon=len(ACTIONS))
+    server.metadata = encoded({"action_units": ["radians", "percent"]})
+    with running(server) as url:
+        write_remote_policy(replace(POLICY, url=url, action_space=space), tmp_path)
+        refused = pytest.raises(EngineError, match="its action_units is")
+        with LLMInferenceRuntime(tmp_path) as runtime, refused:
+            runtime.handle_request(REQUEST)
 
 
 def test_a_cancelled_request_ends_before_the_answer(runtime, server):

@@ -25,6 +25,7 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from edgellm_ros.serving.policy_server import check_host
 from edgellm_ros.serving.policy_service import PolicyService
+from fixtures.diffusion_checkpoint import write_diffusion
 from fixtures.plain_msgpack import encoded, mutated
 from fixtures.served_policy import SlowRuntime, default_keys, served
 from fixtures.smolvla_checkpoint import CAMERAS, STATE, write_smolvla
@@ -126,6 +127,12 @@ class TestAnswers:
         runtime = SimpleNamespace(config=SimpleNamespace(policy=None))
         with pytest.raises(ValueError, match="the engine must be a policy"):
             PolicyService(runtime, ObservationKeys((), (), ()))
+
+    def test_a_policy_that_takes_observations_of_several_times_is_refused(self, tmp_path):
+        export(write_diffusion(tmp_path / "checkpoint"), tmp_path / "engine")
+        refused = pytest.raises(ValueError, match="takes 2 observations of several times")
+        with LLMInferenceRuntime(tmp_path / "engine") as runtime, refused:
+            PolicyService(runtime, default_keys(runtime.config))
 
     def test_an_engine_that_fails_ends_the_connection_with_a_line(self, service, slow):
         with served(service) as url:

@@ -117,6 +117,8 @@ def _ask(client: Any, args: argparse.Namespace, metadata: Any) -> OpenPiConfig:
     actions = args.action_names or _texts(told, "action_names")
     if not actions:
         raise ValueError("--action-names: the server does not tell them")
+    if args.fps and "dt" in told:
+        raise ValueError(f"--fps: the server tells that an action is {told['dt']} s")
     dt = 1 / args.fps if args.fps else told.get("dt")
     if not isinstance(dt, float):
         raise ValueError("--fps: the server does not tell how many rows a chunk has per second")

@@ -29,6 +29,7 @@ from edgellm_ros.ros.chunk_checks import (
 )
 from edgellm_ros.ros.follower.trajectory_follower import JUMP_S, LONGEST_STEP, Mode
 
+MOST_PERIODS = 1000  # of a motion; one takes 31 ms to compute for 6 joints, and a stop waits for it
 REASONS = (*TABLE_REASONS, *ORDER_REASONS, "stale_state", "outside_limits", "too_far")
 
 
@@ -94,6 +95,13 @@ class ArmFollower:
     """Turns chunks into motions. `counts` has those accepted, and the stops."""
 
     def __init__(self, contract: Contract, settings: Settings) -> None:
+        """Hold no motion. ValueError for motions of so many periods that a stop would wait."""
+        rows = contract.rate * settings.max_chunk_age
+        if rows > MOST_PERIODS:
+            raise ValueError(
+                f"max_chunk_age {settings.max_chunk_age:g} s at a rate of {contract.rate:g} Hz is "
+                f"{rows:.0f} periods of motion, at most {MOST_PERIODS}: lower one of them"
+            )
         self.contract, self.settings = contract, settings
         lowest, highest = contract.limits("position").T
         self._limits = Limits(lowest, highest, *map(contract.limits, ("speed", "acceleration", "jerk")))
@@ -131,6 +139,7 @@ class ArmFollower:
 
     def drop(self, now: float) -> None:
         """Brake until the next chunk."""
+        self._catch_up(now)
         if self.motion is not None and self.is_moving(now) and self.follows:
             self._replace(brake(self.motion, now, self._limits), now)
         self.follows = False
@@ -156,6 +165,7 @@ class ArmFollower:
 
         Raises RefusedChunkError for a chunk that is not followed.
         """
+        self._catch_up(now)
         motion = self._follow(chunk, now, wall)
         self.counts["accepted"] += 1
         self._replace(motion, now)
@@ -315,8 +325,24 @@ class ArmFollower:
             self.counts["clock_jumps"] += 1
             self._order = ChunkOrder(wall)
             self.drop(now)
-        elif self.contract.controller.kind == FORWARD and self.motion is not None:
-            # Commands that were late are made up for later, not all at once.
-            late = elapsed - LONGEST_STEP * self._period
-            if late > 0 and self.is_moving(last[0]):
-                self.motion = replace(self.motion, start=self.motion.start + late)
+        else:
+            self._make_up(last[0], elapsed)
+
+    def _make_up(self, last: float, elapsed: float) -> float:
+        """Delay motions by what a command is late, and return that in s.
+
+        It is made up for later, not all at once. last: s, of the command before. elapsed: s, since then.
+        """
+        late = elapsed - LONGEST_STEP * self._period
+        if late <= 0 or self.contract.controller.kind != FORWARD or not self.is_moving(last):
+            return 0.0
+        self.motion = replace(self.motion, start=self.motion.start + late)
+        if self._before is not None:
+            self._before = replace(self._before, start=self._before.start + late)
+        return late
+
+    def _catch_up(self, now: float) -> None:
+        """Make up before a motion is replaced: `now` may be long after the last command."""
+        if self._last is not None:
+            late = self._make_up(self._last[0], now - self._last[0])
+            self._last = self._last[0] + late, self._last[1] + round(late * 1e9)

@@ -58,14 +58,14 @@ class ArmNode(DrivingNode):
         """Read the contract; fails, with one line in the log, if it does not fit."""
         try:
             contract = self._read_contract()
+            arm = ArmFollower(contract, read_settings(self))
         except (OSError, ValueError) as error:
             self._problem = str(error)
             self.get_logger().error(self._problem)
             return TransitionCallbackReturn.FAILURE
         self._problem = ""
-        stopped = self._stopped if self.arm is None else self.arm.stopped
-        self.arm = ArmFollower(contract, read_settings(self))
-        self.arm.stopped = stopped  # an operator's stop outlives a new configuration
+        arm.stopped = self._stopped if self.arm is None else self.arm.stopped  # it outlives a configuration
+        self.arm = arm
         message = JointTrajectory if contract.controller.kind == TRAJECTORY else Float64MultiArray
         names = {"preview": "~/preview"}
         if not self._value("dry_run"):

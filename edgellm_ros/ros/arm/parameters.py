@@ -35,7 +35,11 @@ SPECS: dict[str, Spec] = {
         1.0,
     ),
     "max_chunk_age": Spec(
-        2.0, "Age of a chunk's frame in seconds at which the arm rests unless a new chunk came.", 0.1, 60.0
+        2.0,
+        "Age of a chunk's frame in seconds at which the arm rests unless a new chunk came.",
+        0.1,
+        60.0,
+        fixed=True,
     ),
     "max_state_age": Spec(
         0.2, "Age of joint states in seconds from which the arm brakes and no chunk is followed.", 0.02, 10.0

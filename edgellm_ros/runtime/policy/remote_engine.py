@@ -72,13 +72,18 @@ class RemoteEngine:
     def _check_metadata(self, metadata: Any) -> None:
         """Refuse another policy than the one that the directory was made for.
 
-        Only a server of this package tells the names.
+        Only a server of this package tells names, units and rate.
         """
-        names = metadata.get("action_names") if isinstance(metadata, dict) else None
-        if names is not None and tuple(names) != self._config.action_space.names:
-            raise ValueError(
-                f"its actions are {quoted(names)}, expected {quoted(list(self._config.action_space.names))}"
-            )
+        told, space = metadata if isinstance(metadata, dict) else {}, self._config.action_space
+        expected = {"action_names": list(space.names), "dt": space.dt}
+        if any(space.units):
+            expected["action_units"] = list(space.units)
+        for key, value in expected.items():
+            found = told.get(key)
+            if found is not None and found != value:
+                raise ValueError(
+                    f"its {key} is {quoted(found)}, expected {quoted(value)}: repeat `edgellm connect-policy`"
+                )
 
 
 def make_observation(

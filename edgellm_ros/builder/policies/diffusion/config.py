@@ -15,7 +15,14 @@ from edgellm_ros.builder.policies.diffusion.architecture import (
     UNetShape,
 )
 from edgellm_ros.builder.policies.diffusion.unet import LAST_GROUPS
-from edgellm_ros.builder.policies.lerobot import MOST_ACTIONS, MOST_PIXELS, STATE, camera_names
+from edgellm_ros.builder.policies.lerobot import (
+    COMMON_KEYS,
+    MOST_ACTIONS,
+    MOST_PIXELS,
+    STATE,
+    camera_names,
+    check_keys,
+)
 from edgellm_ros.builder.policies.observations import (
     ImageSpace,
     VectorReader,
@@ -29,6 +36,16 @@ from edgellm_ros.diffusion.diffusion_policy_config import SCHEDULES, DiffusionCo
 from edgellm_ros.diffusion.policy_config import FixedCameraConfig
 
 MOST_OBSERVATIONS = 64
+KEYS = COMMON_KEYS | {
+    "beta_end", "beta_schedule", "beta_start", "clip_sample", "clip_sample_range", "compile_mode",
+    "compile_model", "crop_is_random", "crop_ratio", "crop_shape", "diffusion_step_embed_dim",
+    "do_mask_loss_for_padding", "down_dims", "drop_n_last_frames", "gradient_checkpointing", "horizon",
+    "kernel_size", "n_action_steps", "n_groups", "noise_scheduler_type", "num_inference_steps",
+    "num_train_timesteps", "optimizer_betas", "optimizer_eps", "optimizer_lr", "optimizer_weight_decay",
+    "prediction_type", "pretrained_backbone_weights", "resize_shape", "scheduler_name",
+    "scheduler_warmup_steps", "spatial_softmax_num_keypoints", "use_film_scale_modulation",
+    "use_group_norm", "use_separate_rgb_encoder_per_camera", "vision_backbone",
+}  # fmt: skip
 # Their defaults changed from one version of LeRobot to another.
 REQUIRED = ("horizon", "n_action_steps", "use_group_norm", "use_separate_rgb_encoder_per_camera")
 COMPILED = "unet._orig_mod"  # the U-Net of a policy with compile_model
@@ -39,6 +56,7 @@ def read_architecture(checkpoint: Path, config: ConfigSection, weights: Weights)
 
     ValueError, which names file, key and value, for a checkpoint that the graphs would compute differently.
     """
+    check_keys(config, KEYS)
     config.require(REQUIRED)
     if "crop_shape" not in config.data:  # it may be null
         raise ValueError(f"{config.where}: key 'crop_shape' is missing")

@@ -15,10 +15,12 @@ from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.config.rope import plain_frequencies
 from edgellm_ros.builder.policies.lerobot import (
     ACTION,
+    COMMON_KEYS,
     MOST_ACTIONS,
     STATE,
     camera_names,
     check_features,
+    check_keys,
     dataset_fps,
     feature_size,
 )
@@ -58,6 +60,16 @@ from edgellm_ros.engine_directory.language_model_config import LanguageModelConf
 from edgellm_ros.engine_directory.rope_config import RopeConfig
 
 VARIANTS = ["gemma_2b", "gemma_300m"]
+KEYS = COMMON_KEYS | {
+    "action_expert_variant", "action_feature_names", "chunk_size", "compile_mode", "compile_model",
+    "dtype", "empty_cameras", "freeze_vision_encoder", "gradient_checkpointing", "image_resolution",
+    "max_action_dim", "max_period", "max_state_dim", "min_period", "n_action_steps",
+    "num_inference_steps", "optimizer_betas", "optimizer_eps", "optimizer_grad_clip_norm",
+    "optimizer_lr", "optimizer_weight_decay", "paligemma_variant", "relative_exclude_joints",
+    "rtc_config", "scheduler_decay_lr", "scheduler_decay_steps", "scheduler_warmup_steps",
+    "time_sampling_beta_alpha", "time_sampling_beta_beta", "time_sampling_offset",
+    "time_sampling_scale", "tokenizer_max_length", "train_expert_only", "use_relative_actions",
+}  # fmt: skip
 MAX_POSITIONS = 8192  # of Gemma
 MOST_VALUES = 4096  # of a state in words
 OLD_STATE_DIM = 32  # values that LeRobot 0.4 writes into a prompt
@@ -165,12 +177,11 @@ def read_policy(
 
 def _check_supported(config: ConfigSection) -> None:
     """Raise ValueError for an option of LeRobot that the graphs do not support."""
+    check_keys(config, KEYS)
     check_features(config)
     config.one_of("n_obs_steps", [1], default=1)
     for name in ("paligemma_variant", "action_expert_variant"):
         config.one_of(name, VARIANTS, default=VARIANTS[0])
-    for name in ("use_visual_memory", "use_proprioceptive_memory"):  # after LeRobot 0.6.1
-        config.one_of(name, [False], default=False)
     normalised = config.section("normalization_mapping")
     normalised.one_of("VISUAL", ["IDENTITY"], default="IDENTITY")
 

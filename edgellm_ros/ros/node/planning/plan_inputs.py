@@ -97,7 +97,8 @@ class PlanInputs:
             fields = self._robot.at(self._time_of(frames), drives, earlier=stored is not None)
         if self._cameras.names:
             fields["cameras"] = self._cameras.names
-            images = self._images_of_cameras(self._of_all_cameras(frames, stored))
+            one_time = bool(request.state)  # a goal's state is of the present, so the frames are too
+            images = self._images_of_cameras(self._of_all_cameras(frames, stored, one_time))
         else:
             images = tuple(map(self._decode, frames))
         return Observation(images, self._video(request, frames, images), header, start, fields)
@@ -132,13 +133,15 @@ class PlanInputs:
                 check_not_future("the camera frame", frame.time, now, parameters.future_stamp_tolerance)
                 check_age("the camera frame", frame.time, now, parameters.max_input_age)
 
-    def _of_all_cameras(self, frames: tuple[Frame, ...], stored: CameraFrames | None) -> CameraFrames:
+    def _of_all_cameras(
+        self, frames: tuple[Frame, ...], stored: CameraFrames | None, one_time: bool
+    ) -> CameraFrames:
         """Return the frames of a policy's observations, of each camera, oldest first."""
         parameters = self._parameters.current
         if stored is not None:
             wait_s, tolerance_s = parameters.odom_wait, parameters.camera_tolerance
             present = self._cameras.beside(frames[0], stored, wait_s, tolerance_s)
-            return self._cameras.observed(present, stored)
+            return tuple((each,) for each in present) if one_time else self._cameras.observed(present, stored)
         names = self._cameras.names
         if len(frames) != len(names):
             raise ValueError(

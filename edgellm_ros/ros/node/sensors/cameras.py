@@ -54,7 +54,10 @@ class Cameras:
 
         Beside the last ones those stay that earlier observations may need, if they are apart.
         """
-        frames = (*self._frames[name], frame)
+        stored = self._frames[name]
+        if stored and _time(frame) < _time(stored[-1]):  # the clock was set back
+            stored = ()
+        frames = (*stored, frame)
         kept: list[Frame] = []
         if self._earlier:
             interval = self._earlier[-1]
