@@ -86,6 +86,14 @@ def test_a_goal_with_images_is_of_one_time(robot, peer, policy_runtime):
     np.testing.assert_array_equal(values(result.action_chunks[0]), answer(policy_runtime, **NOW))
 
 
+def test_a_goal_with_a_state_takes_frames_of_one_time(robot, peer, policy_runtime):
+    stamp = peer.now()
+    send(robot, later(stamp, -DT), OLD_TOP, OLD_WRIST, OLD_JOINTS)
+    send(robot, stamp)
+    result = peer.plan(Plan.Goal(state=STATE.tolist()))
+    np.testing.assert_array_equal(values(result.action_chunks[0]), answer(policy_runtime, **NOW))
+
+
 def test_frames_of_several_sizes_are_an_error(robot, peer):
     stamp = peer.now()
     send(robot, later(stamp, -DT), OLD_TOP[:40], OLD_WRIST, OLD_JOINTS)
