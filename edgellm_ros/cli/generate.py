@@ -141,6 +141,18 @@ def _add_action(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="steps from noise (default: the model's)",
     )
+    group.add_argument(
+        "--navigation",
+        default="",
+        metavar="TEXT",
+        help="instruction of navigation, for models that take one, such as Alpamayo 1.5",
+    )
+    group.add_argument(
+        "--guidance",
+        type=arguments.number(0),
+        metavar="WEIGHT",
+        help="weight of --navigation in the trajectories: above 1 they follow it more (default: 1)",
+    )
 
 
 def _add_policy(parser: argparse.ArgumentParser) -> None:
@@ -203,8 +215,8 @@ def _check_inputs(args: argparse.Namespace) -> None:
     if (args.requests is None) != (args.out is None):
         raise ValueError("--requests and --out are given together")
     if args.requests is not None:
-        for name in ("history", "speed", "stream", "state", "cameras"):
-            if getattr(args, name) not in (None, False):
+        for name in ("history", "speed", "navigation", "guidance", "stream", "state", "cameras"):
+            if getattr(args, name) not in (None, False, ""):
                 raise ValueError(f"--{name} is for one request, not for --requests")
     asked = {"--requests", "--messages", "--prompt", "--audio"} & set(given)
     if not asked and args.prompt is None and args.state is None:  # a policy may need no prompt
@@ -225,6 +237,8 @@ def make_request(
         "cameras": () if args.cameras is None else tuple(args.cameras.split(",")),
         "history": None if args.history is None else read_history(args.history),
         "speed": args.speed,
+        "navigation": args.navigation,
+        "guidance": args.guidance,
         "sampling": sampling_params(args),
         "on_progress": on_progress,
         **common_fields(args, config),

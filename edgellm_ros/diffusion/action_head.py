@@ -124,6 +124,18 @@ class PrefixContext:
     dims: Mapping[str, int]  # values of the symbols in their shapes, and of others
 
 
+@dataclass(frozen=True)
+class Guidance:
+    """A second context, which lacks what the actions are to follow.
+
+    The velocity becomes (1 - weight) times the one with this context plus weight times the one with the first
+    context (equation 6 of arXiv 2311.13443).
+    """
+
+    context: Any
+    weight: float
+
+
 class ActionHead(Protocol):
     """One kind of head with its configuration."""
 

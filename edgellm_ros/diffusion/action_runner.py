@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edgellm_ros.diffusion.action_head import ActionHead
+from edgellm_ros.diffusion.action_head import ActionHead, Guidance
 from edgellm_ros.diffusion.chunking import ChunkCondition, ConditionedRun, conditioned_run
 from edgellm_ros.diffusion.fused_actions import FusedActions
 from edgellm_ros.diffusion.samplers import FlowTime, StepTensors
@@ -84,6 +84,7 @@ class ActionRunner:
         self._kernels = kernels
         self._trajectory = device.empty((max_samples, *head.shape), np.float32)
         self._output = device.empty((max_samples, *head.shape), np.float32)
+        self._unguided = device.empty((max_samples, *head.shape), np.float32)
         times = tuple(int(size) for size in executor.bindings["time"].shape)
         self._time = device.empty(times, np.float32)
         self._starts: dict[float, Tensor] = {}  # contents of `time` in the first step
@@ -199,6 +200,43 @@ class ActionRunner:
                 device.upload(rows, np.ascontiguousarray(added).reshape(rows.shape))
             if not self._run(chunk, (key, run is not None, steps, first), queue, kept, report):
                 return None
+        return QueuedActions(device.copy_to_host(trajectory), f"noise seed {seed}, {steps} steps")
+
+    def queue_guided(
+        self,
+        context: Any,
+        guidance: Guidance,
+        samples: int,
+        steps: int,
+        seed: int,
+        report: Callable[[int], bool],
+    ) -> QueuedActions | None:
+        """Queue the sampling of normalised actions with two contexts; see `queue`.
+
+        Each step is two runs of the engine, whatever the fused kernels could do, and none is recorded.
+        """
+        device, flow = self._device, self._flow
+        trajectory = self._trajectory.rows(0, samples)
+        outputs = [each.rows(0, samples) for each in (self._output, self._unguided)]
+        self.prepare(samples, steps, seed)
+        noise = self._noise.pop(self._noise_key(samples, steps, seed))
+        device.upload(trajectory, np.ascontiguousarray(noise[:, 0]))
+        device.copy(self._time, self._start_time(flow.start(steps)))
+        size = flow.direction / steps
+        for number in range(steps):
+            if not report(number):
+                return None
+            for each, output in zip((context, guidance.context), outputs, strict=True):
+                bound = self._head.bind(each)
+                tensors = {"trajectory": trajectory, "time": self._time, flow.output: output, **bound.tensors}
+                self._executor.prepare(0, {"n": samples, **bound.dims}, tensors, device.stream)
+                if bound.begin is not None:
+                    bound.begin()
+                self._executor.execute(device.stream)
+            shares = guidance.weight, 1 - guidance.weight
+            for share, output in zip(shares, outputs, strict=True):
+                next_time = flow.at((number + 1) / steps)
+                self._kernels.euler_step(trajectory, output, share * size, self._time, next_time)
         return QueuedActions(device.copy_to_host(trajectory), f"noise seed {seed}, {steps} steps")
 
     def _run(

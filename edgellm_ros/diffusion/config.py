@@ -59,15 +59,15 @@ class TrajectoryHistoryConfig:
 
     num_points: int  # of one history
     dt: float  # seconds between points
-    axes: tuple[str, ...]  # ("x", "y")
+    axes: tuple[str, ...]  # ("x", "y") or ("x", "y", "z")
     low: tuple[float, ...]  # metres, value of the first bin, per axis
     high: tuple[float, ...]  # metres, value of the last bin, per axis
     num_tokens: int  # number of bins
     first_token_id: int  # bin b is the token `first_token_id + b`
 
     def __post_init__(self) -> None:
-        if self.axes != ("x", "y"):
-            raise ValueError(f"axes must be ('x', 'y'), got {quoted(self.axes)}")
+        if self.axes not in (("x", "y"), ("x", "y", "z")):
+            raise ValueError(f"axes must be ('x', 'y') or ('x', 'y', 'z'), got {quoted(self.axes)}")
         if self.num_points < 2 or self.dt <= 0 or self.num_tokens < 2 or self.first_token_id < 0:
             raise ValueError(
                 "num_points and num_tokens must be at least 2, dt positive, first_token_id not negative, got "
@@ -108,6 +108,7 @@ class ActionConfig:
     action_space: ActionSpaceConfig
     trajectory_history: TrajectoryHistoryConfig
     rtc_max_delay: int  # most first actions that it was trained to continue (real-time chunking); 0 = none
+    takes_navigation: bool  # whether prompts may have an instruction of navigation, which can guide actions
 
     def __post_init__(self) -> None:
         for name in (

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def read_history(path: str | Path) -> np.ndarray:
     """Read past poses from a .json, .npy or .csv file, oldest first.
 
-    Returns float64 [N, 2..3]: x and y in metres, heading in radians, in the robot's frame.
+    Returns float64 [N, 2..4]: x and y in metres, heading in radians, z in metres, in the robot's frame.
     """
     import numpy as np
 
@@ -33,8 +33,8 @@ def read_history(path: str | Path) -> np.ndarray:
             poses = np.asarray([[float(cell) for cell in row] for row in rows], np.float64)
         else:
             raise ValueError(f"expected a .json, .npy or .csv file, got {quoted(suffix)}")
-        if poses.ndim != 2 or poses.shape[1] not in (2, 3) or not len(poses):
-            raise ValueError(f"expected N rows of x, y[, heading], got shape {list(poses.shape)}")
+        if poses.ndim != 2 or poses.shape[1] not in (2, 3, 4) or not len(poses):
+            raise ValueError(f"expected N rows of x, y[, heading[, z]], got shape {list(poses.shape)}")
         if not np.isfinite(poses).all():
             raise ValueError("poses must be finite")
     except (ValueError, TypeError, EOFError) as error:

@@ -60,7 +60,7 @@ class Pipeline:
         self.loras, self.lm_heads = self.runner.loras, self.runner.lm_heads
         self._removed: deque[LoraAdapter] = deque()
         self.embedder = load_inputs(opening, engines)
-        self.trajectories = Trajectories(self.action, self.runner.kv_cache, metrics.action)
+        self.trajectories = Trajectories(self, metrics.action)
         self._encoders = Encoders(self.config, self.vision, self.audio, self.embedder, metrics.multimodal)
         vocab_map = read_vocabulary(opening)
         decoding = make_decoding(opening, engines, self.embedder, vocab_map, metrics.spec_decode)
@@ -76,7 +76,7 @@ class Pipeline:
         self.reuse = stores.reuse
         self.prefixes = self.reuse.pages
         self.hidden_states = engines.runner.prompt_states
-        self._prefill = stores.prefill
+        self.prefills = stores.prefill
         self.input_token_ids: list[list[int]] = []
         self.batch_index_mapping: list[int] = []
         requests = make_requests(opening, engines, vocab_map)
@@ -146,11 +146,11 @@ class Pipeline:
     @property
     def records_prefills(self) -> bool:
         """Whether prefills are recorded as graphs, if they repeat."""
-        return self._prefill.recorded.active
+        return self.prefills.recorded.active
 
     @records_prefills.setter
     def records_prefills(self, records: bool) -> None:
-        self._prefill.recorded.active = self._first_tokens.recorded.active = records
+        self.prefills.recorded.active = self._first_tokens.recorded.active = records
 
     def use_decode_method(self, method: DecodeMethod) -> None:
         """Set the decode method for the next batches; the batch must be empty."""
@@ -206,7 +206,7 @@ class Pipeline:
         if turns:
             self.encode_images(turns)
             self.encode_audio(turns)
-            self._prefill.compute(turns, self.batch.admit(turns))
+            self.prefills.compute(turns, self.batch.admit(turns))
             self.store_prefixes(turns)
             self.batch.evict(turns)
         return bool(turns)
@@ -234,7 +234,7 @@ class Pipeline:
         """Drop the recorded steps of these adapters."""
         for adapter in adapters:
             self.method.drop(adapter)
-            self._prefill.drop(adapter)
+            self.prefills.drop(adapter)
             self.runner.drop(adapter)
 
     def recover_after(self, error: BaseException) -> None:
@@ -283,7 +283,7 @@ class Pipeline:
         KV rows of a reused prefix are copied from the prefix cache; the engine computes the other ones.
         """
         rows = self.batch.admit(sequences)
-        embeds, logits = self._prefill.compute(sequences, rows, may_pad=not keep_hidden_states)
+        embeds, logits = self.prefills.compute(sequences, rows, may_pad=not keep_hidden_states)
         self.batch.begin_answers(rows)  # while the device computes the prompts
         self.input_token_ids = [sequence.token_ids for sequence in sequences]
         self.batch_index_mapping = [sequence.request_index for sequence in sequences]
@@ -336,7 +336,7 @@ class Pipeline:
         try:
             self.records_prefills = self.method.capture(self.loras.loaded())
             self._encoders.warm_up(self.device)
-            self._prefill.warm_up(self.device)
+            self.prefills.warm_up(self.device)
             if not self._is_warm:
                 self._is_warm = True
                 answer_in_advance(self, self._metrics)

@@ -23,6 +23,7 @@ from edgellm_ros.sequence_checks import check_sequence, check_texts
 
 MAX_LOGPROBS = 50
 MAX_DENOISE_STEPS = 1000
+MAX_GUIDANCE = 100.0
 MAX_SPEED = 1000.0  # m/s; speeds become float32 positions
 # Variables of a chat template that a request sets by fields of its own.
 TEMPLATE_FIELDS = ("messages", "tools", "enable_thinking", "add_generation_prompt", "continue_final_message")
@@ -64,7 +65,7 @@ class LLMGenerationRequest:
     # policy that takes several observations also [O, H, W, 3]: those of a camera, oldest first
     images: tuple[Image, ...] = ()
     audio: tuple[Sound, ...] = ()  # placed before the text in the prompt
-    # past poses (x, y[, heading]) in metres and radians in the robot's current frame, oldest first;
+    # past poses (x, y[, heading[, z]]) in metres and radians in the robot's current frame, oldest first;
     # None = the robot drove straight on at `speed`, and without a speed it stood still
     history: np.ndarray | None = None
     speed: float | None = None  # current speed in m/s, from 0 to 1000; None = computed from the history
@@ -89,10 +90,14 @@ class LLMGenerationRequest:
     state: np.ndarray | None = None
     cameras: tuple[str, ...] = ()  # of a policy: the cameras of `images`; empty = all cameras in their order
     lm_head: str = ""  # name of the LM head; "" = the active one, "base" = that of the engine directory
+    navigation: str = ""  # an instruction of navigation, such as "Turn left in 40 m"; "" = none
+    # weight of `navigation` in the trajectories: above 1 they follow it more than the model would on its own;
+    # None = 1, without a second context
+    guidance: float | None = None
     output_hidden_states: bool = False  # report the states of the engine's hidden_state_layers for each token
 
     def __post_init__(self) -> None:
-        for name in ("prompt", "system_prompt", "lora", "lm_head"):
+        for name in ("prompt", "system_prompt", "lora", "lm_head", "navigation"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} must be a string, got {quoted(getattr(self, name))}")
         self._check_media()
@@ -114,6 +119,7 @@ class LLMGenerationRequest:
         if self.speed is not None:
             check_speed("speed", self.speed)
         self._check_cameras()
+        self._check_guidance()
         if self.previous_chunk is not None and not isinstance(self.previous_chunk, ChunkCondition):
             raise ValueError(
                 f"previous_chunk must be a ChunkCondition, got {type(self.previous_chunk).__name__}"
@@ -134,6 +140,16 @@ class LLMGenerationRequest:
             raise ValueError(f"cameras must name all {len(self.images)} images, got {quoted(self.cameras)}")
         if len(set(self.cameras)) != len(self.cameras):
             raise ValueError(f"cameras must be different, got {quoted(self.cameras)}")
+
+    def _check_guidance(self) -> None:
+        if self.guidance is None:
+            return
+        check_number("guidance", self.guidance, 0.0, MAX_GUIDANCE)
+        if not self.navigation or not self.action_samples:
+            missing = "navigation" if not self.navigation else "action_samples"
+            raise ValueError(f"guidance needs {missing}, which the request lacks")
+        if self.previous_chunk is not None:
+            raise ValueError("a request has guidance or a previous_chunk, not both")
 
     @property
     def prompt_images(self) -> tuple[Image, ...]:

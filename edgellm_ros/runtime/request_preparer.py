@@ -66,6 +66,8 @@ class RequestPreparer:
             raise ValueError(
                 f"a batch of {len(requests)} requests; this engine takes 1 to {limit} (max_batch_size)"
             )
+        if len(requests) > 1 and any(request.guidance is not None for request in requests):
+            raise ValueError(f"a request with guidance must be alone, got a batch of {len(requests)}")
         sequences: list[GenerationSequence] = []
         for index, request in enumerate(requests):
             try:
@@ -113,15 +115,7 @@ class RequestPreparer:
 
     def _prepare(self, request: LLMGenerationRequest, first_row: int, noise_seed: int) -> GenerationSequence:
         self._check_against_engine(request)
-        action = self._config.expert
-        speed, history = request.speed or 0.0, []
-        if action is not None:
-            points = check_history(request.history, action.trajectory_history, speed)
-            history = history_tokens(points, action.trajectory_history)
-            if request.speed is None:
-                with np.errstate(over="ignore"):  # an infinite speed is refused below
-                    speed = history_speed(points, action.trajectory_history)
-                check_speed("the speed of the history", speed)
+        history, speed = self._motion(request)
         images, sounds = request.prompt_images, request.prompt_audio
         grids = [self._vision.token_grid(image) for image in images] if self._vision else []
         image_tokens = [height * width for height, width in grids]
@@ -136,6 +130,36 @@ class RequestPreparer:
                 sequence.grammar = self._grammars.start(grammar, lambda: not sequence.report("grammar", 0))
         sequence.speed = speed
         sequence.noise_seed = noise_seed if request.noise_seed is None else request.noise_seed
+        return sequence
+
+    def _motion(self, request: LLMGenerationRequest) -> tuple[list[int], float]:
+        """Return the tokens of the trajectory history, and the speed in m/s."""
+        action, speed = self._config.expert, request.speed or 0.0
+        if action is None:
+            return [], speed
+        points = check_history(request.history, action.trajectory_history, speed)
+        if request.speed is None:
+            with np.errstate(over="ignore"):  # an infinite speed is refused below
+                speed = history_speed(points, action.trajectory_history)
+            check_speed("the speed of the history", speed)
+        return history_tokens(points, action.trajectory_history), speed
+
+    def prepare_unguided(self, answered: GenerationSequence) -> GenerationSequence:
+        """Make a sequence of prompt and answer without the navigation.
+
+        The sequence has the encoder rows of the answered sequence, which must not have been overwritten.
+        """
+        request = dataclasses.replace(answered.request, navigation="", guidance=None, on_progress=None)
+        videos, sounds, (history, _) = answered.videos, answered.audio_tokens, self._motion(request)
+        own = _own_sounds(request, sounds)
+        ids = self._prompts.build(request, answered.image_tokens, own, history, _token_ids(videos))
+        grids = answered.image_grids
+        sequence = self._make_sequence(request, ids, grids, videos, sounds, answered.first_row)
+        places = np.arange(len(ids), len(ids) + len(answered.generated), dtype=np.float32)
+        rows = np.broadcast_to(places + np.float32(sequence.rope_delta), (3, len(places)))
+        sequence.positions = np.concatenate([sequence.positions, rows], axis=1)
+        sequence.token_ids = [*ids, *answered.generated]
+        sequence.adapter, sequence.encoded_rows = answered.adapter, answered.encoded_rows
         return sequence
 
     def _make_sequence(
@@ -238,6 +262,13 @@ class RequestPreparer:
         if request.state is not None or request.cameras:
             field = "cameras" if request.state is None else "a state"
             raise ValueError(f"this engine is no policy, the request has {field}")
+        if request.navigation and not (self._config.expert and self._config.expert.takes_navigation):
+            raise ValueError("this engine takes no instructions of navigation, the request has one")
+        if request.guidance is not None and self._config.builder.max_batch_size < 2:
+            raise ValueError(
+                "guidance needs a second row for the prompt without navigation; this engine has one "
+                "(max_batch_size 1)"
+            )
         if self._action is None:
             if request.history is not None and self._config.expert is None:
                 raise ValueError(f"{missing(ACTION)}, the request has a history")

@@ -3,23 +3,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
-from edgellm_ros.diffusion.action_runner import ActionRunner, QueuedActions
-from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
+from edgellm_ros.diffusion.action_head import Guidance
+from edgellm_ros.diffusion.action_runner import QueuedActions
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.metrics import ActionMetrics
 
+if TYPE_CHECKING:
+    from edgellm_ros.runtime.pipeline import Pipeline
+
 
 class Trajectories:
-    """Trajectories and paths of one sequence at a time.
+    """Trajectories and paths of one sequence at a time."""
 
-    action: None = there is no action head.
-    """
-
-    def __init__(self, action: ActionRunner | None, cache: LinearKVCache, metrics: ActionMetrics) -> None:
-        self._action = action
-        self._cache = cache
+    def __init__(self, pipeline: Pipeline, metrics: ActionMetrics) -> None:
+        self._pipeline = pipeline
+        self._action = pipeline.action  # None = there is no action head
+        self._cache = pipeline.runner.kv_cache
         self._metrics = metrics
 
     def prepare(self, sequence: GenerationSequence) -> None:
@@ -35,8 +39,30 @@ class Trajectories:
             return None
         request, cache = sequence.request, self._cache.sequence(row)
         samples, steps = request.action_samples, request.denoise_steps or self._action.default_steps
-        report = partial(sequence.report, "action")
-        return self._action.queue(cache, samples, steps, sequence.noise_seed, report, request.previous_chunk)
+        seed, report = sequence.noise_seed, partial(sequence.report, "action")
+        if request.guidance is None:
+            return self._action.queue(cache, samples, steps, seed, report, request.previous_chunk)
+        with self._unguided(sequence) as second:
+            guidance = Guidance(self._cache.sequence(second), request.guidance)
+            return self._action.queue_guided(cache, guidance, samples, steps, seed, report)
+
+    @contextmanager
+    def _unguided(self, sequence: GenerationSequence) -> Iterator[int]:
+        """Compute prompt and answer without the instruction of navigation; yield the row.
+
+        The row is free afterwards: what is queued until then reads it before a later prompt overwrites it.
+        """
+        pipeline = self._pipeline
+        unguided = pipeline.preparer.prepare_unguided(sequence)
+        pipeline.match_prefixes([unguided], reuse=False)
+        pipeline.encode_images([unguided])
+        pipeline.encode_audio([unguided])
+        rows = pipeline.batch.admit([unguided])
+        pipeline.prefills.compute([unguided], rows)
+        try:
+            yield rows.start
+        finally:
+            pipeline.batch.evict([unguided])
 
     def deliver(self, sequence: GenerationSequence, queued: QueuedActions) -> None:
         """Wait for the trajectories of a sequence, and compute their paths."""

@@ -30,6 +30,7 @@ def answer(engine, **options):
 
 
 FAMILIES = [
+    "alpamayo",
     "internvl",
     "llama",
     "mimo",
@@ -56,7 +57,8 @@ def test_the_folders_are_the_families():
 
 
 def test_an_unknown_model_type_lists_the_known_ones(checkpoint, tmp_path):
-    known = "model_type 'seed_oss': supported: internvl, llama, mimo, mistral, nemotron_h, "
+    known = "alpamayo1_5, alpamayo_r1, internvl, llama, mimo, mistral, nemotron_h, "
+    known = f"model_type 'seed_oss': supported: {known}"
     with pytest.raises(
         ValueError,
         match=rf"config\.json: {known}qwen2, qwen2_5_omni, qwen2_5_omni_thinker, qwen2_5_vl, qwen3, qwen3_5",

@@ -137,7 +137,6 @@ def test_a_known_policy_of_lerobot_is_refused_with_what_it_is(tmp_path, kind, fe
         ("gr00t_n1_5", "GR00T N1.5"),
         ("Gr00tN1d6", "GR00T N1.6"),
         ("wall-x", "WALL-X"),
-        ("alpamayo1_5", "Alpamayo 1.5"),
         ("molmoact", "MolmoAct"),
     ],
 )

@@ -92,6 +92,7 @@ CHECKPOINTS["mimo"] = write_mimo
 DECODERS = ("qwen2", "qwen3", "llama")  # sliding windows, norms of heads, biases of all layers
 CHECKPOINTS |= {name: partial(write_decoder_checkpoint, model_type=name) for name in DECODERS}
 HYBRIDS = {"nemotron_h", "qwen3_5"}  # test_hybrid_builds.py builds them
+OF_OTHERS = {"alpamayo"}  # a Qwen3-VL, and an expert whose operators test_tensorrt_graphs.py compares
 OPTIONS = ("lora", "hidden_states", "lm_head_input", "vocab_map")
 COMBINATIONS = [
     tuple(itertools.compress(OPTIONS, chosen)) for chosen in itertools.product((False, True), repeat=4)
@@ -308,7 +309,7 @@ def native_layers(config: EngineConfig, part: str) -> dict[str, int]:
 
 def test_every_family_and_every_graph_is_among_the_cases():
     """A draft head and the graph of its base have a test of their own."""
-    assert {family.name for family in families()} <= CHECKPOINTS.keys() | HYBRIDS
+    assert {family.name for family in families()} <= CHECKPOINTS.keys() | HYBRIDS | OF_OTHERS
     with exported(PLAIN[0]) as (_, config):
         assert {case.part for case in PLAIN} == make_profiles(config).keys()
 

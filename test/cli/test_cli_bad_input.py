@@ -229,7 +229,7 @@ def test_device_that_is_not_there(tiny_engine, name):
     [
         ("poses.csv", "0,0\n1,x\n", "could not convert"),
         ("poses.csv", "0,0\n1,nan\n", "finite"),
-        ("poses.json", "[[0, 0, 0, 0]]", "shape [1, 4]"),
+        ("poses.json", "[[0, 0, 0, 0, 0]]", "shape [1, 5]"),
         ("poses.json", "[1, 2", "poses.json"),
         ("poses.txt", "0 0", "expected a .json, .npy or .csv file"),
         ("poses.npy", "not numpy", "poses.npy"),

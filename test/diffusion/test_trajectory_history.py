@@ -64,7 +64,8 @@ def test_values_that_are_not_finite_are_an_error():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"axes": ("x", "y", "z")}, "axes must be"),
+        ({"axes": ("y", "x")}, "axes must be"),
+        ({"axes": ("x", "y", "z")}, "low and high must have 3 values"),
         ({"num_points": 1}, "num_points and num_tokens must be at least 2"),
         ({"low": (-1.0,)}, "low and high must have 2 values"),
         ({"high": (-1.0, 1.0)}, "low must be below high"),

@@ -134,7 +134,7 @@ def test_replayed_prompts_are_answered_as_on_the_cpu(engine, drafting, prefix_ca
                 for found, other in zip(answers, expected[name], strict=True):
                     other = dataclasses.replace(other, reused_tokens=found.reused_tokens)
                     assert_same_with_drafting(found, other)
-        assert len(runtime.pipeline._prefill.recorded) > 3
+        assert len(runtime.pipeline.prefills.recorded) > 3
 
 
 def head_rows(runtime: LLMInferenceRuntime, one) -> list[np.ndarray]:

@@ -133,7 +133,7 @@ def test_warming_up_leaves_no_trace(acting_draft_engine, runtime_device):
         padded(acting_draft_engine, runtime_device, drafting=EAGLE, cuda_graphs=False) as runtime,
     ):
         lengths = computed(runtime)
-        runtime.pipeline._prefill.warm_up(runtime.pipeline.device)
+        runtime.pipeline.prefills.warm_up(runtime.pipeline.device)
         most = min(runtime.config.max_supported_input_length, runtime.pipeline.runner.kv_cache.capacity)
         assert lengths == buckets(most)
         cache = runtime.pipeline.runner.kv_cache

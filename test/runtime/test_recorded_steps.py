@@ -292,10 +292,10 @@ def test_graphs_of_a_removed_adapter_are_dropped(runtime, engine):
     prefills = [request(**WORDS), request(lora="a", **WORDS)]
     for one in prefills * 2:
         runtime.handle_request(one)
-    assert (len(recorded), len(runtime.pipeline._prefill.recorded)) == (4, 2)
+    assert (len(recorded), len(runtime.pipeline.prefills.recorded)) == (4, 2)
     runtime.remove_lora("a")
     runtime.handle_request(request(**WORDS))
-    assert (len(recorded), len(runtime.pipeline._prefill.recorded)) == (2, 1)
+    assert (len(recorded), len(runtime.pipeline.prefills.recorded)) == (2, 1)
 
 
 class Refusing(WatchedDevice):

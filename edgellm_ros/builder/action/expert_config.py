@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and checks `action_expert/config.json` of a checkpoint."""
+"""Action experts, and the checks of `action_expert/config.json` of a checkpoint."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgellm_ros.builder.config.rope import is_plain
 from edgellm_ros.builder.model.decoder import RMSNorm
+from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.diffusion.config import ActionConfig, ActionSpaceConfig, TrajectoryHistoryConfig
 from edgellm_ros.echo import quoted
 from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
@@ -18,9 +19,8 @@ EXPERT_MODEL_TYPE = "edgellm_flow_expert"
 
 @dataclass(frozen=True)
 class ExpertArchitecture:
-    """The keys of the action expert's `config.json`."""
+    """What the layouts of action experts have in common."""
 
-    model_type: str
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
@@ -29,9 +29,6 @@ class ExpertArchitecture:
     head_dim: int
     rms_norm_eps: float
     rope_theta: float
-    time_embedding_dim: int
-    time_min_period: float  # of the time features, in flow time (0 to 1)
-    time_max_period: float
     num_denoise_steps: int
     action_space: ActionSpaceConfig
     trajectory_history: TrajectoryHistoryConfig
@@ -41,20 +38,16 @@ class ExpertArchitecture:
     kv_layers: tuple[int, ...]  # of the language model, from 0, whose KV caches the expert's layers read
 
     def __post_init__(self) -> None:
-        if self.model_type != EXPERT_MODEL_TYPE:
-            raise ValueError(f"model_type must be {EXPERT_MODEL_TYPE!r}, got {quoted(self.model_type)}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
                 f"num_key_value_heads {self.num_key_value_heads}"
             )
-        if self.time_embedding_dim < 2 or self.time_embedding_dim % 2:
-            raise ValueError(f"time_embedding_dim must be even, got {self.time_embedding_dim}")
-        if not 0 < self.time_min_period < self.time_max_period:
-            raise ValueError(
-                f"periods must be positive and rising, got time_min_period {self.time_min_period}, "
-                f"time_max_period {self.time_max_period}"
-            )
+
+    @property
+    def takes_navigation(self) -> bool:
+        """Tell whether prompts may have an instruction of navigation."""
+        return False
 
     @property
     def norm(self) -> RMSNorm:
@@ -82,10 +75,55 @@ class ExpertArchitecture:
             action_space=self.action_space,
             trajectory_history=self.trajectory_history,
             rtc_max_delay=self.rtc_max_delay,
+            takes_navigation=self.takes_navigation,
         )
 
 
-def expert_architecture(path: Path, llm: LanguageModelConfig) -> ExpertArchitecture:
+@dataclass(frozen=True)
+class PlainArchitecture(ExpertArchitecture):
+    """The keys of `action_expert/config.json`: an action is one linear layer's input."""
+
+    model_type: str = field(kw_only=True)
+    time_embedding_dim: int = field(kw_only=True)
+    time_min_period: float = field(kw_only=True)  # of the time features, in flow time (0 to 1)
+    time_max_period: float = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model_type != EXPERT_MODEL_TYPE:
+            raise ValueError(f"model_type must be {EXPERT_MODEL_TYPE!r}, got {quoted(self.model_type)}")
+        if self.time_embedding_dim < 2 or self.time_embedding_dim % 2:
+            raise ValueError(f"time_embedding_dim must be even, got {self.time_embedding_dim}")
+        if not 0 < self.time_min_period < self.time_max_period:
+            raise ValueError(
+                f"periods must be positive and rising, got time_min_period {self.time_min_period}, "
+                f"time_max_period {self.time_max_period}"
+            )
+
+
+@dataclass(frozen=True)
+class FourierArchitecture(ExpertArchitecture):
+    """An expert whose actions and time become sines and cosines first, as Alpamayo's."""
+
+    frequencies: tuple[float, ...] = field(kw_only=True)  # of the features, in turns
+    encoder_size: int = field(kw_only=True)  # between the layers of the MLP behind the features
+    encoder_layers: int = field(kw_only=True)  # of the MLP, without the first one
+    navigation: bool = field(kw_only=True)
+
+    @property
+    def takes_navigation(self) -> bool:
+        return self.navigation
+
+
+@dataclass(frozen=True)
+class Expert:
+    """An action expert of a checkpoint."""
+
+    architecture: ExpertArchitecture
+    weights: Weights  # under the names of `build_expert`
+
+
+def expert_architecture(path: Path, llm: LanguageModelConfig) -> PlainArchitecture:
     """Read `action_expert/config.json`.
 
     `kv_layers` may be missing: then the expert has a layer for each attention layer of the language model.
@@ -96,8 +134,17 @@ def expert_architecture(path: Path, llm: LanguageModelConfig) -> ExpertArchitect
     data.pop("architectures", None)
     named = "kv_layers" in data
     defaults = {"kv_layers": llm.attention_layers, "rtc_max_delay": 0}
-    expert = from_dict(ExpertArchitecture, {**defaults, **data}, str(path))
+    expert = from_dict(PlainArchitecture, {**defaults, **data}, str(path))
     _check_kv_layers(path, expert, llm, named)
+    check_expert(str(path), expert, llm)
+    return expert
+
+
+def check_expert(where: str, expert: ExpertArchitecture, llm: LanguageModelConfig) -> None:
+    """Raise ValueError unless an expert fits its language model.
+
+    where: the file of its configuration.
+    """
     for name, found, needed in (
         ("rope_theta", expert.rope_theta, llm.rope.theta),
         ("num_key_value_heads", expert.num_key_value_heads, llm.num_key_value_heads),
@@ -105,11 +152,11 @@ def expert_architecture(path: Path, llm: LanguageModelConfig) -> ExpertArchitect
     ):
         if found != needed:
             raise ValueError(
-                f"{path}: {name} {found}: the language model, whose KV cache the expert reads, has {needed}"
+                f"{where}: {name} {found}: the language model, whose KV cache the expert reads, has {needed}"
             )
     if not is_plain(llm.rope):
         raise ValueError(
-            f"{path}: rope_theta {expert.rope_theta}: the action expert, which rotates its queries as the "
+            f"{where}: rope_theta {expert.rope_theta}: the action expert, which rotates its queries as the "
             "language model does, supports rope_type default only"
         )
     tokens = expert.trajectory_history
@@ -117,8 +164,7 @@ def expert_architecture(path: Path, llm: LanguageModelConfig) -> ExpertArchitect
         expert.history_token_id, expert.future_start_token_id, tokens.first_token_id + tokens.num_tokens - 1
     )
     if last >= llm.vocab_size:
-        raise ValueError(f"{path}: token id {last} is outside the vocabulary of {llm.vocab_size}")
-    return expert
+        raise ValueError(f"{where}: token id {last} is outside the vocabulary of {llm.vocab_size}")
 
 
 def _check_kv_layers(path: Path, expert: ExpertArchitecture, llm: LanguageModelConfig, named: bool) -> None:

@@ -23,7 +23,12 @@ from edgellm_ros.builder.action.action_layers import (
     repeat,
     time_features,
 )
-from edgellm_ros.builder.action.expert_config import ExpertArchitecture
+from edgellm_ros.builder.action.expert_config import (
+    ExpertArchitecture,
+    FourierArchitecture,
+    PlainArchitecture,
+)
+from edgellm_ros.builder.action.fourier_steps import fourier_steps
 from edgellm_ros.builder.graph.graph import BOOL, FLOAT, INT64, Dim
 from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.lowering.norms import rms_norm
@@ -34,9 +39,10 @@ from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
 
 
-# trajectory -- in_proj --(+)-- layers.0 -- ... -- layers.L-1 -- norm -- out_proj -- velocity
-#                          |      |  |               |  |
-# time -- sin,cos -- time_mlp    caches             caches
+# trajectory --+
+#              +-- steps -- layers.0 -- ... -- layers.L-1 -- norm -- out_proj -- velocity
+# time --------+             |  |               |  |
+#                           caches             caches
 def build_expert(
     architecture: ExpertArchitecture,
     llm: LanguageModelConfig,
@@ -101,8 +107,7 @@ def build_expert(
         if cuda
         else [_mask(graph, length, rows, space.horizon)]
     )
-    x = graph.linear("in_proj", graph.from_fp32(trajectory), space.dim, hidden, bias=True)
-    x, update = graph.op("Add", x, _time_embedding(graph, architecture, time)), None
+    x, update = _embed(graph, architecture, trajectory, time, samples), None
     for i in range(layers):
         with graph.module(f"layers.{i}"):
             x, normed = add_norm(graph, norm, "input_layernorm", x, update, hidden)
@@ -149,8 +154,27 @@ def _lengths(graph: ModelBuilder, length: ir.Value, samples: ir.Value, steps: in
         return repeat(graph, graph.op("Add", length, graph.constant([steps])), samples, 1)
 
 
+def _embed(
+    graph: ModelBuilder,
+    architecture: ExpertArchitecture,
+    trajectory: ir.Value,
+    time: ir.Value,
+    samples: ir.Value,
+) -> ir.Value:
+    """Embed actions [n,T,A] and time [1] or [T], both fp32 -> [n,T,hidden].
+
+    samples [1]: n.
+    """
+    if isinstance(architecture, FourierArchitecture):
+        return fourier_steps(graph, architecture, trajectory, time, samples)
+    assert isinstance(architecture, PlainArchitecture)
+    values, hidden = architecture.action_space.dim, architecture.hidden_size
+    x = graph.linear("in_proj", graph.from_fp32(trajectory), values, hidden, bias=True)
+    return graph.op("Add", x, _time_embedding(graph, architecture, time))
+
+
 # time -- sines and cosines -- time_mlp.0 -- SiLU -- time_mlp.2 -->
-def _time_embedding(graph: ModelBuilder, architecture: ExpertArchitecture, time: ir.Value) -> ir.Value:
+def _time_embedding(graph: ModelBuilder, architecture: PlainArchitecture, time: ir.Value) -> ir.Value:
     """Embed time [1] or [T] -> [1,hidden] or [T,hidden].
 
     Angles, sines and cosines are fp32 in every precision.

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from edgellm_ros.builder.action.expert_config import ExpertArchitecture
+from edgellm_ros.builder.action.expert_config import PlainArchitecture
 from edgellm_ros.builder.graph.graph import GraphBuilder
 from edgellm_ros.fused.description.decoder import StoredWeight
 from edgellm_ros.fused.description.expert import FusedExpertLayer, FusedExpertModel, FusedTime
 
 
-def describe_expert(architecture: ExpertArchitecture, graph: GraphBuilder, file: str) -> FusedExpertModel:
+def describe_expert(architecture: PlainArchitecture, graph: GraphBuilder, file: str) -> FusedExpertModel:
     """Describe `action/model.onnx`, built by `build_expert` and saved as `file`."""
     stored = graph.stored_weights(file)
 

@@ -33,8 +33,6 @@ POLICIES = {
     "fastwam": "FastWAM, a world model with actions",
     "lingbotva": "LingBot-VA, a world model with actions",
     "vlajepa": "VLA-JEPA, a vision language action model",
-    "alpamayo15": "Alpamayo 1.5, a driving policy on Cosmos-Reason2",
-    "alpamayor1": "Alpamayo-R1, a driving policy on Qwen3-VL",
 }
 SUPPORTED = "ACT, Diffusion Policy, GR00T N1.7, pi0, pi0.5 and SmolVLA"
 OPENPI = "paligemma_variant"  # a key of openpi's config.json, which has no type

@@ -70,8 +70,8 @@ def artefacts(sources: Sources, head: LMHead, draft: DraftConfig | None) -> Iter
             yield Artefact(part, CPU, partial(encoder, precision))
     for part, encoder in model.cuda_encoders.items():
         yield Artefact(part, CUDA, partial(encoder, precision))
-    if sources.expert is not None and sources.expert_weights is not None:
-        read = sources.expert, model.llm, sources.expert_weights, precision, capacity
+    if sources.expert is not None:
+        read = sources.expert.architecture, model.llm, sources.expert.weights, precision, capacity
         action = partial(build_expert, *read, kv_cache=options.kv_cache)
         yield Artefact(ACTION, STANDARD, action)
         yield Artefact(ACTION, CUDA, partial(action, cuda=True))

@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgellm_ros.builder.action.expert_config import PlainArchitecture
 from edgellm_ros.builder.action.fused_expert import describe_expert
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, StrictSection, read_section
 from edgellm_ros.builder.checkpoint.safetensors_file import TensorFile
@@ -116,7 +117,9 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     sources = read_sources(checkpoint, section, options, limits)
     model, config, head = sources.model, sources.config(), sources.lm_head()
     text_only = model.vision is None and model.audio is None and sources.expert is None
-    texts = prompt_files(checkpoint, model.llm.vocab_size, text_only, model.transcribes)
+    texts = dict(model.prompts or {}) or prompt_files(
+        checkpoint, model.llm.vocab_size, text_only, model.transcribes
+    )
 
     graphs = build_graphs(artefacts(sources, head, config.draft), sources)
     inputs = {str(value.name): tuple(value.shape or ()) for value in graphs[LLM, STANDARD].graph.inputs}
@@ -174,8 +177,9 @@ def _fused_descriptions(
     tower = None if model.describe_vision is None else model.describe_vision(*stored(VISUAL))
     if tower is not None:
         texts[FUSED_VISION_FILE] = tower.contents()
-    if sources.expert is not None:
-        texts[FUSED_EXPERT_FILE] = describe_expert(sources.expert, *stored(ACTION)).contents()
+    architecture = None if sources.expert is None else sources.expert.architecture
+    if isinstance(architecture, PlainArchitecture):
+        texts[FUSED_EXPERT_FILE] = describe_expert(architecture, *stored(ACTION)).contents()
     if draft is not None and config.draft is not None and draft.kind != DFLASH:
         capacity = config.draft.cache_capacity(sources.options.max_kv_cache_capacity)
         lm_head = draft_lm_head(draft, head)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgellm_ros.builder.action.expert_config import ExpertArchitecture, expert_architecture
+from edgellm_ros.builder.action.expert_config import Expert, expert_architecture
 from edgellm_ros.builder.calibration.rounding import RoundedLayout, decoder_layers
 from edgellm_ros.builder.checkpoint.checkpoint_config import (
     ConfigSection,
@@ -57,8 +57,7 @@ class Sources:
     family: Family
     weights: Weights
     model: Model
-    expert: ExpertArchitecture | None
-    expert_weights: Weights | None
+    expert: Expert | None
     draft: DraftHead | None
     vocab_map: np.ndarray | None  # int64, the only tokens whose logits are computed; None = all
     adapters: dict[str, Path]  # name -> folder in the checkpoint
@@ -69,13 +68,14 @@ class Sources:
         stops = self.model.stop_token_ids
         if self.expert is None:
             return stops
-        return tuple(dict.fromkeys((*stops, self.expert.future_start_token_id)))
+        return tuple(dict.fromkeys((*stops, self.expert.architecture.future_start_token_id)))
 
     @property
     def parameters(self) -> int:
         """Values of the tensors, those of action expert and draft head included."""
         draft = self.draft.weights if self.draft is not None and self.draft.kind != MTP else None
-        every = (self.weights, self.expert_weights, draft)
+        expert = None if self.expert is None else self.expert.weights
+        every = (self.weights, expert, draft)
         return sum(each.parameters for each in every if each is not None)
 
     def lm_head(self) -> LMHead:
@@ -132,11 +132,11 @@ class Sources:
             builder=self.limits,
             vision=model.vision,
             audio=model.audio,
-            action=self.expert.config(model.llm) if self.expert else None,
+            action=self.expert.architecture.config(model.llm) if self.expert else None,
             draft=self._draft_config(draft) if draft is not None else None,
             special_tokens=model.special_tokens,
             stop_token_ids=self.stop_token_ids,
-            generation=generation_defaults(read_generation_config(self.checkpoint)),
+            generation=model.generation or generation_defaults(read_generation_config(self.checkpoint)),
             files=(),
         )
 
@@ -165,7 +165,6 @@ def read_sources(
             f"max_kv_cache_capacity {limits.max_kv_cache_capacity} exceeds the model's "
             f"{model.position_limit} {limit}"
         )
-    expert = _read_expert(checkpoint, model)
     sources = Sources(
         checkpoint=checkpoint,
         section=section,
@@ -174,16 +173,23 @@ def read_sources(
         family=family,
         weights=weights,
         model=model,
-        expert=expert,
-        expert_weights=None if expert is None else Weights(checkpoint / EXPERT_FOLDER),
+        expert=model.expert or _read_expert(checkpoint, model),
         draft=_read_draft(checkpoint, options, model, weights),
         vocab_map=None,
         adapters={} if options.max_lora_rank == 0 else find_adapters(checkpoint),
     )
-    if options.vocab_map is None:
-        return sources
-    tokens = read_vocab_map(Path(options.vocab_map), model.llm.vocab_size, sources.stop_token_ids)
-    return dataclasses.replace(sources, vocab_map=tokens)
+    return dataclasses.replace(sources, vocab_map=_vocab_map(sources))
+
+
+def _vocab_map(sources: Sources) -> np.ndarray | None:
+    """Return the only tokens whose logits are computed; None = all."""
+    model, given = sources.model, sources.options.vocab_map
+    if given is None and not model.input_tokens:
+        return None
+    tokens = np.arange(model.llm.vocab_size, dtype=np.int32)
+    if given is not None:
+        tokens = read_vocab_map(Path(given), model.llm.vocab_size, sources.stop_token_ids)
+    return tokens[~np.isin(tokens, model.input_tokens)]
 
 
 def read_model(checkpoint: Path, section: ConfigSection) -> tuple[Family, Weights, Model]:
@@ -199,7 +205,8 @@ def read_model(checkpoint: Path, section: ConfigSection) -> tuple[Family, Weight
             )
         if layout is not None and not weights.is_quantized:
             raise ValueError(f"{weights.where}: no layer is quantised, but the config says that some are")
-        return family, weights, family.read(checkpoint, section, weights)
+        model = family.read(checkpoint, section, weights)
+        return family, weights if model.weights is None else model.weights, model
     except MixtureOfExpertsError as error:
         raise ValueError(f"{error}{_size(checkpoint)}") from None
 
@@ -225,9 +232,11 @@ def _size(checkpoint: Path) -> str:
         return ""
 
 
-def _read_expert(checkpoint: Path, model: Model) -> ExpertArchitecture | None:
+def _read_expert(checkpoint: Path, model: Model) -> Expert | None:
     folder = checkpoint / EXPERT_FOLDER
-    return expert_architecture(folder / "config.json", model.llm) if folder.is_dir() else None
+    if not folder.is_dir():
+        return None
+    return Expert(expert_architecture(folder / "config.json", model.llm), Weights(folder))
 
 
 def _read_draft(checkpoint: Path, options: ExportOptions, model: Model, weights: Weights) -> DraftHead | None:

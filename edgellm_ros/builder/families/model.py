@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edgellm_ros.builder.action.expert_config import Expert
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.config.rope import read_position_limit
 from edgellm_ros.builder.config.vocabulary import read_generation_config, special_tokens, stop_token_ids
@@ -15,7 +16,7 @@ from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.graph.lm_head import LM_HEAD_TENSOR, find_lm_head
 from edgellm_ros.builder.model.decoder import Decoder, Layer
 from edgellm_ros.builder.weights.weights import Weights
-from edgellm_ros.engine_directory.config import SpecialTokens
+from edgellm_ros.engine_directory.config import GenerationDefaults, SpecialTokens
 from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
 from edgellm_ros.fused.description.vision import FusedVisionModel
 from edgellm_ros.multimodal.audio.config import AudioConfig
@@ -60,6 +61,11 @@ class Model:
     mtp: MTPModule | None = None  # the draft head that the checkpoint has
     describe_vision: Callable[[GraphBuilder, str], FusedVisionModel | None] | None = None
     # ^ describes the vision tower's graph, saved under a name, for the fused kernels; None = not for them
+    weights: Weights | None = None  # under the names of the graphs, without the expert's; None = as they are
+    expert: Expert | None = None  # None = that of the folder action_expert, if there is one
+    prompts: Mapping[str, bytes] | None = None  # file -> contents, as of `prompt_files`; None = by the folder
+    generation: GenerationDefaults | None = None  # None = those of generation_config.json
+    input_tokens: tuple[int, ...] = ()  # that prompts have and answers never do
 
     @property
     def llm(self) -> LanguageModelConfig:

@@ -38,7 +38,7 @@ SHORT_KEYS = {"prompt": "prompt", "system": "system_prompt"}  # key -> field of 
 SAMPLING_KEYS = [field.name for field in fields(SamplingParams)]
 OTHER_KEYS = (
     "lora", "logprobs", "history", "speed", "action_samples", "noise_seed", "denoise_steps",
-    "state", "cameras",
+    "state", "cameras", "navigation", "guidance",
 )  # fmt: skip
 REQUEST_KEYS = (*CONVERSATION_KEYS, *SHORT_KEYS, "images", "audio", *SAMPLING_KEYS, *OTHER_KEYS)
 
@@ -156,7 +156,7 @@ def _poses(value: Any, where: str) -> np.ndarray:
     try:
         return np.asarray(value, np.float64)
     except (ValueError, TypeError):
-        raise ValueError(f"{where}: expected poses [x, y(, heading)], got {described(value)}") from None
+        raise ValueError(f"{where}: expected poses [x, y(, heading(, z))], got {described(value)}") from None
 
 
 def _read_json(path: str | Path) -> Any:

@@ -25,7 +25,8 @@ from edgellm_ros.runtime.sampling_params import SamplingParams
 LANGUAGE_MODEL_FIELDS: dict[str, Any] = {
     "system_prompt": "", "audio": (), "videos": (), "messages": None, "tools": (), "history": None,
     "speed": None, "lora": "", "lm_head": "", "logprobs": 0, "output_hidden_states": False,
-    "enable_thinking": None, "chat_template_kwargs": {}, "disable_spec_decode": False,
+    "enable_thinking": None, "chat_template_kwargs": {}, "disable_spec_decode": False, "navigation": "",
+    "guidance": None,
 }  # fmt: skip
 
 

@@ -109,9 +109,10 @@ class PromptBuilder:
         The user's content of the short form has this order: image_tokens[i] placeholders for image i, the
         ids videos[i] for video i, the history's tokens, audio_tokens[i] placeholders for sound i, and the
         text. In a conversation images, videos and sounds follow its order, and the history goes to the last
-        message of the user, after the images and videos that it begins with. Special tokens in the texts of
-        messages and tools stay plain text. ValueError if the template leaves out one of these, or the text
-        that is to be continued, and for text of the user if the model is for speech to text.
+        message of the user, after its last image or video, with an instruction of navigation behind it.
+        Special tokens in the texts of messages and tools stay plain text. ValueError if the template leaves
+        out one of these, or the text that is to be continued, and for text of the user if the model is for
+        speech to text.
         """
         if request.messages is None:
             counts = len(image_tokens), len(videos), len(audio_tokens)
@@ -121,7 +122,7 @@ class PromptBuilder:
         if self._sounds_only:
             _refuse_text(messages)
         if history:
-            _add_history(messages)
+            _add_history(messages, request.navigation)
         if self._text_only:
             for message in messages:
                 message["content"] = _text_of(message["content"])
@@ -212,18 +213,22 @@ def _to_template(message: Message) -> dict[str, Any]:
     return {"role": message.role, "content": parts, **message.fields}
 
 
-def _add_history(messages: list[dict[str, Any]]) -> None:
+def _add_history(messages: list[dict[str, Any]], navigation: str) -> None:
     """Add the trajectory history to the last message of the user.
 
-    The history follows the first images and videos of the message.
+    The history follows the last image or video of the message. The instruction of navigation follows it.
     """
     users = [message for message in messages if message["role"] == USER]
     if not users:
         raise ValueError("messages need one from the user, which the trajectory history is written to")
     content = users[-1]["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    place = len(list(takewhile(lambda part: part["type"] in ("image", "video"), parts)))
-    users[-1]["content"] = [*parts[:place], {"type": "trajectory_history"}, *parts[place:]]
+    seen = [place for place, part in enumerate(parts) if part["type"] in ("image", "video")]
+    place = seen[-1] + 1 if seen else 0
+    added: list[dict[str, Any]] = [{"type": "trajectory_history"}]
+    if navigation:
+        added.append({"type": "navigation", "text": navigation})
+    users[-1]["content"] = [*parts[:place], *added, *parts[place:]]
 
 
 def _refuse_text(messages: Sequence[Mapping[str, Any]]) -> None:
