@@ -13,7 +13,7 @@ from edgellm_ros.diffusion.policy_config import (
     LimitedStateConfig,
     PrefixCameraConfig,
 )
-from edgellm_ros.multimodal.cropped_image import ImageCrop
+from edgellm_ros.multimodal.image_crop import ImageCrop
 from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
 
 POSE = 9  # values of a pose: x, y, z, and the first two rows of the rotation's matrix

@@ -65,7 +65,10 @@ class PolicyClient:
         return self._connect(time.monotonic() + self._timeout_s, lambda: False)
 
     def _connect(self, end: float, cancelled: Callable[[], bool]) -> Any:
-        """Connect until `end` (s of the monotonic clock); None, without a connection, if cancelled."""
+        """Connect until `end`; None, without a connection, if cancelled.
+
+        end: s of the monotonic clock.
+        """
         from websockets.exceptions import WebSocketException
         from websockets.sync.client import connect
 
@@ -138,7 +141,10 @@ class PolicyClient:
     def _receive(
         self, connection: ClientConnection, end: float, cancelled: Callable[[], bool]
     ) -> bytes | None:
-        """Wait for a message until `end`; None if cancelled. ValueError if none comes, or one of text."""
+        """Wait for a message until `end`; None if cancelled.
+
+        ValueError if none comes, or one of text.
+        """
         while time.monotonic() < end:
             if cancelled():
                 return None

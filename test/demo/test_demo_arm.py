@@ -102,11 +102,12 @@ class TestMessages:
 
     def test_what_edgellm_arm_sends_is_read_in_the_contracts_order(self, link):
         from edgellm_ros.ros.arm.messages import to_trajectory
-        from edgellm_ros.ros.arm.motion import Motion
+        from edgellm_ros.ros.arm.motion import Motion, Profile
         from edgellm_tabletop.episodes.drivers import contract
 
         positions, speeds = np.arange(12.0).reshape(2, 6), np.zeros((2, 6))
-        message = to_trajectory(Motion(0.0, 0.02, positions, speeds), contract().ros_names, 7 * 10**9)
+        motion = Motion(0.0, 0.02, positions, speeds, Profile(positions, speeds))
+        message = to_trajectory(motion, contract().ros_names, 7 * 10**9)
         message.joint_names = list(message.joint_names)[::-1]
         times, found, _ = link.to_points(message, 0)
         assert times == [7 * 10**9, 7 * 10**9 + 20 * 10**6]

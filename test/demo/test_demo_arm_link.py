@@ -16,7 +16,7 @@ from sensor_msgs.msg import JointState
 from trajectory_msgs.msg import JointTrajectory
 
 from edgellm_ros.ros.arm.messages import to_trajectory
-from edgellm_ros.ros.arm.motion import Motion
+from edgellm_ros.ros.arm.motion import Motion, Profile
 from edgellm_ros.ros.processes import own_domain
 from edgellm_ros.ros.world_link import LinkError
 from edgellm_tabletop.episodes.drivers import contract
@@ -54,7 +54,8 @@ class PlayedArm:
             self.refusals += 1
             self.report()
         else:
-            motion = Motion(0.0, 0.02, np.ones((2, 6)), np.zeros((2, 6)))
+            positions, speeds = np.ones((2, 6)), np.zeros((2, 6))
+            motion = Motion(0.0, 0.02, positions, speeds, Profile(positions, speeds))
             self.trajectories.publish(to_trajectory(motion, contract().ros_names, STAMP))
 
     def report(self) -> None:

@@ -50,7 +50,7 @@ def rights(policy_engine, tmp_path_factory) -> Iterator[dict[str, dict[str, set[
     contract.write_text(
         "{rate: 50, controller: {kind: forward_command, topic: ~/commands}, state_topic: ~/joint_states, "
         "cameras: [], joints: [{policy: a, ros: a, unit: radians, "
-        "limits: {position: [-1, 1], speed: 1, acceleration: 10, deviation: 1}}]}"
+        "limits: {position: [-1, 1], speed: 1, acceleration: 10, jerk: 1000, deviation: 1}}]}"
     )
     moving = [rclpy.Parameter("contract", value=str(contract)), rclpy.Parameter("dry_run", value=False)]
     with ExitStack() as stack:

@@ -22,7 +22,8 @@ from edgellm_ros.engine_directory.binding_names import (
 )
 from edgellm_ros.engine_directory.rope_config import RopeConfig
 from edgellm_ros.kernels import Kernels
-from edgellm_ros.multimodal.cropped_image import cropped_image, cropped_size
+from edgellm_ros.multimodal.cropped_image import cropped_image
+from edgellm_ros.multimodal.image_crop import cropped_size
 from edgellm_ros.multimodal.patch_processor import PatchProcessor
 from edgellm_ros.multimodal.vision_runner import VisionRunner
 from edgellm_ros.runtime.prompt.rope import get_rope_index

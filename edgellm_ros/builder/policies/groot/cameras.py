@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.diffusion.groot_config import CroppedCameraConfig
-from edgellm_ros.multimodal.cropped_image import AREA, BICUBIC, BILINEAR, ImageCrop, cropped_size
+from edgellm_ros.multimodal.image_crop import AREA, BICUBIC, BILINEAR, ImageCrop, cropped_size
 from edgellm_ros.multimodal.patch_processor import smart_resize
 from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.policies.groot.embodiment import Embodiment
 from edgellm_ros.builder.weights.weights import Weights
-from edgellm_ros.multimodal.cropped_image import ImageCrop
+from edgellm_ros.multimodal.image_crop import ImageCrop
 
 
 @dataclass(frozen=True)
