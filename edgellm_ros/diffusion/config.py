@@ -64,6 +64,9 @@ class TrajectoryHistoryConfig:
     high: tuple[float, ...]  # metres, value of the last bin, per axis
     num_tokens: int  # number of bins
     first_token_id: int  # bin b is the token `first_token_id + b`
+    # Whether bins are computed in fp32, as by Alpamayo, or in fp64: values in the middle between two bins,
+    # such as those of a robot that stands, differ.
+    single_precision: bool
 
     def __post_init__(self) -> None:
         if self.axes not in (("x", "y"), ("x", "y", "z")):

@@ -43,13 +43,13 @@ def check_history(
 def history_tokens(points: np.ndarray, config: TrajectoryHistoryConfig) -> list[int]:
     """Convert points [num_points, axes] to token ids, point by point.
 
-    Axes have the order of the configuration. Values outside [low, high] get the nearest bin. Computed in
-    fp32, as by Alpamayo: standing still is in the middle between two bins, where the last bits decide.
+    Axes have the order of the configuration. Values outside [low, high] get the nearest bin.
     """
-    points = np.clip(points, -FARTHEST, FARTHEST).astype(np.float32)
+    dtype = np.float32 if config.single_precision else np.float64
+    points = np.clip(points, -FARTHEST, FARTHEST).astype(dtype)
     values = np.concatenate([points[:1], np.diff(points, axis=0)])
-    low, high = np.array(config.low, np.float32), np.array(config.high, np.float32)
-    bins = np.round((values - low) / (high - low) * np.float32(config.num_tokens - 1))  # half to even
+    low, high = np.array(config.low, dtype), np.array(config.high, dtype)
+    bins = np.round((values - low) / (high - low) * dtype(config.num_tokens - 1))  # half to even
     bins = np.clip(bins, 0, config.num_tokens - 1).astype(np.int64)
     return (config.first_token_id + bins).reshape(-1).tolist()
 

@@ -22,7 +22,11 @@ def checkpoint(tmp_path):
 
 
 CONFIG_ERRORS = [
-    ("model_type", "gpt2", "model_type 'gpt2': supported: internvl, llama, mimo, mistral, nemotron_h, qwen2"),
+    (
+        "model_type",
+        "gpt2",
+        "model_type 'gpt2': supported: alpamayo1_5, alpamayo_r1, internvl, llama, mimo, mistral",
+    ),
     ("model_type", ..., "key 'model_type' is missing"),
     ("model_type", ["llama"], "model_type ['llama']: expected a string"),
     (

@@ -15,6 +15,7 @@ CONFIG = TrajectoryHistoryConfig(
     high=(1.0, 1.0),
     num_tokens=1000,
     first_token_id=5000,
+    single_precision=False,
 )
 
 

@@ -170,7 +170,7 @@ def test_placeholders_are_filled_in_the_order_of_the_conversation(builder, token
     assert ids == [
         begin, *text("user\na"), *image(1), *sound(2), *text("b"), *image(2), end, *text("\n"),
         begin, *text("assistant\nc"), end, *text("\n"),
-        begin, *text("user\n"), *history, *sound(1), *image(3), *text("d"), end, *text("\n"),
+        begin, *text("user\n"), *sound(1), *image(3), *history, *text("d"), end, *text("\n"),
         begin, *text("assistant\n"),
     ]  # fmt: skip
 

@@ -127,13 +127,16 @@ def expert_architecture(path: Path, llm: LanguageModelConfig) -> PlainArchitectu
     """Read `action_expert/config.json`.
 
     `kv_layers` may be missing: then the expert has a layer for each attention layer of the language model.
-    So may `rtc_max_delay`: then the expert was not trained to continue a chunk of actions.
+    So may `rtc_max_delay`: then the expert was not trained to continue a chunk of actions. Bins of histories
+    are computed in fp64.
     ValueError for an unknown key, or a value that does not fit the model whose KV cache the expert reads.
     """
     data = read_json(path)
     data.pop("architectures", None)
     named = "kv_layers" in data
     defaults = {"kv_layers": llm.attention_layers, "rtc_max_delay": 0}
+    if isinstance(history := data.get("trajectory_history"), dict):
+        data["trajectory_history"] = {"single_precision": False, **history}
     expert = from_dict(PlainArchitecture, {**defaults, **data}, str(path))
     _check_kv_layers(path, expert, llm, named)
     check_expert(str(path), expert, llm)

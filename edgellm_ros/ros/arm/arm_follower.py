@@ -95,10 +95,7 @@ class ArmFollower:
     """Turns chunks into motions. `counts` has those accepted, and the stops."""
 
     def __init__(self, contract: Contract, settings: Settings) -> None:
-        """Hold no motion.
-
-        ValueError for motions of so many periods that a stop would wait for their computation.
-        """
+        """Hold no motion; ValueError for one of so many periods that a stop would wait."""
         rows = contract.rate * settings.max_chunk_age
         if rows > MOST_PERIODS:
             raise ValueError(

@@ -179,6 +179,7 @@ def _read_history(config: ConfigSection, vocabulary: Vocabulary) -> TrajectoryHi
         high=section.numbers("ego_xyz_max") if section.has("ego_xyz_max") else (4.0, 4.0, 10.0),
         num_tokens=bins,
         first_token_id=vocabulary.trajectory_tokens[0] + future,
+        single_precision=True,
     )
 
 
