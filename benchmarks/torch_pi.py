@@ -44,7 +44,7 @@ class TorchPi05:
     ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
         """Return a function that computes normalised actions [1,T,A].
 
-        Its arguments are pixels [N,3,side,side] fp32, tokens [L] int64 and noise [1,T,A] fp32. mode: of
+        The function takes pixels [N,3,side,side] fp32, tokens [L] int64 and noise [1,T,A] fp32. mode: of
         torch.compile; None = eager.
         """
         prefix, step = self._prefix, partial(self._step, steps=steps)

@@ -115,3 +115,21 @@ def demo_checkpoint(instead: str) -> Path:
     if not ARENA_CHECKPOINT.is_dir():
         raise ValueError(f"name {instead}: the demo's checkpoint is only in a clone of the repository")
     return ARENA_CHECKPOINT
+
+
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """Add the workers of an evaluation in process."""
+    parser.add_argument(
+        "--threads",
+        type=arguments.integer(1, 1024),
+        default=1,
+        metavar="N",
+        help="threads of one worker on the CPU; the results depend on it by rounding (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--processes",
+        type=arguments.integer(1, 4096),
+        metavar="N",
+        help="workers at a time (default: one for each --threads cores; 1 on a GPU; with --ray as many as "
+        "the cluster has room for)",
+    )

@@ -44,20 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParse
     parser.add_argument("--spoken", action="store_true", help="speak the commands in noisy rooms")
     arena_options.add_speech_engine(parser)
     arguments.add_decode(parser, auto=False)
-    parser.add_argument(
-        "--threads",
-        type=arguments.integer(1, 1024),
-        default=1,
-        metavar="N",
-        help="threads of one worker on the CPU; the results depend on it by rounding (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--processes",
-        type=arguments.integer(1, 4096),
-        metavar="N",
-        help="workers at a time (default: one for each --threads cores; 1 on a GPU; with --ray as many as "
-        "the cluster has room for)",
-    )
+    arena_options.add_workers(parser)
     return parser
 
 

@@ -46,8 +46,8 @@ class NoiseScheduleConfig:
 class DiffusionConfig(PolicyConfig):
     """Diffusion Policy: a U-Net takes noise away from actions.
 
-    It reads observations of several times, and computes `model_horizon` actions from the time of the oldest
-    one on. A chunk has the first `action_space.horizon` of them from the time of the newest one on.
+    The policy reads observations of several times, and computes `model_horizon` actions from the time of the
+    oldest one on. A chunk has the first `action_space.horizon` of them from the time of the newest one on.
     """
 
     from_noise: ClassVar[bool] = True

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The action space of GR00T.
 
-Its values are limited, statistics may differ by step, and poses may be relative to the state's.
+Normalised values are limited, statistics may differ by step, and poses may be relative to the state's.
 
 Source: LeRobot 0.6.1, policies/groot/processor_groot.py and utils.py.
 """

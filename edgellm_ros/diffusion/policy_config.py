@@ -201,7 +201,7 @@ class PolicyConfig:
     def observation_steps(self) -> int:
         """Return the number of observations that a plan takes.
 
-        These are the present one and those before it, `action_space.dt` apart.
+        The observations are the present one and those before it, `action_space.dt` apart.
         """
         return 1
 

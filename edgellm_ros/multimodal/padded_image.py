@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
+from edgellm_ros.multimodal.centred_image import fitted_size
 from edgellm_ros.multimodal.image_pixels import check_image
 
 
@@ -25,9 +26,7 @@ def padded_image(
     `filtered` by Pillow, which rounds to uint8. ValueError for another shape or type.
     """
     check_image(image)
-    height, width = image.shape[:2]
-    ratio = max(width / size, height / size)
-    rows, columns = max(int(height / ratio), 1), max(int(width / ratio), 1)
+    rows, columns = fitted_size(image, size, size)
     top, left = size - rows, size - columns
     if centred:
         top, left = top // 2, left // 2

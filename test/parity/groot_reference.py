@@ -67,7 +67,7 @@ def _changed(change: Callable[[Any], Any], batch: Any) -> Any:
 class _Processor:
     """Qwen3VLProcessor of transformers without videos.
 
-    Their processor needs torchvision.
+    The processor of videos needs torchvision.
     """
 
     def __init__(self, vlm: Path) -> None:

@@ -158,7 +158,7 @@ class Reference:
 def triggering(folder, seed, request, changes):
     """Write and export a checkpoint.
 
-    Its greedy answer to a request ends with a trajectory.
+    The greedy answer of the model to a request ends with a trajectory.
     """
     checkpoint = write_alpamayo(folder / "checkpoint", seed, **changes)
     config = export(checkpoint, folder / "engine")

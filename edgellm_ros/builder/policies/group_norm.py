@@ -18,7 +18,7 @@ def group_norm(
 ) -> ir.Value:
     """Add the group norm `name`: x [N,channels,...] of `rank` dimensions -> the same.
 
-    It is computed in fp32. Not GroupNormalization, which ONNX Runtime computes by many nodes.
+    Computed in fp32. Not GroupNormalization, which ONNX Runtime computes by many nodes.
     """
     column = (channels, *[1] * (rank - 2))
     with graph.module(name):

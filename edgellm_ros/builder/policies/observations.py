@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the observations of policies whose images keep the size of the training.
 
-These are ACT and Diffusion Policy. Source: LeRobot 0.4.4, configs/policies.py.
+Such policies are ACT and Diffusion Policy. Source: LeRobot 0.4.4, configs/policies.py.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from edgellm_ros.builder.policies.observations import ImageSpace
 def normalised(graph: ModelBuilder, pixels: ir.Value, image: ImageSpace) -> ir.Value:
     """Add the normalisation of images: [N,H,W,3] uint8, or [H,W,3], to [N,3,H,W].
 
-    It is computed in fp32.
+    Computed in fp32.
     """
     with graph.scope("pixels"):
         x = graph.op("Cast", pixels, to=int(FLOAT))

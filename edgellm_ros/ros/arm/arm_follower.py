@@ -331,7 +331,7 @@ class ArmFollower:
     def _make_up(self, last: float, elapsed: float) -> float:
         """Delay motions by what a command is late, and return that in s.
 
-        It is made up for later, not all at once. last: s, of the command before. elapsed: s, since then.
+        The time is made up for later, not at once. last: s, of the command before. elapsed: s, since then.
         """
         late = elapsed - LONGEST_STEP * self._period
         if late <= 0 or self.contract.controller.kind != FORWARD or not self.is_moving(last):

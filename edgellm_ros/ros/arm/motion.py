@@ -157,7 +157,7 @@ def brake(begin: Motion, time: float, limits: Limits) -> Motion:
 def _history(motion: Motion, first: int, longest: int) -> tuple[list[Array], list[Array]]:
     """Return the rows of the profile up to the motion's row `first`.
 
-    These `longest` + 1 rows are what the averages from there on need.
+    The averages from there on need these `longest` + 1 rows.
     """
     rows = slice(first, first + longest + 1)
     return list(motion.profile.positions[rows]), list(motion.profile.speeds[rows])

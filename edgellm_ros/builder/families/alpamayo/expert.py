@@ -148,7 +148,7 @@ def _read_space(config: ConfigSection) -> ActionSpaceConfig:
 def _read_history(config: ConfigSection, vocabulary: Vocabulary) -> TrajectoryHistoryConfig:
     """Read how past positions become tokens.
 
-    Their ids follow those of future trajectories.
+    The ids of a history follow those of future trajectories.
     """
     known = (
         "ego_xyz_min",

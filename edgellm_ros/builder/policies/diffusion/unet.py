@@ -148,7 +148,7 @@ def _convolution(
 def _doubled(graph: ModelBuilder, name: str, x: ir.Value, width: int) -> ir.Value:
     """Add a transposed convolution over time, [n,width,T] -> [n,width,2 T].
 
-    It is computed in fp32 in place of bf16, which TensorRT does not have for it.
+    Computed in fp32 in place of bf16, which TensorRT does not have for it.
     """
     is_bf16 = graph.dtype == ir.DataType.BFLOAT16
     with graph.module(name):

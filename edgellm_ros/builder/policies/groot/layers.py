@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers that the graphs of GR00T share.
 
-They have the tensors of diffusers' `Attention` and `FeedForward`, and weights that each embodiment has its
-own of. Source of the model: LeRobot 0.6.1, policies/groot/action_head/cross_attention_dit.py and
+The layers have the tensors of diffusers' `Attention` and `FeedForward`, and weights that each embodiment has
+its own of. Source of the model: LeRobot 0.6.1, policies/groot/action_head/cross_attention_dit.py and
 groot_n1_7.py.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a pi0 or pi0.5 that openpi saved for PyTorch.
 
-Its folder has weights, sizes and statistics (`assets/*/norm_stats.json`). What openpi's training
+A folder of openpi has weights, sizes and statistics (`assets/*/norm_stats.json`). What openpi's training
 configurations have as Python code is in no file: a file `openpi.json` in the folder has to tell it.
 
 Source: openpi, transforms.py, models/tokenizer.py, training/config.py and
