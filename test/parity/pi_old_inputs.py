@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import lerobot_policies
 import numpy as np
@@ -28,7 +29,6 @@ def write_old_inputs(shape: PiShape, folder: Path, seed: int) -> None:
 
     write_tokenizer(folder / "vlm")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "vlm")
-    tokenizer_processor.AutoTokenizer = SimpleNamespace(from_pretrained=lambda name: tokenizer)
     seen, name = Observation(shape, seed), "PI05" if shape.kind == "pi05" else "PI0"
     features = [
         {key: PolicyFeature(FeatureType(kind), size) for key, (kind, size) in each.items()}
@@ -43,7 +43,9 @@ def write_old_inputs(shape: PiShape, folder: Path, seed: int) -> None:
     stats = {
         key: {each: torch.tensor(values) for each, values in own.items()} for key, own in seen.stats.items()
     }
-    before, after = getattr(processors, f"make_{shape.kind}_pre_post_processors")(config, stats)
+    found = SimpleNamespace(from_pretrained=lambda name: tokenizer)
+    with mock.patch.object(tokenizer_processor, "AutoTokenizer", found):  # and not in later tests
+        before, after = getattr(processors, f"make_{shape.kind}_pre_post_processors")(config, stats)
     for part in (config, before, after):
         part.save_pretrained(folder / "old")
     images = {
