@@ -41,9 +41,11 @@ def changed(checkpoint, directory, **changes):
     return directory
 
 
-def test_the_engine_has_one_graph_and_no_tokenizer(engine):
+def test_the_engine_has_one_graph_with_a_form_for_cuda_and_no_tokenizer(engine):
     files = sorted(path.relative_to(engine).as_posix() for path in engine.rglob("*") if path.is_file())
-    assert files == ["action/model.onnx", "action/model.onnx.data", "config.json"]
+    assert files == [
+        *(f"action/model.{end}" for end in ("cuda.onnx", "onnx", "onnx.data")), "config.json",
+    ]  # fmt: skip
 
 
 def test_the_configuration_tells_cameras_state_and_actions(engine):

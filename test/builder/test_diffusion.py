@@ -53,7 +53,7 @@ def changed(checkpoint, directory, **changes):
 def test_the_engine_has_two_graphs_and_no_tokenizer(engine):
     graphs = [f"{part}/model.onnx{end}" for part in ("action", "prefix") for end in ("", ".data")]
     files = sorted(path.relative_to(engine).as_posix() for path in engine.rglob("*") if path.is_file())
-    assert files == sorted([*graphs, "config.json"])
+    assert files == sorted([*graphs, "prefix/model.cuda.onnx", "config.json"])
 
 
 def test_the_configuration_tells_observations_actions_and_sampler(engine):

@@ -15,7 +15,12 @@ import pytest
 from edgellm_ros.builder import export
 from edgellm_ros.engine.onnxruntime import session as onnxruntime_session
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.act_checkpoint import write_act
+from fixtures.diffusion_checkpoint import write_diffusion
+from fixtures.groot_checkpoint import write_groot_of_lerobot
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
+from fixtures.pi_checkpoint import write_pi
+from fixtures.smolvla_checkpoint import write_smolvla
 
 pytestmark = pytest.mark.only_on("cuda", reason="looks at graphs as ONNX Runtime's CUDA provider runs them")
 COPIES = ("MemcpyToHost", "MemcpyFromHost")
@@ -58,6 +63,17 @@ def test_no_engine_in_half_precision_with_all_extras_copies_either(placed, tiny_
     extras = {"max_lora_rank": 4, "hidden_state_layers": (1, 3), "lm_head_input": True}
     export(tiny_checkpoint, engine, precision="fp16", **extras)
     assert_no_copies(placed(engine))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize(
+    "write", [write_act, write_diffusion, write_pi, write_smolvla, write_groot_of_lerobot]
+)
+def test_no_engine_of_a_policy_copies_to_the_host_or_back(placed, tmp_path, write, precision):
+    export(write(tmp_path / "checkpoint"), tmp_path / "engine", precision=precision)
+    graphs = placed(tmp_path / "engine")
+    copies = [f"{node.op_type} of {node.input[0]}" for graph in graphs for node in graph.node]
+    assert [each for each in copies if each.startswith(COPIES)] == []
 
 
 def decode_nodes(nodes) -> Iterator[onnx.NodeProto]:

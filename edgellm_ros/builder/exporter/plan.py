@@ -35,7 +35,8 @@ from edgellm_ros.builder.gguf.checkpoint import as_checkpoint, find_gguf
 from edgellm_ros.builder.graph.graph import GraphBuilder
 from edgellm_ros.builder.graph.lm_head import LMHead
 from edgellm_ros.builder.lowering.fused import describe_decoder, has_fused_kernels
-from edgellm_ros.builder.policies import Policy, PolicySources, find_policy
+from edgellm_ros.builder.passes.pools import pool_by_maxima
+from edgellm_ros.builder.policies import Policy, PolicyModel, PolicySources, find_policy
 from edgellm_ros.builder.policies.peft import read_weights
 from edgellm_ros.builder.weights.adapters import read_adapters
 from edgellm_ros.builder.weights.unread_weights import UnreadWeights, unread_weights
@@ -50,7 +51,7 @@ from edgellm_ros.engine_directory.config import (
     SpecialTokens,
 )
 from edgellm_ros.engine_directory.draft_config import DFLASH
-from edgellm_ros.engine_directory.files import DRAFT, VERIFY, graph_path
+from edgellm_ros.engine_directory.files import DRAFT, VERIFY
 from edgellm_ros.engine_directory.parts import ACTION, VISUAL
 from edgellm_ros.fused.description.decoder import FUSED_FILE
 from edgellm_ros.fused.description.draft import FUSED_DRAFT_FILE
@@ -231,11 +232,23 @@ def _plan_policy(
         config=config,
         texts={} if model.tokenizer is None else {TOKENIZER_FILE: model.tokenizer.read_bytes()},
         tensors={},
-        graphs={graph_path(part): build(options.precision) for part, build in model.parts.items()},
+        graphs=_policy_graphs(model, options.precision),
         adapter_folders={},
         adapters={},
         unread=unread_weights(weights),
     )
+
+
+def _policy_graphs(model: PolicyModel, precision: str) -> dict[str, GraphBuilder]:
+    """Build the graphs of a policy by path, with those for CUDA that differ."""
+    graphs: dict[str, GraphBuilder] = {}
+    for part, build in model.parts.items():
+        graphs[artefact_path(part)] = standard = build(precision)
+        on_cuda = build(precision)
+        if pool_by_maxima(on_cuda.graph):
+            on_cuda.share_weights(standard, file_name(part))
+            graphs[artefact_path(part, CUDA)] = on_cuda
+    return graphs
 
 
 def _check_policy_options(section: ConfigSection, options: ExportOptions) -> None:

@@ -3,30 +3,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.graph.graph import FLOAT
 from edgellm_ros.builder.graph.layers import ModelBuilder
 
 EPSILON = 1e-5  # of GroupNorm in PyTorch
 
 
-# x -- Reshape [N,groups,-1] -- InstanceNormalization -- Reshape -- Mul (weight) -- Add (bias) -->
+# x -- Reshape [N,groups,-1] -- LayerNormalization -- Reshape -- Mul (weight) -- Add (bias) -->
 def group_norm(
-    graph: ModelBuilder, name: str, x: ir.Value, channels: int, groups: int, *, rank: int
+    graph: ModelBuilder, name: str, x: ir.Value, channels: int, groups: int, sizes: Sequence[int]
 ) -> ir.Value:
-    """Add the group norm `name`: x [N,channels,...] of `rank` dimensions -> the same.
+    """Add the group norm `name`: x [N,channels,*sizes] -> the same.
 
-    Computed in fp32. Not GroupNormalization, which ONNX Runtime computes by many nodes.
+    Mean and variance are computed in fp32. Not InstanceNormalization, which ONNX Runtime's CUDA provider
+    lacks in these opsets, nor GroupNormalization, which ONNX Runtime computes by many nodes.
     """
-    column = (channels, *[1] * (rank - 2))
+    column, values = (channels, *[1] * len(sizes)), channels // groups * prod(sizes)
     with graph.module(name):
         scale, shift = (_parameter(graph, part, column) for part in ("weight", "bias"))
-        ones, zeros = (graph.constant(np.full(groups, value, np.float32), FLOAT) for value in (1, 0))
-        grouped = graph.reshape(graph.to_fp32(x), [0, groups, -1])
-        normed = graph.op("InstanceNormalization", grouped, ones, zeros, epsilon=EPSILON)
-        normed = graph.from_fp32(graph.op("Reshape", normed, graph.op("Shape", x)))
+        one, zero = (graph.constant(np.full(values, value, np.float32), graph.dtype) for value in (1, 0))
+        grouped = graph.reshape(x, [0, groups, values])
+        normed = graph.op("LayerNormalization", grouped, one, zero, axis=-1, epsilon=EPSILON, stash_type=1)
+        normed = graph.reshape(normed, [0, channels, *sizes])
         return graph.op("Add", graph.op("Mul", normed, scale), shift)
 
 

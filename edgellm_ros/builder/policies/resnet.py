@@ -58,14 +58,22 @@ class ResNet:
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Return rows and columns of the last stage for an image of this size in pixels."""
         halvings = 4 if self.dilated else 5
-        for _ in range(halvings):  # of convolutions and a pool, whose padding keeps the border
-            height, width = (height + 1) // 2, (width + 1) // 2
+        for _ in range(halvings):  # of convolutions and a pool
+            height, width = _strided((height, width), 2)
         return height, width
 
 
-def resnet(graph: ModelBuilder, x: ir.Value, shape: ResNet) -> ir.Value:
-    """Add the backbone, x [N,3,H,W] -> [N,C,h,w]."""
-    return _Backbone(graph, shape).build(x)
+def resnet(graph: ModelBuilder, x: ir.Value, shape: ResNet, size: tuple[int, int]) -> ir.Value:
+    """Add the backbone, x [N,3,H,W] of size (H, W) -> [N,C,h,w]."""
+    return _Backbone(graph, shape).build(_Map(x, size)).value
+
+
+@dataclass(frozen=True)
+class _Map:
+    """Features [N,C,*size]."""
+
+    value: ir.Value
+    size: tuple[int, int]  # (height, width)
 
 
 @dataclass(frozen=True)
@@ -76,10 +84,11 @@ class _Backbone:
     shape: ResNet
 
     # x -- conv1 (7 x 7) -- Relu -- MaxPool -- layer1 -- ... -- layer4 -->
-    def build(self, x: ir.Value) -> ir.Value:
+    def build(self, x: _Map) -> _Map:
         graph, shape = self.graph, self.shape
-        x = graph.op("Relu", self._convolution(x, shape.names.stem, (3, WIDTHS[0], 7), 2))
-        x = graph.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+        x = self._relu(self._convolution(x, shape.names.stem, (3, WIDTHS[0], 7), 2))
+        pooled = graph.op("MaxPool", x.value, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+        x = _Map(pooled, _strided(x.size, 2))
         channels = WIDTHS[0]
         for stage, (width, blocks) in enumerate(zip(WIDTHS, shape.blocks, strict=True)):
             last_dilated = shape.dilated and stage == len(WIDTHS) - 1
@@ -95,31 +104,31 @@ class _Backbone:
 
     # x --+-- conv1 -- Relu -- conv2 --(+)-- Relu -->
     #     +-- downsample ---------------+
-    def _basic_block(self, x: ir.Value, widths: tuple[int, int], stride: int, dilation: int) -> ir.Value:
+    def _basic_block(self, x: _Map, widths: tuple[int, int], stride: int, dilation: int) -> _Map:
         """Add two 3 x 3 convolutions beside a residual.
 
         widths: channels of x and of the result.
         """
-        graph, (channels, width) = self.graph, widths
+        channels, width = widths
         y = self._convolution(x, ("conv1", "bn1"), (channels, width, 3), stride, dilation)
-        y = self._convolution(graph.op("Relu", y), ("conv2", "bn2"), (width, width, 3), 1, dilation)
-        return graph.op("Relu", graph.op("Add", y, self._residual(x, (channels, width), stride)))
+        y = self._convolution(self._relu(y), ("conv2", "bn2"), (width, width, 3), 1, dilation)
+        return self._sum(y, self._residual(x, (channels, width), stride))
 
     # x --+-- conv1 (1 x 1) -- Relu -- conv2 (3 x 3) -- Relu -- conv3 (1 x 1) --(+)-- Relu -->
     #     +-- downsample ---------------------------------------------------------+
-    def _bottleneck(self, x: ir.Value, widths: tuple[int, int], stride: int, dilation: int) -> ir.Value:
+    def _bottleneck(self, x: _Map, widths: tuple[int, int], stride: int, dilation: int) -> _Map:
         """Add three convolutions beside a residual.
 
         widths: channels of x and of the middle.
         """
-        graph, (channels, width) = self.graph, widths
+        channels, width = widths
         out = width * EXPANSION
-        y = graph.op("Relu", self._convolution(x, ("conv1", "bn1"), (channels, width, 1), 1))
+        y = self._relu(self._convolution(x, ("conv1", "bn1"), (channels, width, 1), 1))
         y = self._convolution(y, ("conv2", "bn2"), (width, width, 3), stride, dilation)
-        y = self._convolution(graph.op("Relu", y), ("conv3", "bn3"), (width, out, 1), 1)
-        return graph.op("Relu", graph.op("Add", y, self._residual(x, (channels, out), stride)))
+        y = self._convolution(self._relu(y), ("conv3", "bn3"), (width, out, 1), 1)
+        return self._sum(y, self._residual(x, (channels, out), stride))
 
-    def _residual(self, x: ir.Value, widths: tuple[int, int], stride: int) -> ir.Value:
+    def _residual(self, x: _Map, widths: tuple[int, int], stride: int) -> _Map:
         """Return x in the shape of a block's result.
 
         A convolution is added if x has another shape.
@@ -128,14 +137,15 @@ class _Backbone:
             return x
         return self._convolution(x, ("downsample.0", "downsample.1"), (*widths, 1), stride)
 
+    def _relu(self, x: _Map) -> _Map:
+        return _Map(self.graph.op("Relu", x.value), x.size)
+
+    def _sum(self, x: _Map, residual: _Map) -> _Map:
+        return self._relu(_Map(self.graph.op("Add", x.value, residual.value), x.size))
+
     def _convolution(
-        self,
-        x: ir.Value,
-        names: tuple[str, str],
-        sizes: tuple[int, int, int],
-        stride: int,
-        dilation: int = 1,
-    ) -> ir.Value:
+        self, x: _Map, names: tuple[str, str], sizes: tuple[int, int, int], stride: int, dilation: int = 1
+    ) -> _Map:
         """Add a convolution and its norm; a batch norm is part of its weights.
 
         names: of convolution and norm; sizes: channels of x and of the result, side of the kernel.
@@ -147,14 +157,17 @@ class _Backbone:
         with graph.scope(names[0]):
             y = graph.op(
                 "Conv",
-                x,
+                x.value,
                 *parameters,
                 kernel_shape=[side, side],
                 strides=[stride, stride],
                 dilations=[dilation, dilation],
                 pads=[pad] * 4,
             )
-        return group_norm(graph, norm, y, fan_out, fan_out // CHANNELS_PER_GROUP, rank=4) if norm else y
+        size = _strided(x.size, stride)
+        if norm:
+            y = group_norm(graph, norm, y, fan_out, fan_out // CHANNELS_PER_GROUP, size)
+        return _Map(y, size)
 
     def _plain(self, name: str, sizes: tuple[int, int, int]) -> tuple[ir.Value]:
         """Add the kernel of a convolution without bias."""
@@ -185,3 +198,8 @@ class _Backbone:
             graph.weight(kernel, (fan_out, fan_in, side, side), read_kernel),
             graph.weight(f"{norm}.bias", (fan_out,), lambda: read("bias") - read("running_mean") * factor()),
         )
+
+
+def _strided(size: tuple[int, int], stride: int) -> tuple[int, int]:
+    """Return the size after a stride, with a padding that keeps the border."""
+    return -(-size[0] // stride), -(-size[1] // stride)

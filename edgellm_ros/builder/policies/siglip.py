@@ -43,11 +43,7 @@ def siglip_rows(graph: ModelBuilder, tower: SiglipTower, pixels: ir.Value, posit
     """
     hidden, patch = tower.hidden_size, tower.patch_size
     with graph.module("embeddings"):
-        with graph.module("patch_embedding"):
-            kernel, bias = graph.tensor("weight", hidden, 3, patch, patch), graph.tensor("bias", hidden)
-            strides = {"kernel_shape": [patch, patch], "strides": [patch, patch]}
-            x = graph.op("Conv", graph.from_fp32(pixels), kernel, bias, **strides)
-        x = graph.transpose(graph.reshape(x, [0, hidden, -1]), (0, 2, 1))
+        x = graph.linear("patch_embedding", _patches(graph, tower, pixels), 3 * patch**2, hidden, bias=True)
         x = graph.op("Add", x, _positions(graph, tower, positions))
     for i in range(tower.depth):
         with graph.module(f"encoder.layers.{i}", nodes=f"layers.{i}"):
@@ -60,6 +56,17 @@ def siglip_rows(graph: ModelBuilder, tower: SiglipTower, pixels: ir.Value, posit
                 "Add", x, graph.linear("mlp.fc2", raised, tower.intermediate_size, hidden, bias=True)
             )
     return graph.layer_norm("post_layernorm", x, hidden, tower.epsilon)
+
+
+def _patches(graph: ModelBuilder, tower: SiglipTower, pixels: ir.Value) -> ir.Value:
+    """Add the values of each patch, row by row.
+
+    [N,3,S,S] fp32 -> [N,P,3*p*p] in the graph's type. Their product with the weights is a convolution whose
+    stride is its size. It is no Conv, which ONNX Runtime's CUDA provider computes with cuDNN only.
+    """
+    side, patch = tower.side, tower.patch_size
+    cells = graph.reshape(graph.from_fp32(pixels), [0, 3, side, patch, side, patch])
+    return graph.reshape(graph.transpose(cells, (0, 2, 4, 1, 3, 5)), [0, side**2, 3 * patch**2])
 
 
 def _positions(graph: ModelBuilder, tower: SiglipTower, rows: np.ndarray) -> ir.Value:

@@ -98,7 +98,7 @@ def _image_rows(
         images = [normalised(graph, pixels[i], architecture.images[i]) for i in chosen]
         x = graph.op("Concat", *images, axis=0) if len(images) > 1 else images[0]
         with graph.module("backbone"):
-            x = resnet(graph, x, shape)
+            x = resnet(graph, x, shape, size)
         height, width = shape.grid(*size)
         x = graph.transpose(graph.reshape(x, [len(chosen), shape.channels, height * width]), (0, 2, 1))
         x = graph.linear("encoder_img_feat_input_proj", x, shape.channels, hidden, bias=True)

@@ -70,7 +70,7 @@ def _encoder(graph: ModelBuilder, shape: EncoderShape, x: ir.Value, size: tuple[
     """Add an encoder: images [N,3,*size] -> [N,F]."""
     x = centre_crop(graph, resized(graph, x, size, shape.resized), shape.resized, shape.cut)
     with graph.module("backbone"):
-        x = resnet(graph, x, shape.resnet)
+        x = resnet(graph, x, shape.resnet, shape.cut)
     channels, keypoints = shape.resnet.channels, shape.keypoints
     height, width = shape.resnet.grid(*shape.cut)
     with graph.module("pool"):

@@ -48,10 +48,11 @@ def build_unet(architecture: DiffusionArchitecture, weights: Weights, precision:
         # all blocks begin with the same Mish
         film = _Film(mish(graph, joined), shape.time_width + architecture.condition)
         x = graph.transpose(graph.from_fp32(trajectory), (0, 2, 1))
-        x = _levels(graph, shape, film, x, architecture.action_dim)
+        x = _levels(graph, shape, film, x, actions)
         first = shape.widths[0]
         with graph.module("final_conv"):
-            x = _conv_block(graph, "0.block", x, (first, first), shape.kernel, LAST_GROUPS)
+            last = _Sizes((first, first), architecture.horizon)
+            x = _conv_block(graph, "0.block", x, last, shape.kernel, LAST_GROUPS)
             x = _convolution(graph, "1", x, (first, architecture.action_dim), 1)
         result = graph.to_fp32(graph.transpose(x, (0, 2, 1)))
     graph.output(result, names.PREDICTION, FLOAT, ["n", *actions])
@@ -64,6 +65,14 @@ class _Film:
 
     condition: ir.Value  # [1,size]
     size: int
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Sizes of a block: channels before and after it, and steps of the time."""
+
+    widths: tuple[int, int]
+    steps: int
 
 
 def mish(graph: ModelBuilder, x: ir.Value) -> ir.Value:
@@ -82,37 +91,43 @@ def _time(graph: ModelBuilder, time: ir.Value, width: int) -> ir.Value:
         return graph.linear("3", mish(graph, raised), inner, width, bias=True)
 
 
-def _levels(graph: ModelBuilder, shape: UNetShape, film: _Film, x: ir.Value, actions: int) -> ir.Value:
-    """Add the levels down and up: [n,actions,T] -> [n,widths[0],T]."""
-    widths, skips = shape.widths, []
-    for level, (before, width) in enumerate(zip((actions, *widths), widths, strict=False)):
+def _levels(graph: ModelBuilder, shape: UNetShape, film: _Film, x: ir.Value, actions: list[int]) -> ir.Value:
+    """Add the levels down and up: [n,A,T] -> [n,widths[0],T]; actions: T and A."""
+    widths, skips, (steps, dim) = shape.widths, [], actions
+
+    def block(name: str, x: ir.Value, before: int, after: int) -> ir.Value:
+        return _block(graph, name, shape, film, x, _Sizes((before, after), steps))
+
+    for level, (before, width) in enumerate(zip((dim, *widths), widths, strict=False)):
         with graph.module(f"down_modules.{level}"):
-            x = _block(graph, "0", shape, film, x, (before, width))
-            x = _block(graph, "1", shape, film, x, (width, width))
+            x = block("0", x, before, width)
+            x = block("1", x, width, width)
             skips.append(x)
             if level < len(widths) - 1:
                 x = _convolution(graph, "2", x, (width, width), 3, stride=2)
+                steps //= 2
     for number in range(2):
-        x = _block(graph, f"mid_modules.{number}", shape, film, x, (widths[-1], widths[-1]))
+        x = block(f"mid_modules.{number}", x, widths[-1], widths[-1])
     for level in range(len(widths) - 1):
         width, after = widths[-1 - level], widths[-2 - level]
         with graph.module(f"up_modules.{level}"):
             x = graph.op("Concat", x, skips.pop(), axis=1)
-            x = _block(graph, "0", shape, film, x, (2 * width, after))
-            x = _block(graph, "1", shape, film, x, (after, after))
+            x = block("0", x, 2 * width, after)
+            x = block("1", x, after, after)
             x = _doubled(graph, "2", x, after)
+            steps *= 2
     return x
 
 
 # x --+-- conv1 -- FiLM -- conv2 --(+)-->
 #     +-- residual_conv ------------+
 def _block(
-    graph: ModelBuilder, name: str, shape: UNetShape, film: _Film, x: ir.Value, widths: tuple[int, int]
+    graph: ModelBuilder, name: str, shape: UNetShape, film: _Film, x: ir.Value, sizes: _Sizes
 ) -> ir.Value:
     """Add a residual block: [n,widths[0],T] -> [n,widths[1],T]."""
-    width = widths[1]
+    before, width = sizes.widths
     with graph.module(name):
-        y = _conv_block(graph, "conv1.block", x, widths, shape.kernel, shape.groups)
+        y = _conv_block(graph, "conv1.block", x, sizes, shape.kernel, shape.groups)
         values = (1 + shape.scales) * width
         moved = graph.linear("cond_encoder.1", film.condition, film.size, values, bias=True)
         moved = graph.op("Unsqueeze", moved, graph.constant([2]))
@@ -120,19 +135,20 @@ def _block(
             scale, moved = graph.split(moved, [width, width], axis=1)
             y = graph.op("Mul", scale, y)
         y = graph.op("Add", y, moved)
-        y = _conv_block(graph, "conv2.block", y, (width, width), shape.kernel, shape.groups)
-        if widths[0] != width:
-            x = _convolution(graph, "residual_conv", x, widths, 1)
+        inner = _Sizes((width, width), sizes.steps)
+        y = _conv_block(graph, "conv2.block", y, inner, shape.kernel, shape.groups)
+        if before != width:
+            x = _convolution(graph, "residual_conv", x, sizes.widths, 1)
         return graph.op("Add", y, x)
 
 
 # x -- 0 (Conv) -- 1 (group norm) -- Mish -->
 def _conv_block(
-    graph: ModelBuilder, name: str, x: ir.Value, widths: tuple[int, int], kernel: int, groups: int
+    graph: ModelBuilder, name: str, x: ir.Value, sizes: _Sizes, kernel: int, groups: int
 ) -> ir.Value:
     with graph.module(name):
-        y = _convolution(graph, "0", x, widths, kernel)
-        return mish(graph, group_norm(graph, "1", y, widths[1], groups, rank=3))
+        y = _convolution(graph, "0", x, sizes.widths, kernel)
+        return mish(graph, group_norm(graph, "1", y, sizes.widths[1], groups, (sizes.steps,)))
 
 
 def _convolution(

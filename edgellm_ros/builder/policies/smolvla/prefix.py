@@ -24,6 +24,7 @@ from edgellm_ros.engine_directory import binding_names as names
 
 TEXT_MODEL = f"{VLM}.text_model"
 EMBEDDING = f"{TEXT_MODEL}.embed_tokens.weight"
+END = 2**31 - 1
 
 
 # image_embeds ----------+
@@ -92,9 +93,10 @@ def _mask(graph: ModelBuilder, rows: ir.Value) -> ir.Value:
     The last row, the state, is seen by itself only.
     """
     with graph.scope("mask"):
-        last = graph.op("Sub", rows, graph.constant([1]))
         zero, one = graph.constant(0), graph.constant(1)
         numbers = graph.op("Range", zero, graph.op("Squeeze", rows, graph.constant([0])), one)
+        # not from `rows`, which is on the host: a CUDA graph cannot have a copy from there
+        last = graph.op("Slice", numbers, graph.constant([-1]), graph.constant([END]), graph.constant([0]))
         before = graph.op("Less", numbers, last)
         state = graph.op("Not", before)
         seen = graph.op("Unsqueeze", before, graph.constant([0]))

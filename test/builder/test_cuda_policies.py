@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs of policies have what ONNX Runtime's CUDA provider computes.
+
+The provider is not needed: its gaps are those that ONNX Runtime 1.31 has for opset 24.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from edgellm_ros.builder.exporter.options import ExportOptions
+from edgellm_ros.builder.exporter.plan import plan_export
+from edgellm_ros.builder.passes.pools import pool_by_maxima
+from fixtures.act_checkpoint import write_act
+from fixtures.diffusion_checkpoint import write_diffusion
+from fixtures.graphs import FLOAT, helper, make_model
+from fixtures.groot_checkpoint import ONE_ROBOT, write_groot
+from fixtures.pi_checkpoint import write_pi
+from fixtures.smolvla_checkpoint import write_smolvla
+
+# It has no kernels for these in any precision, or none for bf16 (data of the first input).
+MISSING = {"MaxPool", "InstanceNormalization", "Elu"}
+MISSING_IN_BF16 = {
+    "Clip", "ConvTranspose", "CumSum", "DepthToSpace", "Floor", "GlobalAveragePool", "Log", "Pad",
+    "Reciprocal", "ReduceMax", "Resize", "Round",
+}  # fmt: skip
+WINDOW = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1] * 4}
+POLICIES = {
+    "act": write_act,
+    "diffusion": write_diffusion,
+    "groot": partial(write_groot, shape=ONE_ROBOT),
+    "pi": write_pi,
+    "smolvla": write_smolvla,
+}
+
+
+def pool_model(**attributes):
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["pooled"], name="/pool", **attributes),
+        helper.make_node("Identity", ["pooled"], ["y"]),
+    ]
+    shape = ["N", 3, "H", "W"]
+    return make_model(nodes, {"x": (FLOAT, shape)}, {"y": (FLOAT, ["N", 3, "h", "w"])})
+
+
+def run(model, x):
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x})[0]
+
+
+@pytest.mark.parametrize("height, width", [(8, 8), (7, 6), (6, 7), (1, 2), (9, 5)])
+def test_maxima_are_those_of_the_pooling(height, width):
+    standard = pool_model(**WINDOW)
+    model = ir.from_proto(standard)
+    assert pool_by_maxima(model.graph)
+    replaced = ir.to_proto(model)
+    onnx.checker.check_model(replaced)
+    assert "MaxPool" not in {node.op_type for node in replaced.graph.node}
+    x = np.random.default_rng(0).standard_normal((2, 3, height, width)).astype(np.float32)
+    np.testing.assert_array_equal(run(replaced, x), run(standard, x))
+
+
+def test_another_pooling_is_refused():
+    model = ir.from_proto(pool_model(**WINDOW | {"strides": [1, 1]}))
+    with pytest.raises(ValueError, match=r"/pool: expected windows of 3 x 3, stride 2 and padding 1, found"):
+        pool_by_maxima(model.graph)
+
+
+def test_a_graph_without_poolings_is_unchanged():
+    model = ir.from_proto(
+        make_model([helper.make_node("Abs", ["x"], ["y"])], {"x": (FLOAT, [1])}, {"y": (FLOAT, [1])})
+    )
+    assert not pool_by_maxima(model.graph)
+
+
+def cuda_graphs(graphs):
+    """Return the graphs by path that a GPU runs."""
+    special = {path: path.replace(".onnx", ".cuda.onnx") for path in graphs if ".cuda." not in path}
+    return {path: graphs.get(variant, graphs[path]) for path, variant in special.items()}
+
+
+def lacking(model: onnx.ModelProto) -> set[str]:
+    """Return the operators of a graph that the provider lacks for their types."""
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    values = [*inferred.value_info, *inferred.input, *inferred.output]
+    types = {value.name: value.type.tensor_type.elem_type for value in values}
+    types |= {tensor.name: tensor.data_type for tensor in inferred.initializer}
+    assert len(types) > len(inferred.node)
+    bf16 = onnx.TensorProto.BFLOAT16
+    found = set()
+    for node in inferred.node:
+        of_bf16 = any(types.get(name) == bf16 for name in node.input[:1])
+        gaps = MISSING | (MISSING_IN_BF16 if of_bf16 else set())
+        found |= {node.op_type} & gaps
+    return found
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_graphs_of_policies_have_no_operator_that_cuda_lacks(tmp_path, name, precision):
+    graphs = plan_export(POLICIES[name](tmp_path), ExportOptions(precision=precision)).graphs
+    for path, graph in cuda_graphs(graphs).items():
+        model = ir.to_proto(ir.Model(graph.graph, ir_version=11))
+        assert lacking(model) == set(), path
+
+
+def test_patches_need_no_cudnn(tmp_path):
+    for write in (write_pi, write_smolvla):
+        folder = tmp_path / write.__name__
+        folder.mkdir()
+        graphs = plan_export(write(folder), ExportOptions(precision="bf16")).graphs
+        assert "Conv" not in {node.op_type for node in graphs["visual/model.onnx"].graph}
