@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time of a chunk of GR00T N1.7, beside LeRobot's code on PyTorch.
 
-Measures -------- Seconds of one chunk with random weights: `handle_request` of LLMInferenceRuntime, from
-camera frames on the host to physical actions on the host, and its stages: vision (crop, resize, tower),
-prefill (language model and layers of self-attention), action (the DiT, all Euler steps). Target on an H200:
-40 ms with two cameras in bf16.
+Measures
+--------
+Seconds of one chunk with random weights: `handle_request` of LLMInferenceRuntime, from camera frames on the
+host to physical actions on the host, and its stages: vision (crop, resize, tower), prefill (language model
+and layers of self-attention), action (the DiT, all Euler steps). Target on an H200: 40 ms with two cameras in
+bf16.
 
 With --pytorch, the same for `GR00TN17.get_action` of LeRobot 0.6 (`pip install "lerobot[groot]"`, Python
 3.12), in the same precision on the same weights, compiled by torch.compile unless --eager: from patches and
@@ -12,7 +14,9 @@ tokens on the device to normalised actions on the device, so without images, tok
 
 Median and 90th percentile of --runs chunks after 5 to warm up. Both take turns.
 
-Conditions ---------- Sizes are the published ones, or with --layers N of each kind of layers that many.
+Conditions
+----------
+Sizes are the published ones, or with --layers N of each kind of layers that many.
 Frames have 480x640 pixels and become 64 rows each; a task has some 10 tokens. Each chunk has other frames,
 states and noise. One request after the other, one sample, the checkpoint's 4 Euler steps. The checkpoint
 needs 6.3 GB on the disk, the engine as much.
@@ -63,13 +67,17 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     model, vlm = small(args.layers) if args.layers else (MODEL, VLM)
     parameters = sum(map(prod, groot_shapes(model, vlm).values()))
     clock, device = StopWatch(), open_device(args.device)
-    with tempfile.TemporaryDirectory(dir=args.directory) as root:
-        checkpoint = write_groot_checkpoint(Path(root) / "checkpoint", model, vlm, args.cameras)
+    with tempfile.TemporaryDirectory() as temporary:
+        root = args.directory or Path(temporary)
+        checkpoint, engine = root / "checkpoint", root / f"engine-{args.precision}"
+        if not (checkpoint / "config.json").is_file():
+            write_groot_checkpoint(checkpoint, model, vlm, args.cameras)
         clock.done("checkpoint", f"{parameters / 1e9:.3f} billion weights")
-        export(checkpoint, Path(root) / "engine", precision=args.precision)
+        if not (engine / "config.json").is_file():
+            export(checkpoint, engine, precision=args.precision)
         clock.done("export")
         reference = PyTorch(checkpoint, args) if args.pytorch else None
-        with LLMInferenceRuntime(Path(root) / "engine", args.device) as runtime:
+        with LLMInferenceRuntime(engine, args.device) as runtime:
             clock.done("load")
             found = measure(runtime, reference, args)
     spreads = {name: common.spread(seconds) for name, seconds in found.items()}
@@ -99,7 +107,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--pytorch", action="store_true", help="measure LeRobot's code too")
     add("--eager", action="store_true", help="do not compile it")
     add("--lerobot", default=LEROBOT, help="its module (default: %(default)s)")
-    add("--directory", type=Path, help="where to write checkpoint and engine (default: a temporary folder)")
+    add("--directory", type=Path, help="keep checkpoint and engine here (default: nowhere)")
     return parser.parse_args(arguments)
 
 
