@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports LeRobot's policies from an installation without their dependencies.
 
-The installation is apart from this package. The modules in UNRELATED load recordings, train, or drive a
-gymnasium, or declare operators that ResNets do not have: no line of theirs runs when a policy computes
-actions. They are replaced by empty modules, whose names are empty classes.
+The installation is apart from this package. What no policy needs for actions is replaced by empty modules.
 
 LeRobot 0.5 and 0.6 are written for Python 3.12, but only the syntax of two generic declarations is. On
 Python 3.11 these lines are read as the older Python writes them.
@@ -24,47 +22,16 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.empty_modules import UNRELATED, EmptyModules, add_policies_of_lerobot
+
 INSTALLED = Path(sys.prefix) / "lerobot"  # LeRobot 0.4.4, and what all versions import
 NEWER = ("0.5.1", "0.6.1")
 SEARCHED = [INSTALLED]  # folders to import from, in this order
-UNRELATED = (
-    "datasets",
-    "imageio",
-    "lerobot.configs.train",
-    "lerobot.datasets",
-    "lerobot.processor.gym_action_processor",
-    "lerobot.processor.hil_processor",
-    "torchvision._meta_registrations",
-)
 # a generic class or function of Python 3.12 -> as Python 3.11 writes it
 OLDER_SYNTAX = (
     (r"^class (\w+)\[(.+)\]\((\w+)\):$", r"class \1(\3, __import__('typing').Generic[\2]):"),
     (r"^def (\w+)\[(\w+): .+?\]\(", r"\2 = __import__('typing').TypeVar('\2')\ndef \1("),
 )
-
-
-class _Empty(types.ModuleType):
-    def __getattr__(self, name: str):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        setattr(self, name, type(name, (), {}))
-        return self.__dict__[name]
-
-
-class _EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def __init__(self, modules: tuple[str, ...]) -> None:
-        self._modules = modules
-
-    def find_spec(self, name, path=None, target=None):
-        if any(name == module or name.startswith(f"{module}.") for module in self._modules):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec):
-        return _Empty(spec.name)
-
-    def exec_module(self, module):
-        module.__path__ = []
 
 
 class _OlderSyntax(importlib.machinery.SourceFileLoader):
@@ -119,17 +86,13 @@ def importable(unrelated: tuple[str, ...] = ()) -> Iterator[None]:
     Those of UNRELATED and `unrelated` are empty.
     """
     finders = [
-        _EmptyModules((*UNRELATED, *unrelated)),
+        EmptyModules((*UNRELATED, *unrelated)),
         *([_ModulesOfLeRobot()] if sys.version_info < (3, 12) else []),
     ]
     sys.meta_path[:0] = finders
     sys.path[:0] = [str(folder) for folder in SEARCHED]
     try:
-        lerobot = importlib.import_module("lerobot")
-        # lerobot.policies imports the policies of all models, and what they need
-        policies = types.ModuleType("lerobot.policies")
-        policies.__path__ = [str(Path(lerobot.__path__[0]) / "policies")]
-        sys.modules["lerobot.policies"] = policies
+        add_policies_of_lerobot()
         yield
     finally:
         for folder in SEARCHED:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs for ONNX Runtime's CUDA provider: maxima in place of poolings.
 
-The provider has no MaxPool in these opsets. It would compute MaxPool on the CPU, between copies to the host and back, which no CUDA graph can record; in
-bf16 it refuses the graph (ONNX Runtime 1.31, opset 24).
+The provider has no MaxPool in these opsets. It would compute MaxPool on the CPU, between copies to the host
+and back, which no CUDA graph can record; in bf16 it refuses the graph (ONNX Runtime 1.31, opset 24).
 """
 
 from __future__ import annotations
