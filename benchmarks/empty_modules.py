@@ -11,9 +11,10 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,32 @@ class EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         module.__path__ = []
+
+
+def import_groot(name: str) -> types.ModuleType:
+    """Import LeRobot's module of the GR00T N1.7, such as lerobot.policies.groot.groot_n1_7.
+
+    What its extra `groot` installs is replaced if dm-tree is not there: chunks need none of it.
+    """
+    if importlib.util.find_spec("tree") is not None:
+        return importlib.import_module(name)
+    sys.meta_path.insert(0, EmptyModules())
+    add_policies_of_lerobot()
+    folder = name.rpartition(".")[0]
+    package = types.ModuleType(folder)  # whose __init__ is not needed
+    policies = sys.modules["lerobot.policies"]
+    package.__path__ = [str(Path(path) / folder.rpartition(".")[2]) for path in policies.__path__]
+    sys.modules[folder] = package
+    module = importlib.import_module(name)
+    for each in (module, importlib.import_module(f"{folder}.action_head.cross_attention_dit")):
+        vars(each)["require_package"] = lambda *args, **kwargs: None
+    vars(module)["tree"] = types.SimpleNamespace(map_structure=_changed)
+    return module
+
+
+def _changed(change: Callable[[Any], Any], batch: Any) -> Any:
+    """Change the values of a flat batch."""
+    return type(batch)({name: change(value) for name, value in batch.items()})
 
 
 def add_policies_of_lerobot() -> None:

@@ -8,9 +8,10 @@ host to physical actions on the host, and its stages: vision (crop, resize, towe
 and layers of self-attention), action (the DiT, all Euler steps). Target on an H200: 40 ms with two cameras in
 bf16.
 
-With --pytorch, the same for `GR00TN17.get_action` of LeRobot 0.6 (`pip install "lerobot[groot]"`, Python
-3.12), in the same precision on the same weights, compiled by torch.compile unless --eager: from patches and
-tokens on the device to normalised actions on the device, so without images, tokens and statistics.
+With --pytorch, the same for `GR00TN17.get_action` of LeRobot 0.6 (Python 3.12), in the same precision on the
+same weights, compiled by torch.compile unless --eager: from patches and tokens on the device to normalised
+actions on the device, so without images, tokens and statistics. LeRobot must be on Python's path, with or
+without what its extra `groot` installs.
 
 Median and 90th percentile of --runs chunks after 5 to warm up. Both take turns.
 
@@ -34,7 +35,6 @@ seconds.
 from __future__ import annotations
 
 import argparse
-import importlib
 import tempfile
 import time
 from math import prod
@@ -45,6 +45,7 @@ import numpy as np
 
 from benchmarks import common
 from benchmarks.common import StopWatch
+from benchmarks.empty_modules import import_groot
 from benchmarks.groot_shapes import MODEL, SPECIAL, VLM, groot_shapes, small, write_groot_checkpoint
 from edgellm_ros.builder import export
 from edgellm_ros.cli.arguments import integer
@@ -139,7 +140,7 @@ class PyTorch:
         import torch
 
         self._torch, self._cuda = torch, args.device == "cuda"
-        module, dtype = importlib.import_module(args.lerobot), getattr(torch, TYPES[args.precision])
+        module, dtype = import_groot(args.lerobot), getattr(torch, TYPES[args.precision])
         config = module.GR00TN17Config.from_pretrained(checkpoint, dtype=dtype)
         if args.layers:  # else the sizes of the backbone are LeRobot's own
             config.model_name = str(checkpoint / "vlm")
