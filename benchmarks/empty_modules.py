@@ -58,7 +58,7 @@ class EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def import_groot(name: str) -> types.ModuleType:
-    """Import LeRobot's module of the GR00T N1.7, such as lerobot.policies.groot.groot_n1_7.
+    """Import LeRobot's module of the GR00T N1.7.
 
     What its extra `groot` installs is replaced if dm-tree is not there: chunks need none of it.
     """

@@ -50,10 +50,13 @@ def project_steps(graph: ModelBuilder, x: ir.Value, sizes: StepHeads) -> Sequenc
     counts = {"q_proj": sizes.heads, "k_proj": sizes.kv_heads, "v_proj": sizes.kv_heads}
     widths = {name: count * sizes.head_dim for name, count in counts.items()}
     projected = graph.linears("qkv_proj", widths, x, sizes.hidden_size)
-    return [
-        graph.transpose(graph.reshape(rows, [0, sizes.steps, count, sizes.head_dim]), (0, 2, 1, 3))
-        for rows, count in zip(projected, counts.values(), strict=True)
-    ]
+
+    def heads(rows: ir.Value, count: int) -> ir.Value:
+        if count == 1:  # ONNX Runtime's CUDA provider copies what it transposes, even so
+            return graph.reshape(rows, [0, 1, sizes.steps, sizes.head_dim])
+        return graph.transpose(graph.reshape(rows, [0, sizes.steps, count, sizes.head_dim]), (0, 2, 1, 3))
+
+    return [heads(*each) for each in zip(projected, counts.values(), strict=True)]
 
 
 # q -----------------------+

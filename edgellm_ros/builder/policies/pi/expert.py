@@ -137,11 +137,14 @@ def _adaptive_norms(graph: ModelBuilder, architecture: PiArchitecture, condition
         parts = {f"{place}.dense": 3 * hidden for place in places}
         product = graph.joined_linears("modulation.dense", parts, condition, hidden, bias=True)
         product = graph.reshape(graph.to_fp32(product), [-1])
+        added = np.tile(np.repeat(np.array([1, 0, 0], np.float32), hidden), len(places))
+        # of all scales at once: a kernel of each would take longer than its work
+        product = graph.op(
+            "Add", product, graph.weight("modulation.added", added.shape, lambda: added, FLOAT)
+        )
         values = graph.split(product, [hidden] * (3 * len(places)), axis=0)
-        one = graph.constant(np.float32(1), FLOAT)
         by_place: dict[str, Sequence[ir.Value]] = {
-            f"{EXPERT}.{place}": (graph.op("Add", values[3 * k], one), *values[3 * k + 1 : 3 * k + 3])
-            for k, place in enumerate(places)
+            f"{EXPERT}.{place}": values[3 * k : 3 * k + 3] for k, place in enumerate(places)
         }
 
     def add_norm(name: str, x: ir.Value) -> tuple[ir.Value, ir.Value]:
