@@ -6,6 +6,7 @@ The provider is not needed: its gaps are those that ONNX Runtime 1.31 has for op
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -21,7 +22,7 @@ from fixtures.act_checkpoint import write_act
 from fixtures.diffusion_checkpoint import write_diffusion
 from fixtures.graphs import FLOAT, helper, make_model
 from fixtures.groot_checkpoint import ONE_ROBOT, write_groot
-from fixtures.pi_checkpoint import write_pi
+from fixtures.pi_checkpoint import SIZES, write_pi
 from fixtures.smolvla_checkpoint import write_smolvla
 
 # It has no kernels for these in any precision, or none for bf16 (data of the first input).
@@ -116,3 +117,9 @@ def test_patches_need_no_cudnn(tmp_path):
         folder.mkdir()
         graphs = plan_export(write(folder), ExportOptions(precision="bf16")).graphs
         assert "Conv" not in {node.op_type for node in graphs["visual/model.onnx"].graph}
+
+
+def test_no_split_has_more_results_than_a_cuda_graph_records(tmp_path):
+    checkpoint = write_pi(tmp_path, sizes=replace(SIZES["pi05"], layers=12))  # 75 scales, shifts and gates
+    for graph in plan_export(checkpoint, ExportOptions(precision="bf16")).graphs.values():
+        assert max(len(node.outputs) for node in graph.graph) <= 32

@@ -30,6 +30,10 @@ from edgellm_ros.builder.policies.rope import rope_table, rows_from
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory import binding_names as names
 
+# Most results of a Split: of more, ONNX Runtime's CUDA provider copies the addresses from the host, which no
+# CUDA graph can record.
+PARTS = 30
+
 # From the name of a norm and x to the normalised rows and the gate of what follows, None = no gate.
 Norm = Callable[[str, ir.Value], tuple[ir.Value, ir.Value | None]]
 
@@ -142,7 +146,13 @@ def _adaptive_norms(graph: ModelBuilder, architecture: PiArchitecture, condition
         product = graph.op(
             "Add", product, graph.weight("modulation.added", added.shape, lambda: added, FLOAT)
         )
-        values = graph.split(product, [hidden] * (3 * len(places)), axis=0)
+        counts = [min(PARTS, 3 * len(places) - first) for first in range(0, 3 * len(places), PARTS)]
+        groups = graph.split(product, [hidden * count for count in counts], axis=0)
+        values = [
+            each
+            for group, count in zip(groups, counts, strict=True)
+            for each in graph.split(group, [hidden] * count, axis=0)
+        ]
         by_place: dict[str, Sequence[ir.Value]] = {
             f"{EXPERT}.{place}": values[3 * k : 3 * k + 3] for k, place in enumerate(places)
         }
