@@ -73,15 +73,22 @@ def read_tokenizer(
                 f"before it leave {given}"
             )
     if vocab_size is not None:
-        ids = tokenizer.get_vocab(with_added_tokens=True)
-        ids = {text: token for text, token in ids.items() if text not in outside}
-        text = max(ids, key=ids.__getitem__, default="")
-        if ids and ids[text] >= vocab_size:
-            raise ValueError(
-                f"{path}: token {quoted(text)} has the id {ids[text]}, outside the vocabulary of "
-                f"{vocab_size}: a tokenizer of another model, or with tokens that were added later?"
-            )
+        check_vocabulary(tokenizer, path, vocab_size, outside)
     return tokenizer
+
+
+def check_vocabulary(
+    tokenizer: tokenizers.Tokenizer, path: Path, vocab_size: int, outside: tuple[str, ...] = ()
+) -> None:
+    """Raise ValueError for ids outside the vocabulary; see `read_tokenizer`."""
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    ids = {text: token for text, token in ids.items() if text not in outside}
+    text = max(ids, key=ids.__getitem__, default="")
+    if ids and ids[text] >= vocab_size:
+        raise ValueError(
+            f"{path}: token {quoted(text)} has the id {ids[text]}, outside the vocabulary of "
+            f"{vocab_size}: a tokenizer of another model, or with tokens that were added later?"
+        )
 
 
 def added_token_id(checkpoint: Path, name: str, text: ConfigSection) -> int:

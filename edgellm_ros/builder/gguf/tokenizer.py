@@ -1,59 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tokenizer.json` of a GGUF file, and what transformers keeps beside it.
 
-Source of the pre-tokenizers: ggml-org/llama.cpp, src/llama-vocab.cpp; of the pieces of SentencePiece
-transformers, convert_slow_tokenizer.py.
+Source of the pieces of SentencePiece: transformers, convert_slow_tokenizer.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-
+from edgellm_ros.builder.config.byte_level import PRE_TOKENIZERS, byte_level_tokenizer
 from edgellm_ros.builder.gguf.reader import GgufFile
 from edgellm_ros.echo import quoted
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # of `tokenizer.ggml.token_type`
 # Control tokens that end an answer, whatever the file names as its end.
 ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>")
-WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-    r"\s+(?!\S)|\s+"
-)
-WORDS_WITH_MARKS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"
-    r"\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 SPACE = "\u2581"  # SentencePiece's letter for a space
-
-
-def _gpt2() -> Any:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _digits_then_gpt2() -> Any:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
-
-
-def _split(pattern: str) -> Any:
-    split = pre_tokenizers.Split(Regex(pattern), "isolated")
-    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-# By `tokenizer.ggml.pre`.
-PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "exaone"), _digits_then_gpt2),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais"), _gpt2),
-    **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), lambda: _split(WORDS % "{1,3}")
-    ),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan"), lambda: _split(WORDS % "")),
-    "qwen35": lambda: _split(WORDS_WITH_MARKS),
-}
-WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral")  # before merges
-COMPOSED = ("qwen2", "deepseek-r1-qwen", "qwen35")  # text is composed (NFC) first
 
 
 class Vocabulary:
@@ -108,18 +70,10 @@ class Vocabulary:
             if not found or not right:
                 raise self._fail("merges", f"{quoted(merge)}: expected two tokens")
             merges.append((left, right))
-        vocabulary = {token: i for i, token in enumerate(self.tokens)}
-        first = name in WHOLE_WORDS_FIRST
         try:
-            model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=first)
+            return byte_level_tokenizer(name, {token: i for i, token in enumerate(self.tokens)}, merges)
         except Exception as error:  # the library has no class of its own
             raise self._fail("merges", str(error)) from None
-        tokenizer = Tokenizer(model)
-        if name in COMPOSED:
-            tokenizer.normalizer = normalizers.NFC()
-        tokenizer.pre_tokenizer = PRE_TOKENIZERS[name]()
-        tokenizer.decoder = decoders.ByteLevel()
-        return tokenizer
 
     def _sentence_piece(self) -> Tokenizer:
         scores = self._list("scores", float, len(self.tokens))
