@@ -32,6 +32,7 @@ VISIBLE_ROWS = "visible_rows"  # of block drafters
 PIXEL_VALUES = "pixel_values"
 POS_EMBED_INDEX = "pos_embed_index"
 POS_EMBED_WEIGHT = "pos_embed_weight"
+POS_EMBED_SHARES = "pos_embed_shares"
 WINDOW_INDEX = "window_index"
 WINDOW_MASK = "window_mask"
 PATCH_INDEX = "patch_index"

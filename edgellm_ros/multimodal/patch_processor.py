@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes images for Qwen's vision towers: any size of whole merge blocks.
+"""Processes images for towers that take any size of whole merge blocks.
 
-Reference: transformers, Qwen2VLImageProcessorPil.
+References: transformers, Qwen2VLImageProcessorPil; NVIDIA Isaac-GR00T, Eagle3_VLProcessor.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import math
 import numpy as np
 
 from edgellm_ros.multimodal.image_pixels import ResizedImage, image_levels, whole_image
-from edgellm_ros.multimodal.vision_config import Qwen2_5VisionConfig, Qwen3VisionConfig, QwenVisionTower
-from edgellm_ros.multimodal.vision_positions import vision_positions
+from edgellm_ros.multimodal.vision_config import AnySizeTower, Siglip2VisionConfig
+from edgellm_ros.multimodal.vision_positions import PositionedTower, vision_positions
 
 MAX_ASPECT_RATIO = 200
+EAGLE_LONGEST_SIDE = 7000  # pixels
 
 
 class PatchProcessor:
     """An `ImageProcessor` that keeps an image's aspect ratio as closely as it can."""
 
-    def __init__(self, config: Qwen3VisionConfig | Qwen2_5VisionConfig) -> None:
+    def __init__(self, config: PositionedTower) -> None:
         self.config = config
         self.levels = image_levels(config)
 
@@ -40,14 +41,31 @@ class PatchProcessor:
         return vision_positions(token_grid[0] * merge, token_grid[1] * merge, self.config)
 
 
-def smart_resize(height: int, width: int, config: QwenVisionTower) -> tuple[int, int]:
+def smart_resize(height: int, width: int, config: AnySizeTower) -> tuple[int, int]:
     """Compute height and width in pixels after resizing.
 
     Both are multiples of patch size times merge size, their product is within the processor's limits, and the
     aspect ratio is kept as closely as that allows. ValueError for a side ratio above 200.
     """
     check_aspect_ratio(height, width)
-    return fit_area(height, width, config.size_factor, config.min_pixels, config.max_pixels)
+    fit = _fit_eagle if isinstance(config, Siglip2VisionConfig) else fit_area
+    return fit(height, width, config.size_factor, config.min_pixels, config.max_pixels)
+
+
+def _fit_eagle(height: int, width: int, factor: int, low: int, high: int) -> tuple[int, int]:
+    """Compute a size as `fit_area`, whose sides have limits too.
+
+    A larger area is that of the rounded sides, and not of the image.
+    """
+    sides = [min(max(factor, round(side / factor) * factor), EAGLE_LONGEST_SIDE) for side in (height, width)]
+    area = sides[0] * sides[1]
+    if area > high:
+        shrink = math.sqrt(area / high)
+        sides = [math.floor(side / shrink / factor) * factor for side in sides]
+    elif area < low:
+        grow = math.sqrt(low / (height * width))
+        sides = [math.ceil(side * grow / factor) * factor for side in (height, width)]
+    return sides[0], sides[1]
 
 
 def check_aspect_ratio(height: int, width: int) -> None:

@@ -100,25 +100,36 @@ class VisionTower:
 
 
 @dataclass(frozen=True)
-class QwenVisionTower(VisionTower):
-    """What the kinds of Qwen have: images of any size, with 2-D rotary positions.
+class AnySizeTower(VisionTower):
+    """What towers for images of any size have.
 
-    An image is resized to multiples of patch size times merge size, within limits of its area. Weights are
-    for groups of video frames; a still image repeats the frame.
+    An image is resized to multiples of patch size times merge size, within limits of its area.
+    """
+
+    min_pixels: int  # smallest area of a resized image; the processor's `shortest_edge`
+    max_pixels: int  # largest area of a resized image; the processor's `longest_edge`
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least_1(self, "min_pixels")
+        if self.max_pixels < self.min_pixels:
+            raise ValueError(f"max_pixels {self.max_pixels} is less than min_pixels {self.min_pixels}")
+
+
+@dataclass(frozen=True)
+class QwenVisionTower(AnySizeTower):
+    """What the kinds of Qwen have: 2-D rotary positions.
+
+    Weights are for groups of video frames; a still image repeats the frame.
     """
 
     temporal_patch_size: int
     rope_theta: float
-    min_pixels: int  # smallest area of a resized image; the processor's `shortest_edge`
-    max_pixels: int  # largest area of a resized image; the processor's `longest_edge`
     video: VideoConfig | None = field(default=None, kw_only=True)  # None = the engine takes no videos
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least_1(self, "temporal_patch_size")
-        check_at_least_1(self, "min_pixels")
-        if self.max_pixels < self.min_pixels:
-            raise ValueError(f"max_pixels {self.max_pixels} is less than min_pixels {self.min_pixels}")
         if self.head_dim % 4:
             raise ValueError(
                 f"hidden_size {self.hidden_size} / num_heads {self.num_heads} must be a multiple of 4"
@@ -129,34 +140,56 @@ class QwenVisionTower(VisionTower):
         return self.temporal_patch_size if self.video is not None else 1
 
 
-@dataclass(frozen=True)
-class Qwen3VisionConfig(QwenVisionTower):
-    """Vision tower of Qwen3-VL, Qwen3-Omni and Qwen3.5.
+class LearnedGrid:
+    """A square grid of learned positions, resampled to the patches of an image."""
 
-    The tower has a learned position grid and deepstack.
-    """
+    num_position_embeddings: int  # points of the grid, a square number
 
-    kind: Literal["qwen3_vl"] = field(default="qwen3_vl", kw_only=True)
-    num_position_embeddings: int  # points of the learned position grid, a square number
-    deepstack_visual_indexes: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_grid(self) -> None:
+        """Raise ValueError unless the number of points is that of a square."""
         if self.grid_side**2 != self.num_position_embeddings:
             raise ValueError(f"num_position_embeddings must be a square, got {self.num_position_embeddings}")
-        if any(not 0 <= index < self.depth for index in self.deepstack_visual_indexes):
-            raise ValueError(
-                f"deepstack_visual_indexes {self.deepstack_visual_indexes} outside 0..{self.depth - 1}"
-            )
 
     @property
     def grid_side(self) -> int:
         """Return the side of the learned position grid."""
         return round(self.num_position_embeddings**0.5)
 
+
+@dataclass(frozen=True)
+class Qwen3VisionConfig(LearnedGrid, QwenVisionTower):
+    """Vision tower of Qwen3-VL, Qwen3-Omni and Qwen3.5.
+
+    The tower has a learned position grid and deepstack.
+    """
+
+    kind: Literal["qwen3_vl"] = field(default="qwen3_vl", kw_only=True)
+    num_position_embeddings: int
+    deepstack_visual_indexes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_grid()
+        if any(not 0 <= index < self.depth for index in self.deepstack_visual_indexes):
+            raise ValueError(
+                f"deepstack_visual_indexes {self.deepstack_visual_indexes} outside 0..{self.depth - 1}"
+            )
+
     @property
     def num_deepstack_features(self) -> int:
         return len(self.deepstack_visual_indexes)
+
+
+@dataclass(frozen=True)
+class Siglip2VisionConfig(LearnedGrid, AnySizeTower):
+    """Vision tower of Eagle: SigLIP 2, whose learned positions are the only ones."""
+
+    kind: Literal["siglip2"] = field(default="siglip2", kw_only=True)
+    num_position_embeddings: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_grid()
 
 
 @dataclass(frozen=True)
@@ -238,7 +271,7 @@ class InternVLVisionConfig(VisionTower):
         return tokens // self.tile_tokens, self.tile_patches, self.patch_dim
 
 
-VisionConfig = Qwen3VisionConfig | Qwen2_5VisionConfig | InternVLVisionConfig
+VisionConfig = Qwen3VisionConfig | Qwen2_5VisionConfig | Siglip2VisionConfig | InternVLVisionConfig
 
 
 def check_at_least_1(config: object, name: str) -> None:

@@ -3,28 +3,42 @@
 
 The positions depend only on the grid. Reference: transformers, Qwen3OmniMoeVisionEncoder (bilinear resampling
 of the learned position grid with aligned corners), Qwen3OmniMoeVisionRotaryEmbedding (a quarter of the
-head size for the row, a quarter for the column) and get_vision_window_index.
+head size for the row, a quarter for the column) and get_vision_window_index; Siglip2VisionEmbeddings
+(resampling with a filter, as of PyTorch's `interpolate` with `antialias`).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from edgellm_ros.multimodal.vision_config import Qwen2_5VisionConfig, Qwen3VisionConfig, QwenVisionTower
+from edgellm_ros.multimodal.vision_config import (
+    Qwen2_5VisionConfig,
+    Qwen3VisionConfig,
+    QwenVisionTower,
+    Siglip2VisionConfig,
+)
+
+PositionedTower = Qwen3VisionConfig | Qwen2_5VisionConfig | Siglip2VisionConfig
 
 
-def vision_positions(
-    grid_height: int, grid_width: int, config: Qwen3VisionConfig | Qwen2_5VisionConfig
-) -> dict[str, np.ndarray]:
+def vision_positions(grid_height: int, grid_width: int, config: PositionedTower) -> dict[str, np.ndarray]:
     """Compute positions for a grid of P patches, merge block by merge block.
 
     Keys are the names of the graph's inputs:
+    - pos_embed_shares [P, N] float32: of SigLIP 2 alone, the share of each point of the learned position grid
     - rope_cos, rope_sin [P, D/2] float32
     - pos_embed_index [4, P] int64, pos_embed_weight [4, P] float32: for a learned position grid
     - window_index [W, L] int64, window_mask [W, 1, L, L] bool, patch_index [P] int64: for blocks with
       windows, see `windows`
     """
     rows, columns = _merge_order(grid_height, grid_width, config.spatial_merge_size)
+    if isinstance(config, Siglip2VisionConfig):
+        row_shares, column_shares = (
+            _filtered(size, config.grid_side)[places.astype(np.int64)]
+            for size, places in ((grid_height, rows), (grid_width, columns))
+        )
+        shares = row_shares[:, :, None] * column_shares[:, None, :]
+        return {"pos_embed_shares": shares.reshape(len(rows), -1)}
     inputs = _rotary(rows, columns, config)
     if isinstance(config, Qwen3VisionConfig):
         index, weight = _interpolation(rows, columns, grid_height, grid_width, config.grid_side)
@@ -98,3 +112,16 @@ def _taps(position: np.ndarray, size: int, side: int) -> tuple[list[np.ndarray],
     share = source - below
     indices = [np.clip(below.astype(np.int64) + offset, 0, side - 1) for offset in (0, 1)]
     return indices, [np.float32(1) - share, share]
+
+
+def _filtered(size: int, side: int) -> np.ndarray:
+    """Compute the shares [size, side] float32 of points in resampled ones.
+
+    side, size: number of points, and of resampled ones. The filter is a triangle, as wide as the larger of
+    both distances between points.
+    """
+    scale = side / size
+    centres = scale * (np.arange(size) + 0.5)
+    distances = np.abs(np.arange(side) + 0.5 - centres[:, None]) / max(scale, 1.0)
+    shares = np.maximum(0.0, 1.0 - distances)
+    return (shares / shares.sum(axis=1, keepdims=True)).astype(np.float32)

@@ -14,7 +14,7 @@ from edgellm_ros.multimodal.patch_processor import PatchProcessor, smart_resize
 from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
 from fixtures.pixel_values import pixel_values
 from fixtures.reference_inputs import make_image
-from fixtures.vision_config import CONFIG
+from fixtures.vision_config import CONFIG, EAGLE
 
 REFERENCES = json.loads((Path(__file__).parents[1] / "data" / "transformers_references.json").read_text())
 
@@ -63,6 +63,23 @@ def test_sizes_are_multiples_of_patch_times_merge_within_the_bounds():
         resized = smart_resize(height, width, within(10_000, 300_000))
         assert all(side % 32 == 0 and side > 0 for side in resized)
         assert 10_000 <= resized[0] * resized[1] <= 300_000
+
+
+@pytest.mark.parametrize(
+    ("size", "resized"),
+    [
+        ((256, 256), (252, 252)),
+        ((256, 341), (252, 336)),
+        ((42, 42), (56, 56)),  # halves to even numbers
+        ((10, 10), (56, 56)),  # at least four tokens
+        ((20, 400), (28, 392)),
+        ((3000, 3000), (1792, 1792)),  # at most 4096
+        ((2010, 1610), (1988, 1596)),
+        ((9000, 100), (7000, 112)),  # the longest side
+    ],
+)
+def test_sizes_of_siglip_2_are_those_of_eagle_s_processor(size, resized):
+    assert smart_resize(*size, EAGLE) == resized
 
 
 def test_an_image_that_is_too_long_is_an_error():

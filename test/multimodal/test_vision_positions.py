@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from edgellm_ros.multimodal.vision_positions import vision_positions
-from fixtures.vision_config import CONFIG, WINDOWS
+from fixtures.vision_config import CONFIG, EAGLE, WINDOWS
 
 GRIDS = [(14, 20), (2, 2), (2, 36), (24, 24), (46, 30)]
 
@@ -33,6 +33,36 @@ def test_positions_equal_those_of_transformers(grid):
     half = CONFIG.head_dim // 2
     np.testing.assert_allclose(positions["rope_cos"], cos[:, :half].numpy(), atol=2e-6)
     np.testing.assert_allclose(positions["rope_sin"], sin[:, :half].numpy(), atol=2e-6)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("grid", [*GRIDS, (4, 6), (6, 4)])
+def test_positions_of_siglip_2_are_resampled_as_by_pytorch(grid):
+    torch = pytest.importorskip("torch")
+    table = np.random.default_rng(0).normal(size=(EAGLE.num_position_embeddings, 8)).astype(np.float32)
+    learned = torch.tensor(table).reshape(1, EAGLE.grid_side, EAGLE.grid_side, 8).permute(0, 3, 1, 2)
+    resized = torch.nn.functional.interpolate(
+        learned, size=grid, mode="bilinear", align_corners=False, antialias=True
+    )
+    rows, columns = (side // 2 for side in grid)
+    expected = resized[0].numpy().reshape(8, rows, 2, columns, 2).transpose(1, 3, 2, 4, 0).reshape(-1, 8)
+    np.testing.assert_allclose(
+        vision_positions(*grid, EAGLE)["pos_embed_shares"] @ table, expected, atol=1e-5
+    )
+
+
+def test_patches_of_siglip_2_have_shares_of_the_points_around_them():
+    side = EAGLE.grid_side
+    shares = vision_positions(2, 4, EAGLE)["pos_embed_shares"]
+    assert shares.shape == (8, side**2)
+    np.testing.assert_allclose(shares.sum(axis=1), 1, atol=1e-6)
+    places = shares @ np.stack(np.divmod(np.arange(side**2), side), axis=1)
+    assert (places[2:4] - places[:2])[:, 0].min() > 1  # patches 2 and 3 are below 0 and 1
+    assert (places[4:6] - places[:2])[:, 1].min() > 1  # 4 and 5 are in the next block
+    np.testing.assert_allclose(places[:2].mean(axis=0)[1] + places[4:6].mean(axis=0)[1], side - 1, atol=1e-5)
+    exact = vision_positions(side * 2, side * 2, EAGLE)["pos_embed_shares"]
+    assert exact[0].argmax() == 0
+    assert exact[0].max() == 1
 
 
 def test_patches_come_merge_block_by_merge_block():
