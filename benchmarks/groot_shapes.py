@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes of GR00T N1.7, and checkpoints of these sizes with random weights.
 
+`head_shapes` and `decoder_shapes` are those of N1.6 too.
+
 Sources of the numbers: LeRobot 0.6.1, policies/groot/groot_n1_7.py, which has the configuration of the
 published checkpoint and of its Qwen3-VL. The module needs no PyTorch.
 """
@@ -101,30 +103,12 @@ MODEL: dict[str, Any] = {
 
 def groot_shapes(model: Mapping[str, Any], vlm: Mapping[str, Any]) -> Shapes:
     """Return the shape of each tensor of a checkpoint with these configurations."""
-    return _backbone(model, vlm) | _head(model)
+    return _backbone(model, vlm) | head_shapes(model)
 
 
 def _backbone(model: Mapping[str, Any], vlm: Mapping[str, Any]) -> Shapes:
-    text, vision, prefix = vlm["text_config"], vlm["vision_config"], "backbone.model.model"
-    hidden, inner, size = text["hidden_size"], text["intermediate_size"], text["head_dim"]
-    queries, keys = (text[f"num_{kind}_heads"] * size for kind in ("attention", "key_value"))
-    shapes: Shapes = {f"{prefix}.language_model.embed_tokens.weight": (text["vocab_size"], hidden)}
-    for i in range(model["select_layer"]):
-        layer = f"{prefix}.language_model.layers.{i}"
-        shapes |= {
-            f"{layer}.input_layernorm.weight": (hidden,),
-            f"{layer}.post_attention_layernorm.weight": (hidden,),
-            f"{layer}.self_attn.q_proj.weight": (queries, hidden),
-            f"{layer}.self_attn.k_proj.weight": (keys, hidden),
-            f"{layer}.self_attn.v_proj.weight": (keys, hidden),
-            f"{layer}.self_attn.o_proj.weight": (hidden, queries),
-            f"{layer}.self_attn.q_norm.weight": (size,),
-            f"{layer}.self_attn.k_norm.weight": (size,),
-            f"{layer}.mlp.gate_proj.weight": (inner, hidden),
-            f"{layer}.mlp.up_proj.weight": (inner, hidden),
-            f"{layer}.mlp.down_proj.weight": (hidden, inner),
-        }
-    shapes[f"{prefix}.language_model.norm.weight"] = (hidden,)
+    vision, prefix = vlm["vision_config"], "backbone.model.model"
+    shapes = decoder_shapes(vlm["text_config"], f"{prefix}.language_model", model["select_layer"])
     wide, raised = vision["hidden_size"], vision["intermediate_size"]
     merged, patch = wide * vision["spatial_merge_size"] ** 2, vision["patch_size"]
     tower, linears, norms = f"{prefix}.visual", {}, {}
@@ -144,11 +128,35 @@ def _backbone(model: Mapping[str, Any], vlm: Mapping[str, Any]) -> Shapes:
         norms[f"{module}.norm"] = normed
         linears[f"{module}.linear_fc1"] = (merged, merged)
         linears[f"{module}.linear_fc2"] = (vision["out_hidden_size"], merged)
-    return shapes | _affine(linears, norms)
+    return shapes | affine_shapes(linears, norms)
 
 
-def _head(model: Mapping[str, Any]) -> Shapes:
-    dit, vl = model["diffusion_model_cfg"], model["vl_self_attention_cfg"]
+def decoder_shapes(text: Mapping[str, Any], prefix: str, layers: int) -> Shapes:
+    """Return the shapes of a Qwen3 with this number of layers."""
+    hidden, inner, size = text["hidden_size"], text["intermediate_size"], text["head_dim"]
+    queries, keys = (text[f"num_{kind}_heads"] * size for kind in ("attention", "key_value"))
+    shapes: Shapes = {f"{prefix}.embed_tokens.weight": (text["vocab_size"], hidden)}
+    for i in range(layers):
+        layer = f"{prefix}.layers.{i}"
+        shapes |= {
+            f"{layer}.input_layernorm.weight": (hidden,),
+            f"{layer}.post_attention_layernorm.weight": (hidden,),
+            f"{layer}.self_attn.q_proj.weight": (queries, hidden),
+            f"{layer}.self_attn.k_proj.weight": (keys, hidden),
+            f"{layer}.self_attn.v_proj.weight": (keys, hidden),
+            f"{layer}.self_attn.o_proj.weight": (hidden, queries),
+            f"{layer}.self_attn.q_norm.weight": (size,),
+            f"{layer}.self_attn.k_norm.weight": (size,),
+            f"{layer}.mlp.gate_proj.weight": (inner, hidden),
+            f"{layer}.mlp.up_proj.weight": (inner, hidden),
+            f"{layer}.mlp.down_proj.weight": (hidden, inner),
+        }
+    return {**shapes, f"{prefix}.norm.weight": (hidden,)}
+
+
+def head_shapes(model: Mapping[str, Any]) -> Shapes:
+    """Return the shapes of the action head."""
+    dit, vl = model["diffusion_model_cfg"], model.get("vl_self_attention_cfg", {"num_layers": 0})
     width, inner = dit["num_attention_heads"] * dit["attention_head_dim"], model["hidden_size"]
     hidden, robots = model["backbone_embedding_dim"], model["max_num_embodiments"]
     linears = {
@@ -174,7 +182,7 @@ def _head(model: Mapping[str, Any]) -> Shapes:
         "action_decoder.layer1": (inner, inner),
         "action_decoder.layer2": (inner, model["max_action_dim"]),
     }
-    shapes = {"position_embedding.weight": (model["max_seq_len"], width), **_affine(linears, norms)}
+    shapes = {"position_embedding.weight": (model["max_seq_len"], width), **affine_shapes(linears, norms)}
     for name, (fan_in, fan_out) in own.items():
         shapes |= {f"{name}.W": (robots, fan_in, fan_out), f"{name}.b": (robots, fan_out)}
     return {f"{HEAD}.{name}": shape for name, shape in shapes.items()}
@@ -191,7 +199,7 @@ def _block(block: str, width: int, keys: int) -> dict[str, tuple[int, int]]:
     }
 
 
-def _affine(linears: Mapping[str, tuple[int, int]], norms: Mapping[str, int]) -> Shapes:
+def affine_shapes(linears: Mapping[str, tuple[int, int]], norms: Mapping[str, int]) -> Shapes:
     """Return the shapes of weights and biases of linear layers and norms."""
     shapes: Shapes = {}
     for name, shape in (*linears.items(), *((name, (size,)) for name, size in norms.items())):

@@ -68,8 +68,19 @@ def model_state(state: np.ndarray | None, config: StateConfig) -> np.ndarray:
     if isinstance(config, LimitedStateConfig):
         limits = np.array(config.limits, np.float32)
         normalised = np.clip(normalised, -limits, limits)
-    result[0, : config.dim] = normalised
+        normalised = _with_angles(normalised, values, config)
+    result[0, : len(normalised)] = normalised
     return result
+
+
+def _with_angles(normalised: np.ndarray, values: np.ndarray, config: LimitedStateConfig) -> np.ndarray:
+    """Put sines and cosines of angles among `values` [D] in place of these."""
+    parts, end = [], 0
+    for first, count in config.angles:
+        group = values[first : first + count]
+        parts += [normalised[end:first], np.sin(group), np.cos(group)]
+        end = first + count
+    return np.concatenate([*parts, normalised[end:]])
 
 
 class ActionReference:

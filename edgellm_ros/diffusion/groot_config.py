@@ -14,7 +14,7 @@ from edgellm_ros.diffusion.policy_config import (
     PrefixCameraConfig,
 )
 from edgellm_ros.multimodal.image_crop import ImageCrop
-from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
+from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig, Siglip2VisionConfig
 
 POSE = 9  # values of a pose: x, y, z, and the first two rows of the rotation's matrix
 
@@ -75,20 +75,25 @@ class GrootSpaceConfig(AffineSpaceConfig):
 
 @dataclass(frozen=True)
 class GrootConfig(FlowPolicyConfig):
-    """GR00T N1.7: images and text are the context of a diffusion transformer."""
+    """GR00T N1.6 and N1.7: images and text are the context of a diffusion transformer."""
 
     cameras: CroppedCameraConfig
     state: LimitedStateConfig
     action_space: GrootSpaceConfig
-    vision: Qwen3VisionConfig
-    image_places: tuple[int, ...]  # of each image: how many tokens of `prompt_before` precede it
+    vision: Qwen3VisionConfig | Siglip2VisionConfig
+    images_last: bool  # whether images follow the task
+    # of each image: how many tokens of `prompt_before` precede it, or of `prompt_after` with images_last
+    image_places: tuple[int, ...]
+    task_before: str  # text around the task, up to the nearest special tokens
+    task_after: str
+    no_task: str  # the task of a request without one
     plain_words: bool  # whether a task is in small letters, without punctuation
     embodiment: str  # whose encoders and decoder the graphs have
     kind: Literal["groot"] = field(default="groot", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        images, tokens = self.images, len(self.prompt_before)
+        images, tokens = self.images, len(self.prompt_after if self.images_last else self.prompt_before)
         if len(self.image_places) != images or sorted(set(self.image_places)) != list(self.image_places):
             raise ValueError(f"image_places must be {images} growing numbers, got {self.image_places}")
         if not all(0 < place <= tokens for place in self.image_places):
@@ -98,6 +103,11 @@ class GrootConfig(FlowPolicyConfig):
     def images(self) -> int:
         """Return the number of images of a prompt."""
         return len(self.cameras.names) * self.cameras.frames
+
+    def places(self, tokens: int) -> tuple[int, ...]:
+        """Return how many of the `tokens` of a prompt precede each image."""
+        first = tokens - len(self.prompt_after) if self.images_last else 0
+        return tuple(first + place for place in self.image_places)
 
     @property
     def max_prefix_rows(self) -> int:

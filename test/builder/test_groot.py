@@ -163,7 +163,10 @@ def of_statistics(modality, key, **changes):
         (of_model(max_action_dim=3), "model_dim 3 is less than the 4 names"),
         (of_model(action_horizon=4), "model_horizon must be at least 5, got 4"),
         (of_model(diffusion_model_cfg={}), "interleave_self_attention None: supported: True"),
-        (of_processor(image_target_size=[64]), r"image_target_size \[64\]: expected height and width"),
+        (
+            of_processor(image_target_size=[64], shortest_image_edge=None),
+            r"image_target_size \[64\]: expected height and width",
+        ),
         (of_processor(crop_fraction=1.5), "crop_fraction 1.5: expected above 0 and at most 1"),
         (
             of_processor(use_albumentations=False, image_crop_size=[31, 32]),

@@ -135,7 +135,7 @@ def test_a_known_policy_of_lerobot_is_refused_with_what_it_is(tmp_path, kind, fe
     [
         ("openvla", "OpenVLA"),
         ("gr00t_n1_5", "GR00T N1.5"),
-        ("Gr00tN1d6", "GR00T N1.6"),
+        ("Gr00tN1d5", "GR00T N1.5"),
         ("wall-x", "WALL-X"),
         ("molmoact", "MolmoAct"),
     ],

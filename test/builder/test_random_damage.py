@@ -11,6 +11,7 @@ import pytest
 from edgellm_ros.builder import ExportOptions, check
 from fixtures.damage import damaged_copy
 from fixtures.groot_checkpoint import ONE_ROBOT, write_groot, write_groot_of_lerobot
+from fixtures.groot_n16_checkpoint import ONE_ROBOT_N16, write_groot_n16
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
 from fixtures.pi_checkpoint import write_openpi, write_pi
 from fixtures.policy_folders import of_lerobot_0_3, write_policy_adapter
@@ -46,6 +47,10 @@ def groot(directory):
     write_groot(directory, shape=ONE_ROBOT)
 
 
+def groot_n16(directory):
+    write_groot_n16(directory, shape=ONE_ROBOT_N16)
+
+
 CHECKPOINTS = {
     "sounds, images, actions": (with_adapter, LIMITS),
     "a hybrid with images": (write_whole_qwen3_5_checkpoint, LIMITS),
@@ -57,6 +62,7 @@ CHECKPOINTS = {
     "buffers of a policy": (policy_with_buffers, ExportOptions()),
     "an adapter of a policy": (policy_with_adapter, ExportOptions()),
     "a policy by modality": (groot, ExportOptions()),
+    "a policy by modality of N1.6": (groot_n16, ExportOptions()),
     "a policy by modality of LeRobot": (write_groot_of_lerobot, ExportOptions()),
 }
 

@@ -45,6 +45,7 @@ from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.dflash_checkpoints import write_qwen3_with_drafter
 from fixtures.diffusion_checkpoint import write_diffusion
 from fixtures.groot_checkpoint import write_groot_of_lerobot
+from fixtures.groot_n16_checkpoint import ONE_ROBOT_N16, write_groot_n16
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
 from fixtures.mtp_checkpoints import write_mimo
 from fixtures.pi_checkpoint import write_pi
@@ -269,10 +270,15 @@ def test_the_builder_makes_plans_of_a_block_drafter_and_of_its_base(tmp_path, li
         (partial(write_pi, kind="pi05"), {"visual": (1, 0), "prefix": (1, 3), "action": (2, 4)}),
         # three blocks; three layers of the language model and one over them; a DiT of four layers
         (write_groot_of_lerobot, {"visual": (3, 6), "prefix": (4, 6), "action": (4, 0)}),
+        # two blocks; three layers of the language model; a DiT of four layers
+        (
+            partial(write_groot_n16, shape=ONE_ROBOT_N16),
+            {"visual": (2, 0), "prefix": (3, 6), "action": (4, 0)},
+        ),
         (write_act, {"action": (3, 0)}),  # a layer of the encoder, two attentions of the decoder
         (write_diffusion, {"prefix": (0, 0), "action": (0, 0)}),
     ],
-    ids=["smolvla", "pi0", "pi05", "groot", "act", "diffusion"],
+    ids=["smolvla", "pi0", "pi05", "groot", "groot n16", "act", "diffusion"],
 )
 def test_the_parser_takes_the_graphs_of_a_policy(tmp_path, library, precision, write, layers):
     config = export(write(tmp_path / "checkpoint"), tmp_path / "engine", precision=precision)

@@ -16,29 +16,24 @@ from groot_cases import (  # noqa: E402
     CROP_SETTINGS,
     CROPS,
     DELAY,
-    END,
     EXECUTED,
-    NOISE_SEED,
     SAMPLES,
     SQUARE_SETTINGS,
     SQUARED,
     STATS,
-    GrootCase,
     image_key,
     picture,
 )
+from groot_checks import TOLERANCE, error, inside, previous_chunk, request_of  # noqa: E402
 
 from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection  # noqa: E402
 from edgellm_ros.builder.policies.groot.cameras import read_crop, read_crop_of_lerobot  # noqa: E402
-from edgellm_ros.diffusion.chunking import ChunkCondition  # noqa: E402
-from edgellm_ros.diffusion.groot_config import GrootSpaceConfig  # noqa: E402
+from edgellm_ros.builder.policies.groot.version import N1_7  # noqa: E402
 from edgellm_ros.multimodal.cropped_image import cropped_image  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
-from edgellm_ros.runtime.request import LLMGenerationRequest  # noqa: E402
 from fixtures.groot_checkpoint import ROBOT  # noqa: E402
 
-TOLERANCE = 1e-3  # of the range of an action
 VECTORS = "saved statistics of vectors"  # whose images differ by roundings of PyTorch's filter
 
 
@@ -48,43 +43,6 @@ def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("groot")
     lerobot_policies.run("0.6.1", "groot_reference.py", str(root))
     return root
-
-
-def error(space: GrootSpaceConfig, found: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest difference as a share of the range of an action.
-
-    Values that never change must be equal.
-    """
-    ranges = 2 * np.array(space.step_scale or [space.scale])
-    varies = np.broadcast_to(ranges > 0, found.shape)
-    np.testing.assert_array_equal(found[~varies], expected[~varies])
-    return float((np.abs(found - expected) / np.where(ranges > 0, ranges, 1))[varies].max())
-
-
-def inside(space: GrootSpaceConfig, actions: np.ndarray) -> np.ndarray:
-    """Tell which values of actions that are not relative are within their limits."""
-    absolute = ~np.array(space.relative) & (np.array(space.scale) > 0)
-    scale, offset = (
-        np.array(getattr(space, f"step_{name}") or [getattr(space, name)])[:, absolute]
-        for name in ("scale", "offset")
-    )
-    return np.abs((actions[..., absolute] - offset) / scale - 1) < 1
-
-
-def request_of(case: GrootCase, **more) -> LLMGenerationRequest:
-    return LLMGenerationRequest(
-        case.task,
-        images=tuple(case.frames.values()),
-        state=case.state,
-        action_samples=SAMPLES,
-        noise_seed=NOISE_SEED,
-        **more,
-    )
-
-
-def previous_chunk(case: GrootCase, space: GrootSpaceConfig) -> ChunkCondition:
-    chunk = (case.previous + 1) * np.array(space.scale, np.float32) + np.array(space.offset, np.float32)
-    return ChunkCondition(actions=chunk, executed=EXECUTED, delay=DELAY, horizon=END, form="frozen")
 
 
 @pytest.mark.parametrize("name", list(CASES))
@@ -117,7 +75,7 @@ def test_a_value_that_never_changes_is_the_one_of_the_statistics(folder):
 @pytest.mark.parametrize(("size", "letter_box"), CROPS)
 def test_images_are_cropped_as_by_lerobot(folder, size, letter_box):
     settings = {**CROP_SETTINGS, "use_albumentations": True, "letter_box_transform": letter_box}
-    crop = read_crop(ConfigSection(settings, "processor_config.json"))
+    crop = read_crop(ConfigSection(settings, "processor_config.json"), N1_7)
     expected = np.load(folder / "images.npz")[image_key("crop", size, letter_box)]
     np.testing.assert_array_equal(cropped_image(crop, picture(size)), expected)
 
@@ -129,7 +87,7 @@ def test_squares_are_those_of_pytorch_s_filters(folder, size, lerobot):
     Pillow and PyTorch round differently; where a bicubic filter is beyond black or white they differ more.
     """
     section = ConfigSection(SQUARE_SETTINGS, "settings")
-    crop = read_crop_of_lerobot(section) if lerobot else read_crop(section)
+    crop = read_crop_of_lerobot(section) if lerobot else read_crop(section, N1_7)
     expected = np.load(folder / "images.npz")[image_key("square", size, lerobot)]
     found = cropped_image(crop, picture(size, 64, 192)).astype(int)
     difference = np.abs(found - expected)

@@ -20,9 +20,7 @@ POLICIES = {
     "pi0fast": "pi0-FAST, which writes actions as tokens of PaliGemma",
     "gr00tn1": "GR00T N1, a diffusion transformer on Eagle",
     "gr00tn15": "GR00T N1.5, a diffusion transformer on Eagle",
-    "gr00tn16": "GR00T N1.6, a diffusion transformer on a vision language model",
     "gr00tn1d5": "GR00T N1.5, a diffusion transformer on Eagle",
-    "gr00tn1d6": "GR00T N1.6, a diffusion transformer on a vision language model",
     "openvla": "OpenVLA, which writes actions as tokens of Llama 2",
     "xvla": "X-VLA, a policy on Florence-2",
     "wallx": "WALL-X, a flow policy on Qwen2.5-VL",
@@ -34,7 +32,7 @@ POLICIES = {
     "lingbotva": "LingBot-VA, a world model with actions",
     "vlajepa": "VLA-JEPA, a vision language action model",
 }
-SUPPORTED = "ACT, Diffusion Policy, GR00T N1.7, pi0, pi0.5 and SmolVLA"
+SUPPORTED = "ACT, Diffusion Policy, GR00T N1.6 and N1.7, pi0, pi0.5 and SmolVLA"
 OPENPI = "paligemma_variant"  # a key of openpi's config.json, which has no type
 
 

@@ -230,7 +230,7 @@ def _plan_policy(
         family=model.config.kind,
         parameters=weights.parameters,
         config=config,
-        texts={} if model.tokenizer is None else {TOKENIZER_FILE: model.tokenizer.read_bytes()},
+        texts={} if model.tokenizer is None else {TOKENIZER_FILE: model.tokenizer},
         tensors={},
         graphs=_policy_graphs(model, options.precision),
         adapter_folders={},

@@ -37,7 +37,7 @@ class PolicyModel:
 
     config: PolicyConfig
     llm: LanguageModelConfig | None  # the layers of the prefix; None without a language model
-    tokenizer: Path | None  # None for a policy without text
+    tokenizer: bytes | None  # contents of tokenizer.json; None for a policy without text
     parts: Mapping[str, Callable[[str], ModelBuilder]]
     # ^ folder in the engine directory ("visual", "prefix", "action") -> function of the precision
 

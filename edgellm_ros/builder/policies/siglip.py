@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of SigLIP's vision tower, as policies on SmolVLM and PaliGemma have it.
+"""Layers of SigLIP's vision tower.
+
+Policies on SmolVLM, PaliGemma and Eagle have it.
 
 Source of the model: transformers, modeling_siglip.py and modeling_smolvlm.py.
 """
@@ -15,14 +17,20 @@ from edgellm_ros.builder.graph.layers import ModelBuilder
 
 
 @dataclass(frozen=True)
-class SiglipTower:
-    """Sizes of SigLIP, for images of one size."""
+class SiglipLayers:
+    """Sizes of SigLIP's layers."""
 
     hidden_size: int
     intermediate_size: int
     num_heads: int
     depth: int
     epsilon: float
+
+
+@dataclass(frozen=True)
+class SiglipTower(SiglipLayers):
+    """Sizes of SigLIP, for images of one size."""
+
     patch_size: int
     position_side: int  # positions of the learned grid, in each direction
     image_size: int  # pixels of a side of the images that the policy makes
@@ -33,7 +41,7 @@ class SiglipTower:
         return self.image_size // self.patch_size
 
 
-# pixels -- patch_embedding --(+)-- layers.0 -- ... -- layers.L-1 -- post_layernorm -->
+# pixels -- patch_embedding --(+)-- siglip_layers -->
 #                          positions
 def siglip_rows(graph: ModelBuilder, tower: SiglipTower, pixels: ir.Value, positions: np.ndarray) -> ir.Value:
     """Add the tower's rows [N,P,hidden] of images [N,3,side,side] fp32 from -1 to 1.
@@ -45,6 +53,13 @@ def siglip_rows(graph: ModelBuilder, tower: SiglipTower, pixels: ir.Value, posit
     with graph.module("embeddings"):
         x = graph.linear("patch_embedding", _patches(graph, tower, pixels), 3 * patch**2, hidden, bias=True)
         x = graph.op("Add", x, _positions(graph, tower, positions))
+    return siglip_layers(graph, tower, x)
+
+
+# x -- layers.0 -- ... -- layers.L-1 -- post_layernorm -->
+def siglip_layers(graph: ModelBuilder, tower: SiglipLayers, x: ir.Value) -> ir.Value:
+    """Add the layers and the norm after them, over patches [N,P,hidden] of N images."""
+    hidden = tower.hidden_size
     for i in range(tower.depth):
         with graph.module(f"encoder.layers.{i}", nodes=f"layers.{i}"):
             normed = graph.layer_norm("layer_norm1", x, hidden, tower.epsilon)
@@ -79,7 +94,7 @@ def _positions(graph: ModelBuilder, tower: SiglipTower, rows: np.ndarray) -> ir.
 # x --+-- q_proj --+
 #     +-- k_proj --+-- Attention -- out_proj -->
 #     +-- v_proj --+
-def _attention(graph: ModelBuilder, tower: SiglipTower, x: ir.Value) -> ir.Value:
+def _attention(graph: ModelBuilder, tower: SiglipLayers, x: ir.Value) -> ir.Value:
     """Add attention among the patches of an image: [N,P,hidden] -> the same."""
     hidden, heads = tower.hidden_size, tower.num_heads
     head_dim = hidden // heads

@@ -17,8 +17,6 @@ from edgellm_ros.diffusion.groot_config import GrootConfig
 from edgellm_ros.diffusion.groot_space import GrootActionSpace
 from edgellm_ros.diffusion.samplers import NOISE_AT_0
 
-NO_TASK = "Perform the task."
-
 
 class GrootHead:
     """GR00T with one configuration; see `PolicyHead`."""
@@ -34,10 +32,10 @@ class GrootHead:
         return BoundContext(dict(context.tensors), dict(context.dims))
 
     def prompt(self, task: str, state: np.ndarray) -> str:
-        text = task or NO_TASK
-        if not self.config.plain_words:
-            return text
-        return "".join(each for each in text.lower() if each.isalnum() or each.isspace() or each == "_")
+        config, text = self.config, task or self.config.no_task
+        if config.plain_words:
+            text = "".join(each for each in text.lower() if each.isalnum() or each.isspace() or each == "_")
+        return f"{config.task_before}{text}{config.task_after}"
 
     def prefix_rows(self, images: int, tokens: int) -> int:
         return images + tokens

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """CameraRows: what turns camera images into rows of a policy's prefix.
 
-`PaddedCameraRows` is for images that are squares of one size, `CroppedCameraRows` for Qwen's vision tower.
+`PaddedCameraRows` is for images that are squares of one size, `CroppedCameraRows` for images of any size.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CroppedCameraRows: cropped camera images in Qwen's vision tower."""
+"""CroppedCameraRows: cropped images in a vision tower for images of any size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from edgellm_ros.multimodal.cropped_image import cropped_image
 from edgellm_ros.multimodal.image_crop import cropped_size
 from edgellm_ros.multimodal.patch_processor import PatchProcessor
 from edgellm_ros.multimodal.vision_runner import VisionRunner
-from edgellm_ros.runtime.prompt.rope import get_rope_index
+from edgellm_ros.runtime.prompt.rope import get_rope_index, plain_rope_index
 
 TEXT, IMAGE = 0, 1  # in place of tokens
 KEPT_LAYOUTS = 8
@@ -89,7 +89,7 @@ class CroppedCameraRows:
         grids = self._grids(images) * self._config.cameras.frames
         key = (*grids, tokens)
         if key not in self._layouts:
-            self._layouts[key] = prompt_layout(grids, tokens, self._config.image_places, self._rope)
+            self._layouts[key] = prompt_layout(grids, tokens, self._config.places(tokens), self._rope)
             if len(self._layouts) > KEPT_LAYOUTS:
                 self._layouts.popitem(last=False)
         self._layouts.move_to_end(key)
@@ -115,10 +115,14 @@ def prompt_layout(
         kinds += [TEXT] * (place - before) + [IMAGE] * (rows * columns)
     kinds += [TEXT] * (tokens - places[-1])
     row_places = np.argsort(np.array(kinds) == TEXT, kind="stable")
-    positions, _ = get_rope_index(kinds, grids, IMAGE, TEXT)
+    section = rope.mrope_section or (0, 0, 0)
+    if rope.mrope_section:
+        positions, _ = get_rope_index(kinds, grids, IMAGE, TEXT)
+    else:
+        positions = plain_rope_index(len(kinds))
     axes = np.zeros(len(rope.frequencies), np.int64)
     for axis in (1, 2):
-        axes[axis : 3 * rope.mrope_section[axis] : 3] = axis
+        axes[axis : 3 * section[axis] : 3] = axis
     angles = positions[axes].T * np.array(rope.frequencies, np.float32)
     scaling = np.float32(rope.attention_scaling)
     return {

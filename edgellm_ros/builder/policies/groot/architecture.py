@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes of GR00T N1.7.
+"""Sizes of GR00T.
 
-The sizes are those of the backbone, which is the first part of a Qwen3-VL, and of the action head.
+The sizes are those of the backbone, which is the first part of a vision language model, and of the action
+head.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgellm_ros.builder.families.qwen3_vl.vision import VisionArchitecture
+from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.model.decoder import Decoder
+from edgellm_ros.builder.weights.weights import Weights
+from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig, Siglip2VisionConfig
 
 HEAD = "action_head"
 
@@ -29,12 +33,22 @@ class AttentionSizes:
 
 
 @dataclass(frozen=True)
+class Backbone:
+    """The part of a vision language model that the action head attends to."""
+
+    where: str  # the file of its sizes
+    decoder: Decoder  # the kept layers of the language model
+    norm: bool  # whether the language model's last norm follows them
+    vision: Qwen3VisionConfig | Siglip2VisionConfig
+    build_vision: Callable[[Weights, str], ModelBuilder]  # of weights and precision
+
+
+@dataclass(frozen=True)
 class GrootArchitecture:
     """All that the graphs of a GR00T use."""
 
-    decoder: Decoder  # the kept layers of the language model
-    vision: VisionArchitecture
-    vlln: bool  # whether a LayerNorm follows the decoder
+    backbone: Backbone
+    vlln: bool  # whether a LayerNorm follows the backbone
     vl: AttentionSizes  # layers over the decoder's result
     dit: AttentionSizes  # every second layer attends to the context, the others to the actions
     text_every: (

@@ -1,23 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads how GR00T's processors resize and crop the images of cameras.
 
-Sources: NVIDIA Isaac-GR00T, gr00t/model/gr00t_n1d7/image_augmentations.py; LeRobot 0.6.1,
-policies/groot/processor_groot.py.
+Sources: NVIDIA Isaac-GR00T, gr00t/model/gr00t_n1d7/image_augmentations.py and that of gr00t_n1d6 (branch
+n1.6-release); LeRobot 0.6.1, policies/groot/processor_groot.py.
 """
 
 from __future__ import annotations
 
+import logging
+
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
+from edgellm_ros.builder.policies.groot.version import Version
 from edgellm_ros.diffusion.groot_config import CroppedCameraConfig
 from edgellm_ros.multimodal.image_crop import AREA, BICUBIC, BILINEAR, ImageCrop, cropped_size
 from edgellm_ros.multimodal.patch_processor import smart_resize
-from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
+from edgellm_ros.multimodal.vision_config import AnySizeTower
+
+logger = logging.getLogger(__name__)
 
 WIDEST = 2  # largest ratio of an image's sides, where the crop keeps it
 
 
 def read_cameras(
-    names: tuple[str, ...], frames: int, crop: ImageCrop, vision: Qwen3VisionConfig
+    names: tuple[str, ...], frames: int, crop: ImageCrop, vision: AnySizeTower
 ) -> CroppedCameraConfig:
     """Make the configuration of cameras, with the most rows of an image.
 
@@ -28,21 +33,33 @@ def read_cameras(
     return CroppedCameraConfig(names=names, tokens=tokens, crop=crop, frames=frames)
 
 
-def read_crop(settings: ConfigSection) -> ImageCrop:
+def read_crop(settings: ConfigSection, version: Version) -> ImageCrop:
     """Read the steps of an image as NVIDIA's processor takes them in evaluation."""
-    letter_box = settings.flag("letter_box_transform", False)
+    kept = settings.flag("use_albumentations", False)
+    letter_box = settings.flag("letter_box_transform", version.boxed_squares and not kept)
+    if kept and version.boxed_squares and not settings.has("letter_box_transform"):
+        logger.warning(
+            "%s has no letter_box_transform: images keep their aspect ratio, as by the code of this version "
+            "until February 2026; later code fills them up to squares: add true if it trained the policy",
+            settings.where,
+        )
+    if not kept:
+        return _squares(settings, letter_box)
+    share, edge = _share(settings), settings.data.get("shortest_image_edge", version.short_side)
+    if edge is not None:
+        return _by_short_side(letter_box, settings.size("shortest_image_edge", version.short_side), share)
     target = _sides(settings, "image_target_size")
-    if not settings.flag("use_albumentations", False):
-        kept = _sides(settings, "image_crop_size")
-        # The model code rounds the border of a crop, which here is rounded down.
-        if any(after > before or (before - after) % 2 for before, after in zip(target, kept, strict=True)):
-            raise settings.fail("image_crop_size", f"expected {list(target)} less an even number")
-        keep = kept[0] / target[0], kept[1] / target[1]
-        return _crop(letter_box, BILINEAR, target, keep, target)
-    share = _share(settings, target)
-    if settings.data.get("shortest_image_edge", 256) is None:
-        return _crop(letter_box, AREA, target, (share, share), target)
-    return _by_short_side(letter_box, settings.size("shortest_image_edge", 256), share)
+    if version.always_kept:
+        return _by_short_side(letter_box, target[0], share)
+    return _crop(letter_box, AREA, target, (share, share), target)
+
+
+def _squares(settings: ConfigSection, letter_box: bool) -> ImageCrop:
+    target, kept = _sides(settings, "image_target_size"), _sides(settings, "image_crop_size")
+    # The model code rounds the border of a crop, which here is rounded down.
+    if any(after > before or (before - after) % 2 for before, after in zip(target, kept, strict=True)):
+        raise settings.fail("image_crop_size", f"expected {list(target)} less an even number")
+    return _crop(letter_box, BILINEAR, target, (kept[0] / target[0], kept[1] / target[1]), target)
 
 
 def read_crop_of_lerobot(settings: ConfigSection) -> ImageCrop:
@@ -100,10 +117,13 @@ def _crop(
     )
 
 
-def _share(settings: ConfigSection, target: tuple[int, int]) -> float:
+def _share(settings: ConfigSection) -> float:
     """Read the share of each side that a crop keeps."""
     if settings.data.get("crop_fraction", 0.95) is None:
-        return _sides(settings, "image_crop_size")[0] / target[0]
+        target, kept = (_sides(settings, f"image_{name}_size")[0] for name in ("target", "crop"))
+        if kept > target:
+            raise settings.fail("image_crop_size", f"expected at most image_target_size, {target}")
+        return kept / target
     share = settings.number("crop_fraction", 0.95)
     if not 0 < share <= 1:
         raise settings.fail("crop_fraction", "expected above 0 and at most 1")

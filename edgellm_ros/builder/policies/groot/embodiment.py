@@ -99,13 +99,16 @@ def read_state(
     section = embodiment.modalities.section("state")
     section.one_of("exclude_state", [False], default=False)
     section.one_of("mean_std_embedding_keys", [None, []])
-    if embodiment.sines:
-        section.one_of("sin_cos_embedding_keys", [None, []])
-    names, lows, highs = [], [], []
-    for key in embodiment.keys("state"):
+    keys = embodiment.keys("state")
+    turned = _angle_keys(section, keys) if embodiment.sines else ()
+    names: list[str] = []
+    lows, highs, angles = [], [], []
+    for key in keys:
         low, high = embodiment.ranges("state", key, _names(embodiment.percentiles))
         if low.ndim != 1:
             raise section.fail("modality_keys", f"statistics of {key} have {low.ndim} dimensions, expected 1")
+        if key in turned:
+            angles.append((len(names), len(low)))
         names += _value_names(key, len(low))
         lows.append(low)
         highs.append(high)
@@ -121,8 +124,17 @@ def read_state(
         scale=_floats(scale),
         shift=(1.0,) * len(names),
         limits=_floats(np.where(constant, 0.0, limit)),
+        angles=tuple(angles),
         model_dim=model_dim,
     )
+
+
+def _angle_keys(section: ConfigSection, keys: Sequence[str]) -> Sequence[str]:
+    """Read the keys of the state that become sines and cosines."""
+    turned = section.data.get("sin_cos_embedding_keys") or []
+    if not isinstance(turned, list) or not all(key in keys for key in turned):
+        raise section.fail("sin_cos_embedding_keys", "expected a list of modality_keys")
+    return turned
 
 
 def read_actions(

@@ -17,9 +17,10 @@ from typing import Any
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_section
 from edgellm_ros.builder.checkpoint.safetensors_file import FLOATS, read_header
 from edgellm_ros.builder.policies.groot.cameras import read_crop_of_lerobot
-from edgellm_ros.builder.policies.groot.config import BACKBONES, LM_HEAD
 from edgellm_ros.builder.policies.groot.embodiment import Embodiment
+from edgellm_ros.builder.policies.groot.qwen import BACKBONES, LM_HEAD
 from edgellm_ros.builder.policies.groot.source import Source
+from edgellm_ros.builder.policies.groot.version import N1_7
 from edgellm_ros.builder.policies.lerobot import (
     ACTION,
     COMMON_KEYS,
@@ -100,10 +101,13 @@ def read_lerobot(checkpoint: Path, config: ConfigSection, weights: Weights, tag:
     _check_pack(pack.settings)
     model = _base(checkpoint, config)
     for key in ("max_state_dim", "max_action_dim"):
-        pack.settings.one_of(key, [model.size(key, 132)], default=132)
+        pack.settings.one_of(key, [model.size(key, N1_7.width)], default=N1_7.width)
     denoise = model if config.data.get("num_inference_timesteps") is None else config
-    embodiment, named = _embodiment(checkpoint, config, steps, pack, model.size("action_horizon", 40))
+    embodiment, named = _embodiment(
+        checkpoint, config, steps, pack, model.size("action_horizon", N1_7.horizon)
+    )
     return Source(
+        version=N1_7,
         model=model,
         weights=_renamed_weights(weights),
         embodiment=embodiment,
@@ -162,7 +166,7 @@ def _base(checkpoint: Path, config: ConfigSection) -> ConfigSection:
             f"hf download {name} config.json --local-dir {checkpoint / BASE}"
         )
     base = read_section(folder / "config.json")
-    base.one_of("model_type", ["Gr00tN1d7"])
+    base.one_of("model_type", [N1_7.model_type])
     return base
 
 

@@ -9,6 +9,7 @@ from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read
 from edgellm_ros.builder.policies.groot.cameras import read_crop
 from edgellm_ros.builder.policies.groot.embodiment import Embodiment
 from edgellm_ros.builder.policies.groot.source import Source
+from edgellm_ros.builder.policies.groot.version import VERSIONS
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.echo import quoted
 
@@ -18,14 +19,15 @@ PROCESSOR, STATISTICS, EMBODIMENTS = "processor_config.json", "statistics.json",
 def read_nvidia(checkpoint: Path, config: ConfigSection, weights: Weights, tag: str | None) -> Source:
     """Read a checkpoint; tag: of the embodiment, None: the only one."""
     settings = read_section(checkpoint / PROCESSOR).section("processor_kwargs")
-    embodiment = find_embodiment(checkpoint, settings, tag)
+    embodiment, version = find_embodiment(checkpoint, settings, tag), VERSIONS[config.text("model_type")]
     return Source(
+        version=version,
         model=config,
         weights=weights,
         embodiment=embodiment,
         cameras=embodiment.keys("video"),
         frames=embodiment.frames,
-        crop=read_crop(settings),
+        crop=read_crop(settings, version),
         plain_words=settings.flag("formalize_language", True),
         denoise_steps=config.size("num_inference_timesteps", 4),
         named=False,

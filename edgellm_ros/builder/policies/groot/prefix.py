@@ -4,7 +4,8 @@
 The layers of the DiT that attend to the context attend to the rows of images or to those of text. So the
 graph has them apart, and computes their keys and values, which do not depend on the actions.
 
-Source of the model: LeRobot 0.6.1, policies/groot/groot_n1_7.py (Qwen3Backbone, GR00TN17ActionHead).
+Sources of the models: LeRobot 0.6.1, policies/groot/groot_n1_7.py (Qwen3Backbone, GR00TN17ActionHead); NVIDIA
+Isaac-GR00T, branch n1.6-release, gr00t/model/modules/eagle_backbone.py.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from edgellm_ros.engine_directory import binding_names as names
 
 # image_embeds ---------+
 # token_ids -- Gather --+-- order -- layers.0 -- ... -- layers.L-1 -- places -- vlln -- vl_self_attention
-# deepstack_embeds_i ----------------------+                                               |
+# deepstack_embeds_i ----------------------+          (-- norm)                            |
 #                                                          to_k, to_v: context_key_i, context_value_i
 # state -- state_encoder -- state_features
 def build_prefix(architecture: GrootArchitecture, weights: Weights, precision: str) -> ModelBuilder:
@@ -44,7 +45,8 @@ def build_prefix(architecture: GrootArchitecture, weights: Weights, precision: s
     Of the S = I + L rows, I are of images and L of tokens.
 
     Inputs:
-    - image_embeds, deepstack_embeds_i [I,H] in the precision's type: the rows of all images
+    - image_embeds [I,H], and deepstack_embeds_i [I,H] of a tower that has them, in the precision's type: the
+      rows of all images
     - token_ids [L] i64: of the text, without the placeholders of images
     - row_order [S] i64: of each row of the prompt, its place among the rows of images and then tokens
     - row_places [S] i64: of each of these, its row in the prompt
@@ -57,7 +59,8 @@ def build_prefix(architecture: GrootArchitecture, weights: Weights, precision: s
       R = I rows of images or L rows of text
     """
     graph = ModelBuilder("prefix", weights, precision)
-    decoder, hidden = architecture.decoder, architecture.decoder.config.hidden_size
+    decoder = architecture.backbone.decoder
+    hidden = decoder.config.hidden_size
     images = graph.input(names.IMAGE_EMBEDS, graph.dtype, ["I", hidden])
     levels = range(decoder.config.num_deepstack_features)
     deepstack = [graph.input(names.deepstack_embeds(i), graph.dtype, ["I", hidden]) for i in levels]
@@ -72,9 +75,14 @@ def build_prefix(architecture: GrootArchitecture, weights: Weights, precision: s
         with graph.module(decoder.prefix, nodes=""), graph.module(decoder.table):
             words = graph.op("Gather", graph.tensor("weight", vocab, hidden), tokens, axis=0)
         x = _in_order(graph, images, words, order)
-        nothing = graph.op("Mul", words, graph.constant(0, graph.dtype))
-        added = [_in_order(graph, each, nothing, order) for each in deepstack]
+        added = []
+        if deepstack:
+            nothing = graph.op("Mul", words, graph.constant(0, graph.dtype))
+            added = [_in_order(graph, each, nothing, order) for each in deepstack]
     x = _decoder(graph, decoder, x, added, rope)
+    if architecture.backbone.norm:
+        with graph.module(decoder.prefix, nodes=""):
+            x = rms_norm(graph, decoder.norm, decoder.last_norm, x, hidden)
     with graph.scope("rows"):
         x = graph.op("Gather", x, places, axis=1)
     x = _vision_language_layers(graph, architecture, x)
@@ -127,7 +135,7 @@ def _decoder(
 
 def _vision_language_layers(graph: ModelBuilder, architecture: GrootArchitecture, x: ir.Value) -> ir.Value:
     """Add the LayerNorm and the layers of self-attention over all rows [1,S,H]."""
-    hidden = architecture.decoder.config.hidden_size
+    hidden = architecture.backbone.decoder.config.hidden_size
     with graph.module(HEAD, nodes=""):
         if architecture.vlln:
             x = graph.layer_norm("vlln", x, hidden, EPSILON)
@@ -142,7 +150,7 @@ def _vision_language_layers(graph: ModelBuilder, architecture: GrootArchitecture
 
 def _outputs(graph: ModelBuilder, architecture: GrootArchitecture, x: ir.Value, images: ir.Value) -> None:
     """Add keys and values of rows [1,S,H], those of images first."""
-    sizes, hidden = architecture.dit, architecture.decoder.config.hidden_size
+    sizes, hidden = architecture.dit, architecture.backbone.decoder.config.hidden_size
     with graph.scope("rows"):
         count = graph.op("Shape", images, start=0, end=1)
         start, end, axis = graph.constant([0]), graph.constant([2**31 - 1]), graph.constant([1])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.policies.groot.embodiment import Embodiment
+from edgellm_ros.builder.policies.groot.version import Version
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.multimodal.image_crop import ImageCrop
 
@@ -15,6 +16,7 @@ from edgellm_ros.multimodal.image_crop import ImageCrop
 class Source:
     """A checkpoint as one of the layouts has it."""
 
+    version: Version
     model: ConfigSection  # sizes of the model
     weights: Weights  # with the names of NVIDIA's layout
     embodiment: Embodiment

@@ -57,7 +57,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights, sources: Pol
     return PolicyModel(
         policy,
         architecture.llm,
-        tokenizer,
+        tokenizer.read_bytes(),
         {
             "visual": partial(build_vision, architecture, named),
             PREFIX: partial(build_prefix, architecture, named),

@@ -33,7 +33,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights, sources: Pol
     return PolicyModel(
         policy,
         architecture.llm,
-        tokenizer,
+        tokenizer.read_bytes(),
         {
             "visual": partial(build_vision, architecture, weights),
             PREFIX: partial(build_prefix, architecture, weights),
