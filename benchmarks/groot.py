@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time of a chunk of GR00T N1.7, beside LeRobot's code on PyTorch.
+"""Time of a chunk of GR00T, beside LeRobot's code on PyTorch.
 
 Measures
 --------
@@ -8,24 +8,24 @@ host to physical actions on the host, and its stages: vision (crop, resize, towe
 and layers of self-attention), action (the DiT, all Euler steps). Target on an H200: 40 ms with two cameras in
 bf16.
 
-With --pytorch, the same for `GR00TN17.get_action` of LeRobot 0.6 (Python 3.12), in the same precision on the
-same weights, compiled by torch.compile unless --eager: from patches and tokens on the device to normalised
-actions on the device, so without images, tokens and statistics. LeRobot must be on Python's path, with or
-without what its extra `groot` installs.
+With --pytorch, for N1.7 alone, the same for `GR00TN17.get_action` of LeRobot 0.6 (Python 3.12), in the same
+precision on the same weights, compiled by torch.compile unless --eager: from patches and tokens on the device
+to normalised actions on the device, so without images, tokens and statistics. LeRobot must be on Python's
+path, with or without what its extra `groot` installs.
 
 Median and 90th percentile of --runs chunks after 5 to warm up. Both take turns.
 
 Conditions
 ----------
-Sizes are the published ones, or with --layers N of each kind of layers that many.
-Frames have 480x640 pixels and become 64 rows each; a task has some 10 tokens. Each chunk has other frames,
+Sizes are the published ones of --version, or with --layers N of each kind of layers that many. Frames have
+480x640 pixels and become 64 rows each, with N1.6 81; a task has some 10 tokens. Each chunk has other frames,
 states and noise. One request after the other, one sample, the checkpoint's 4 Euler steps. The checkpoint
 needs 6.3 GB on the disk, the engine as much.
 
 Examples
 --------
     python -m benchmarks.groot --device cuda --precision bf16 --pytorch
-    python -m benchmarks.groot --layers 2 --precision fp32 --runs 3
+    python -m benchmarks.groot --version n1.6 --layers 2 --precision fp32 --runs 3
 
 Last JSON line: the options, `parameters`, and `chunk`, `vision`, `prefill`, `action` and `pytorch` in
 seconds.
@@ -46,7 +46,8 @@ import numpy as np
 from benchmarks import common
 from benchmarks.common import StopWatch
 from benchmarks.empty_modules import import_groot
-from benchmarks.groot_shapes import MODEL, SPECIAL, VLM, groot_shapes, small, write_groot_checkpoint
+from benchmarks.groot_n16_shapes import N1_6
+from benchmarks.groot_shapes import N1_7, SPECIAL, write_groot_checkpoint
 from edgellm_ros.builder import export
 from edgellm_ros.cli.arguments import integer
 from edgellm_ros.engine.device import open_device
@@ -54,6 +55,7 @@ from edgellm_ros.engine_directory.choices import PRECISIONS
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
+VERSIONS = {"n1.6": N1_6, "n1.7": N1_7}
 LEROBOT = "lerobot.policies.groot.groot_n1_7"
 WARM_UP = 5
 TASK = "put the red cube into the box"
@@ -65,14 +67,15 @@ STAGES = {"vision": "vision_s", "prefill": "prefill_s", "action": "action_s"}
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     args = parse(arguments)
-    model, vlm = small(args.layers) if args.layers else (MODEL, VLM)
-    parameters = sum(map(prod, groot_shapes(model, vlm).values()))
+    version = VERSIONS[args.version]
+    model, vlm = version.small(args.layers) if args.layers else (version.model, version.vlm)
+    parameters = sum(map(prod, version.shapes(model, vlm).values()))
     clock, device = StopWatch(), open_device(args.device)
     with tempfile.TemporaryDirectory() as temporary:
         root = args.directory or Path(temporary)
         checkpoint, engine = root / "checkpoint", root / f"engine-{args.precision}"
         if not (checkpoint / "config.json").is_file():
-            write_groot_checkpoint(checkpoint, model, vlm, args.cameras)
+            write_groot_checkpoint(checkpoint, version, model, vlm, args.cameras)
         clock.done("checkpoint", f"{parameters / 1e9:.3f} billion weights")
         if not (engine / "config.json").is_file():
             export(checkpoint, engine, precision=args.precision)
@@ -84,6 +87,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     spreads = {name: common.spread(seconds) for name, seconds in found.items()}
     return common.finish(
         "groot",
+        version=args.version,
         cameras=args.cameras,
         precision=args.precision,
         layers=args.layers,
@@ -102,6 +106,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--device", default="cpu", choices=("cpu", "cuda"), help="where to run (default: %(default)s)")
     add("--precision", default="bf16", choices=PRECISIONS, help="of the engine (default: %(default)s)")
+    add("--version", default="n1.7", choices=VERSIONS, help="of GR00T (default: %(default)s)")
     add("--cameras", type=integer(1), default=2, help="number of cameras (default: %(default)s)")
     add("--layers", type=integer(2), help="layers of each kind (default: the published numbers)")
     add("--runs", type=integer(1), default=50, help="chunks to measure (default: %(default)s)")
@@ -109,7 +114,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--eager", action="store_true", help="do not compile it")
     add("--lerobot", default=LEROBOT, help="its module (default: %(default)s)")
     add("--directory", type=Path, help="keep checkpoint and engine here (default: nowhere)")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.pytorch and args.version != "n1.7":
+        parser.error(f"--pytorch: LeRobot has GR00T N1.7 alone, not {args.version}")
+    return args
 
 
 def measure(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes of GR00T N1.7, and checkpoints of these sizes with random weights.
+"""Sizes of GR00T N1.7, and checkpoints of GR00T with random weights.
 
 `head_shapes` and `decoder_shapes` are those of N1.6 too.
 
@@ -10,7 +10,8 @@ published checkpoint and of its Qwen3-VL. The module needs no PyTorch.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -217,16 +218,11 @@ def small(layers: int) -> tuple[dict[str, Any], dict[str, Any]]:
     return model, {**VLM, "text_config": text, "vision_config": vision}
 
 
-def write_groot_checkpoint(
-    directory: Path, model: Mapping[str, Any], vlm: Mapping[str, Any], cameras: int
-) -> Path:
-    """Write a checkpoint in NVIDIA's layout, and return the directory.
-
-    Weights are bf16, as the published ones.
-    """
-    folder, vocabulary = directory / "vlm", vlm["text_config"]["vocab_size"]
-    folder.mkdir(parents=True)
-    make_tokenizer(vocabulary, SPECIAL).save(str(folder / "tokenizer.json"), pretty=False)
+def write_vlm(folder: Path, vlm: Mapping[str, Any]) -> None:
+    """Write the files of the vision language model without weights."""
+    make_tokenizer(vlm["text_config"]["vocab_size"], SPECIAL).save(
+        str(folder / "tokenizer.json"), pretty=False
+    )
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     vision = vlm["vision_config"]
     processor = {
@@ -238,6 +234,33 @@ def write_groot_checkpoint(
         "merge_size": vision["spatial_merge_size"],
         "size": {"shortest_edge": 65536, "longest_edge": 16777216},
     }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of GR00T, with the sizes of the published checkpoint."""
+
+    model: Mapping[str, Any]  # its configuration
+    vlm: Mapping[str, Any]  # that of its vision language model
+    shapes: Callable[[Mapping[str, Any], Mapping[str, Any]], Shapes]  # of the tensors with both of these
+    small: Callable[[int], tuple[dict[str, Any], dict[str, Any]]]  # both with fewer layers of each kind
+    write_vlm: Callable[[Path, Mapping[str, Any]], None]  # the files of the vision language model
+
+
+N1_7 = Version(MODEL, VLM, groot_shapes, small, write_vlm)
+
+
+def write_groot_checkpoint(
+    directory: Path, version: Version, model: Mapping[str, Any], vlm: Mapping[str, Any], cameras: int
+) -> Path:
+    """Write a checkpoint in NVIDIA's layout, and return the directory.
+
+    Weights are bf16, as the published ones.
+    """
+    folder = directory / "vlm"
+    folder.mkdir(parents=True)
+    version.write_vlm(folder, vlm)
     keys = {"arm": 7, "gripper": 1}
     modality = {"delta_indices": [0], "modality_keys": [*keys]}
     robot = {
@@ -248,7 +271,7 @@ def write_groot_checkpoint(
     settings = {
         "modality_configs": {ROBOT: robot},
         "use_albumentations": True,
-        "letter_box_transform": True,  # so that an image has 64 rows
+        "letter_box_transform": True,  # so that an image is a square
         "shortest_image_edge": 256,
         "crop_fraction": 0.95,
         "image_target_size": [256, 256],
@@ -256,7 +279,6 @@ def write_groot_checkpoint(
     ranges = {key: {"min": [-1.0] * size, "max": [1.0] * size} for key, size in keys.items()}
     files = {
         "vlm/config.json": vlm,
-        "vlm/preprocessor_config.json": processor,
         "processor_config.json": {"processor_kwargs": settings},
         "statistics.json": {ROBOT: {"state": ranges, "action": ranges}},
         "embodiment_id.json": {ROBOT: 10},
@@ -264,7 +286,7 @@ def write_groot_checkpoint(
     }
     for name, contents in files.items():
         (directory / name).write_text(json.dumps(contents))
-    shapes = groot_shapes(model, vlm)
+    shapes = version.shapes(model, vlm)
     names = [*shapes]
     parts = [{name: shapes[name] for name in names[i::4]} for i in range(4)]
     write_shards(directory, parts, "bf16", seed=0)

@@ -14,7 +14,9 @@ import tokenizers
 from edgellm_ros.builder import export
 from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.builder.exporter.plan import plan_export
+from edgellm_ros.diffusion.action_spaces import make_reference
 from edgellm_ros.diffusion.affine_space import model_state
+from edgellm_ros.diffusion.groot_space import GrootActionSpace
 from edgellm_ros.engine_directory.config import EngineConfig
 from fixtures.groot_checkpoint import ROBOT, GrootShape, write_groot_of_lerobot
 from fixtures.groot_n16_checkpoint import SIDE, write_groot_n16
@@ -106,6 +108,25 @@ def test_relative_actions_and_statistics_by_step_are_those_of_the_files(tmp_path
     assert (space.references, space.relative) == ((1, 2, 3, -1), (True, True, True, False))
     rows = np.array(stored(tmp_path)["relative_action"]["arm"]["min"])
     np.testing.assert_array_equal(np.float32(space.step_offset)[:, :3], np.float32(rows))
+
+
+def test_actions_are_limited_spread_over_their_ranges_and_added_to_the_state(tmp_path):
+    """Ranges of relative actions are never those of percentiles, and may differ by step."""
+    shape = GrootShape(side=SIDE, representations={"arm": ARM}, per_step=True, steps=4)
+    write_groot_n16(tmp_path, shape=shape)
+    config, stats = planned(tmp_path).action_space, stored(tmp_path)
+    low, high = (np.array(stats["relative_action"]["arm"][name]) for name in ("min", "max"))
+    low, high = (
+        np.concatenate([each, np.repeat([stats["action"]["gripper"][name]], 4, axis=0)], axis=1)
+        for each, name in ((low, "q01"), (high, "q99"))
+    )
+    values = np.random.default_rng(0).uniform(-1.5, 1.5, (2, config.model_horizon, config.model_dim))
+    expected = low + (np.clip(values[:, :4, :4], -1, 1) + 1) / 2 * (high - low)
+    found = GrootActionSpace(config).denormalise(values.astype(np.float32))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    state = np.array([0.5, -0.25, 2, 9], np.float32)
+    absolute = make_reference(state, config).absolute(found)
+    np.testing.assert_allclose(absolute - found, np.broadcast_to([0.5, -0.25, 2, 0], (2, 4, 4)), atol=1e-5)
 
 
 def test_angles_become_sines_and_cosines_by_key(tmp_path):

@@ -66,7 +66,6 @@ def _check_supported(config: ConfigSection, version: Version) -> None:
     """Raise ValueError for an option that the graphs do not support."""
     config.one_of("backbone_model_type", [version.backbone], default=version.backbone)
     config.one_of("use_alternate_vl_dit", [True], default=True)
-    config.one_of("reproject_vision", [False], default=False)
     config.one_of("exclude_state", [False], default=False)
     config.one_of("use_tactile", [False], default=False)
     config.one_of("use_mean_std", [False], default=False)

@@ -27,6 +27,7 @@ def read_qwen(config: ConfigSection, vlm: Path, weights: Weights) -> Backbone:
 
     ValueError, which names file, key and value, for a model that the graphs would compute differently.
     """
+    config.one_of("reproject_vision", [False], default=False)
     section, backbone = read_section(vlm / "config.json"), _find_backbone(weights)
     section.one_of("model_type", ["qwen3_vl"])
     tower, text = section.section("vision_config"), section.section("text_config")
