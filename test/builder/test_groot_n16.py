@@ -111,7 +111,7 @@ def test_relative_actions_and_statistics_by_step_are_those_of_the_files(tmp_path
 
 
 def test_actions_are_limited_spread_over_their_ranges_and_added_to_the_state(tmp_path):
-    """Ranges of relative actions are never those of percentiles, and may differ by step."""
+    """Relative actions have no percentiles, and their ranges may differ by step."""
     shape = GrootShape(side=SIDE, representations={"arm": ARM}, per_step=True, steps=4)
     write_groot_n16(tmp_path, shape=shape)
     config, stats = planned(tmp_path).action_space, stored(tmp_path)
@@ -140,6 +140,25 @@ def test_angles_become_sines_and_cosines_by_key(tmp_path):
     plain = (values[[0, 6]] - np.take(state.offset, [0, 6])) / np.take(state.scale, [0, 6]) - 1
     np.testing.assert_allclose(found[[0, 11]], np.clip(plain, -1, 1), atol=1e-6)
     assert not found[12:].any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("state", ["leg"]), r"sin_cos_embedding_keys \['leg'\]: expected a list of modality_keys"),
+        (("state", "arm"), "sin_cos_embedding_keys 'arm': expected a list of modality_keys"),
+        ((None, 11), "model_dim 11 is less than the 12 values with sines and cosines"),
+    ],
+)
+def test_angles_that_do_not_fit_are_refused(tmp_path, change, message):
+    write_groot_n16(tmp_path, shape=GrootShape(side=SIDE, state=ANGLES, angles=("arm", "hand")))
+    modality, value = change
+    if modality is None:
+        change_json(tmp_path / "config.json", lambda data: data.update(max_state_dim=value))
+    else:
+        change_json(tmp_path / "processor_config.json", of_modality("state", sin_cos_embedding_keys=value)[1])
+    with pytest.raises(ValueError, match=message):
+        planned(tmp_path)
 
 
 def test_angles_count_only_if_the_processor_says_so(tmp_path):
