@@ -222,6 +222,10 @@ def of_eagle(part=None, **changes):
     return "vlm/config.json", lambda data: (data if part is None else data[part]).update(changes)
 
 
+def of_tokens(**changes):
+    return "vlm/processor_config.json", lambda data: data.update(changes)
+
+
 def of_pixels(**changes):
     return "vlm/preprocessor_config.json", lambda data: data.update(changes)
 
@@ -255,7 +259,12 @@ def of_words(**changes):
         (of_eagle(select_layer=-2), "select_layer -2: supported: -1"),
         (of_eagle(use_llm_lora=8), "use_llm_lora 8: supported: 0"),
         (of_eagle(downsample_ratio=0.4), "downsample_ratio 0.4: expected 1 divided by a whole number"),
-        (of_eagle(downsample_ratio=1.0), "pixels_per_token 784: supported: 196"),
+        (
+            of_eagle(downsample_ratio=1.0),
+            "patch_size 14: with 1 patches of a token's side, expected 28 pixels",
+        ),
+        (of_tokens(pixels_per_token=196), "pixels_per_token 196: supported: 784"),
+        (of_tokens(image_placeholder="img"), "image_placeholder 'img': supported: image"),
         (of_eagle(image_token_index=5), "without an image token 5 for each image after the task"),
         (
             of_eagle("text_config", architectures=["Qwen2ForCausalLM"]),

@@ -27,7 +27,8 @@ MODEL = "backbone.model"
 TOWER, DECODER, CONNECTOR = (
     f"{MODEL}.{name}" for name in ("vision_model.vision_model", "language_model.model", "mlp1")
 )
-LEAST_TOKENS, MOST_TOKENS = 4, 4096  # of an image; constants in the code of the processor
+# Constants in the code of the processor: pixels of a token's side, tokens of an image.
+SIDE, LEAST_TOKENS, MOST_TOKENS = 28, 4, 4096
 
 
 def read_eagle(config: ConfigSection, vlm: Path, weights: Weights) -> Backbone:
@@ -59,9 +60,13 @@ def _read_tower(section: ConfigSection, vlm: Path, weights: Weights, out_size: i
     for key in ("use_rope", "use_windows_attn"):
         vision.one_of(key, [False], default=True)
     check_layers(vision, "num_hidden_layers", weights, f"{TOWER}.encoder.layers", default=27)
-    patch = vision.size("patch_size", 14)
-    processor, pixels = read_section(vlm / "preprocessor_config.json"), (patch * merge) ** 2
-    read_section(vlm / "processor_config.json").one_of("pixels_per_token", [pixels], default=28 * 28)
+    patch, pixels = vision.size("patch_size", 14), SIDE**2
+    if patch * merge != SIDE:
+        raise vision.fail(
+            "patch_size", f"with {merge} patches of a token's side, expected {SIDE} pixels together"
+        )
+    read_section(vlm / "processor_config.json").one_of("pixels_per_token", [pixels], default=pixels)
+    processor = read_section(vlm / "preprocessor_config.json")
     processor.one_of("do_resize", [False], default=True)
     for step in ("do_rescale", "do_normalize"):
         processor.one_of(step, [True], default=True)
