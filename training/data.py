@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -14,6 +14,8 @@ from edgellm_arena.episodes.situation import Situation, situations
 from edgellm_arena.words.language import Command
 from edgellm_arena.world.renderer import render
 from edgellm_arena.world.scene import COLORS, SHAPES
+from edgellm_ros.diffusion.config import TrajectoryHistoryConfig
+from edgellm_ros.diffusion.trajectory_history import history_tokens
 from training.mistakes import Continuation, continued
 from training.spec import HISTORY, SYSTEM_PROMPTS
 from training.stream import Chunk, Fields
@@ -57,17 +59,6 @@ def meaning_of(command: Command) -> int:
     return _MEANING_INDEX[command.kind, command.color, command.shape]
 
 
-def history_token_bins(history: np.ndarray) -> np.ndarray:
-    """Discretise a trajectory history [N, 2] in the current base frame to bins [2N].
-
-    The first point comes first, then differences.
-    """
-    values = np.concatenate([history[:1], np.diff(history, axis=0)]).astype(np.float64)
-    low, high = np.asarray(HISTORY["low"]), np.asarray(HISTORY["high"])
-    bins = np.rint((values - low) / (high - low) * (HISTORY["num_tokens"] - 1))
-    return np.clip(bins, 0, HISTORY["num_tokens"] - 1).astype(np.int64).reshape(-1)
-
-
 @dataclass(frozen=True)
 class Prompt:
     """Token ids of a typed prompt, with the positions of its image and its command."""
@@ -84,6 +75,11 @@ class SequenceWriter:
 
     tokenizer: Tokenizer
 
+    @cached_property
+    def _history(self) -> TrajectoryHistoryConfig:
+        first = self.tokenizer.token_to_id("<|traj_0|>")
+        return TrajectoryHistoryConfig(**HISTORY, first_token_id=first, single_precision=False)
+
     def text(self, text: str) -> list[int]:
         """Return the token ids of plain text."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -97,7 +93,7 @@ class SequenceWriter:
         ids += [t("<|im_start|>"), *self.text("user\n"), t("<|vision_start|>")]
         image_start = len(ids)
         ids += [t("<|image_pad|>")] * IMAGE_TOKENS + [t("<|vision_end|>"), t("<|traj_history_start|>")]
-        ids += (history_token_bins(history) + t("<|traj_0|>")).tolist()
+        ids += history_tokens(history, self._history)
         ids += [t("<|traj_history_end|>")]
         command_start, words = len(ids), self.text(command)
         ids += [*words, t("<|im_end|>"), *self.text("\n"), t("<|im_start|>"), *self.text("assistant\n")]

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 # Discretised as in Alpamayo-R1: the first point, then differences; uniform bins on each axis.
-HISTORY = {
+HISTORY: dict[str, Any] = {
     "num_points": 8,
     "dt": 0.1,
-    "axes": ["x", "y"],
-    "low": [-1.0, -1.0],
-    "high": [1.0, 1.0],
+    "axes": ("x", "y"),
+    "low": (-1.0, -1.0),
+    "high": (1.0, 1.0),
     "num_tokens": 1000,
 }
 

@@ -30,6 +30,18 @@ def test_standing_still_is_the_middle_bin_with_halves_rounded_to_even():
     assert history_tokens(check_history(None, CONFIG), CONFIG) == [5500] * 8  # 499.5 -> 500
 
 
+def test_only_single_precision_takes_a_tiny_step_back_for_none():
+    """No step is in the middle between two bins.
+
+    Alpamayo's model code computes in fp32, the training of the demo's model in fp64.
+    """
+    points = np.zeros((4, 2))
+    points[:, 0] = [0, -1e-9, 0, 1e-9]
+    single = dataclasses.replace(CONFIG, single_precision=True)
+    assert history_tokens(points, CONFIG)[::2] == [5500, 5499, 5500, 5500]
+    assert history_tokens(points, single)[::2] == [5500] * 4
+
+
 def test_without_a_history_the_robot_drove_straight_on_at_its_speed():
     points = check_history(None, CONFIG, speed=0.6)
     np.testing.assert_allclose(points, [[-0.18, 0], [-0.12, 0], [-0.06, 0], [0, 0]])
