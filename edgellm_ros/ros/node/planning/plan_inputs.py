@@ -27,7 +27,7 @@ from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
 
 
 @dataclass(frozen=True, eq=False)
-class Observation:
+class ObservedInputs:
     """What a plan is made of, besides words and sound."""
 
     images: tuple[np.ndarray, ...]  # of a policy with several observations [O,H,W,3], else [H,W,3]
@@ -71,7 +71,7 @@ class PlanInputs:
         self._clock = node.get_clock()
         self._logger = node.get_logger()
 
-    def observe(self, request: PlanRequest, drives: bool) -> Observation:
+    def observe(self, request: PlanRequest, drives: bool) -> ObservedInputs:
         """Collect the inputs of a request; `drives`: it asks for trajectories.
 
         StaleInputError for one that is missing, too old or stamped in the future; ValueError for one that
@@ -101,7 +101,7 @@ class PlanInputs:
             images = self._images_of_cameras(self._of_all_cameras(frames, stored, one_time))
         else:
             images = tuple(map(self._decode, frames))
-        return Observation(images, self._video(request, frames, images), header, start, fields)
+        return ObservedInputs(images, self._video(request, frames, images), header, start, fields)
 
     def _newest(self) -> tuple[tuple[Frame, ...], CameraFrames]:
         """Return the newest frame on ~/image, and the last ones of a policy's cameras.
