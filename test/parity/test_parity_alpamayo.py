@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.kernels.random import normal_noise  # noqa: E402
+from edgellm_ros.runtime.conversation import ImagePart, Message, TextPart  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402
 from fixtures.alpamayo_checkpoint import CONFIG, trigger_at, write_alpamayo  # noqa: E402
@@ -30,28 +33,98 @@ from fixtures.reference_inputs import make_image  # noqa: E402
 
 TOLERANCE = 1e-3  # of a standard deviation of the actions
 SAMPLES, SEED = 2, 7
-ENCODER, SPACE = CONFIG["action_in_proj_cfg"], CONFIG["action_space_cfg"]
-CASES = [
-    {},
-    {"model_type": "alpamayo_r1", "expert_cfg": None},
-    {
-        "model_dtype": "float32",
-        "expert_cfg": {
-            "hidden_size": 24,
-            "intermediate_size": 40,
-            "num_attention_heads": 2,
-            "num_hidden_layers": 2,
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint, and what is asked of it."""
+
+    changes: dict[str, Any] = field(default_factory=dict)  # of config.json
+    text: dict[str, Any] = field(default_factory=dict)  # of the language model's configuration
+    images: tuple[tuple[int, int], ...] = ()  # height and width of each camera's frames
+    frames: int = 0  # of each camera, written with the names of cameras and frames; 0 = one, without names
+    navigation: str = ""
+    guidance: float | None = None
+    steps: int | None = None  # None = those of the checkpoint
+
+    def fields(self) -> dict[str, Any]:
+        """Make the images, and the fields of a request that has them."""
+        if not self.frames:
+            return {"images": tuple(make_image(*size) for size in self.images)}
+        parts = []
+        for camera, (height, width) in enumerate(self.images):
+            parts.append(TextPart(f"Camera {camera}: "))
+            for frame in range(self.frames):
+                parts += [TextPart(f"frame {frame} "), ImagePart(make_image(height + frame, width))]
+        return {"messages": (Message("user", tuple(parts)),)}
+
+
+def expert(**keys):
+    return {"expert_cfg": {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, **keys}}
+
+
+def encoder(**keys):
+    return {"action_in_proj_cfg": {**CONFIG["action_in_proj_cfg"], **keys}}
+
+
+def space(**keys):
+    return {"action_space_cfg": {**CONFIG["action_space_cfg"], **keys}}
+
+
+def flow(steps):
+    return {"diffusion_cfg": {**CONFIG["diffusion_cfg"], "num_inference_steps": steps}}
+
+
+R1 = {"model_type": "alpamayo_r1"}
+LEFT = "turn left in 40 m"
+CASES = {
+    "guided without images": Case(navigation=LEFT, guidance=1.5),
+    "the expert of the language model's size": Case({**R1, "expert_cfg": None}, images=((48, 64),)),
+    "guided in fp32": Case(
+        {"model_dtype": "float32", **expert(hidden_size=24, num_attention_heads=2, num_hidden_layers=2)},
+        images=((48, 64), (131, 33)),
+        navigation=LEFT,
+        guidance=3.0,
+    ),
+    "a history of 16 points": Case(
+        {
+            "keep_same_dtype": False,
+            "tokens_per_history_traj": 48,
+            **encoder(num_enc_layers=1, num_fourier_feats=20, max_freq=50.0),
+            **space(n_waypoints=9),
         },
-    },
-    {
-        "keep_same_dtype": False,
-        "tokens_per_history_traj": 48,
-        "action_in_proj_cfg": {**ENCODER, "num_enc_layers": 1, "num_fourier_feats": 20, "max_freq": 50.0},
-        "action_space_cfg": {**SPACE, "n_waypoints": 9},
-    },
-]
-GUIDANCE = [1.5, None, 3.0, None]  # None = no navigation
-SIZES = [[], [(48, 64)], [(48, 64), (131, 33)], [(20, 150)]]
+        images=((20, 150),),
+    ),
+    "four cameras with two frames": Case(
+        {**R1, **expert(num_attention_heads=6, hidden_size=40), **flow(10)},
+        {"num_attention_heads": 6, "num_key_value_heads": 3},
+        images=((32, 48), (48, 32), (40, 40), (24, 64)),
+        frames=2,
+    ),
+    "an instruction without guidance": Case(
+        {"tokens_per_history_traj": 24, **expert(num_attention_heads=8), **space(n_waypoints=16, dt=0.2)},
+        {"num_attention_heads": 8, "num_key_value_heads": 1},
+        images=((48, 64), (64, 48)),
+        frames=3,
+        navigation="keep straight on, then take the second exit",
+        steps=7,
+    ),
+    "a weight of 0 takes the instruction away": Case(
+        {"tokens_per_history_traj": 6, **encoder(hidden_size=16, num_enc_layers=2), **flow(1)},
+        {"num_key_value_heads": 4},
+        images=((48, 64),),
+        frames=1,
+        navigation=LEFT,
+        guidance=0.0,
+    ),
+    "half of a weight, in fp16": Case(
+        {"model_dtype": "float16", **expert(intermediate_size=64, num_hidden_layers=1), **flow(3)},
+        {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 64},
+        images=((64, 96), (33, 47), (48, 64)),
+        navigation="turn right",
+        guidance=0.5,
+    ),
+}
 
 
 class Reference:
@@ -155,12 +228,12 @@ class Reference:
         return np.clip(actions * std + mean, low, high), std
 
 
-def triggering(folder, seed, request, changes):
+def triggering(folder, seed, request, case):
     """Write and export a checkpoint.
 
     The greedy answer of the model to a request ends with a trajectory.
     """
-    checkpoint = write_alpamayo(folder / "checkpoint", seed, **changes)
+    checkpoint = write_alpamayo(folder / "checkpoint", seed, case.text, **case.changes)
     config = export(checkpoint, folder / "engine")
     with LLMInferenceRuntime(folder / "engine") as runtime:
         answer = runtime.handle_request(request(max_tokens=12)).token_ids
@@ -169,38 +242,36 @@ def triggering(folder, seed, request, changes):
     return checkpoint, export(checkpoint, folder / "engine")
 
 
-@pytest.mark.parametrize("case", range(len(CASES)))
-def test_words_and_trajectories_match(tmp_path, runtime_device, case):
+@pytest.mark.parametrize("name", CASES)
+def test_words_and_trajectories_match(tmp_path, runtime_device, name):
     """Of models that take navigation, guided trajectories match too."""
-    images = tuple(make_image(*size) for size in SIZES[case])
-    points = CASES[case].get("tokens_per_history_traj", CONFIG["tokens_per_history_traj"]) // 3
-    history = np.random.default_rng(case).normal(0, 0.3, (points, 4)).cumsum(0)
-    weight = GUIDANCE[case]
-    navigation = "" if weight is None else "turn left in 40 m"
+    case, seed = CASES[name], list(CASES).index(name)
+    tokens = case.changes.get("tokens_per_history_traj", CONFIG["tokens_per_history_traj"])
+    history = np.random.default_rng(seed).normal(0, 0.3, (tokens // 3, 4)).cumsum(0)
 
     def request(max_tokens=200, **fields):
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-        fields = {"images": images, "history": history, "navigation": navigation, **fields}
+        fields = {**case.fields(), "history": history, "navigation": case.navigation, **fields}
         return LLMGenerationRequest(sampling=sampling, **fields)
 
-    checkpoint, config = triggering(tmp_path, case, request, CASES[case])
-    asked = request(action_samples=SAMPLES, noise_seed=SEED, guidance=weight)
+    checkpoint, config = triggering(tmp_path, seed, request, case)
+    steps = case.steps or config.action.num_denoise_steps
+    asked = request(action_samples=SAMPLES, noise_seed=SEED, guidance=case.guidance, denoise_steps=case.steps)
     with LLMInferenceRuntime(tmp_path / "engine", runtime_device) as runtime:
         runtime.handle_request(request(max_tokens=1, navigation=""))
         unguided = runtime.base_model_input_token_ids[0]
         found = runtime.handle_request(asked)
         ids = runtime.base_model_input_token_ids[0]
-    reference = Reference(checkpoint, config.llm.vocab_size)
+    reference, images = Reference(checkpoint, config.llm.vocab_size), asked.prompt_images
     logits, *context = reference.read(ids, images, found.token_ids)
     logits[:, reference.masked] = -math.inf
     assert found.token_ids == logits.argmax(-1).tolist()
     contexts, weights = [context], [1.0]
-    if weight is not None:
+    if case.guidance is not None:
         contexts.append(reference.read(unguided, images, found.token_ids)[1:])
-        weights = [weight, 1 - weight]
-    space = config.action.action_space
-    noise = normal_noise(SEED, SAMPLES, space.horizon * space.dim).reshape(SAMPLES, space.horizon, space.dim)
-    sampled = reference.sample(contexts, weights, noise, config.action.num_denoise_steps)
-    expected, std = reference.physical(sampled)
+        weights = [case.guidance, 1 - case.guidance]
+    shape = SAMPLES, config.action.action_space.horizon, config.action.action_space.dim
+    noise = normal_noise(SEED, SAMPLES, shape[1] * shape[2]).reshape(shape)
+    expected, std = reference.physical(reference.sample(contexts, weights, noise, steps))
     np.testing.assert_allclose(found.actions / std, expected / std, atol=TOLERANCE, rtol=0)
     assert np.ptp(expected / std, axis=0).max() > 0.1
