@@ -18,7 +18,9 @@ from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.builder.gguf.checkpoint import find_gguf, find_tower
 from edgellm_ros.builder.gguf.reader import parts
 from edgellm_ros.cache_folder import cache_folder
-from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.diffusion.openpi_config import OpenPiConfig
+from edgellm_ros.engine_directory.config import CONFIG_FILE, EngineConfig
+from edgellm_ros.engine_directory.schema import read_json
 
 SOURCE_FILE = "exported_from"
 PACKAGE = Path(edgellm_ros.__file__).resolve().parent
@@ -35,7 +37,8 @@ def export_if_needed(
 
     A directory is up to date if it is complete, and neither the checkpoint nor the options nor the builder's
     code has changed since the export. `before_export` is called before an export. options: fields of
-    `ExportOptions`. Raises the errors of `export`.
+    `ExportOptions`. Raises the errors of `export`; ValueError for a directory made by `edgellm
+    connect-policy`, which an export would replace.
     """
     checkpoint, engine, chosen = Path(checkpoint_dir), Path(engine_dir), ExportOptions(**options)
     if find_gguf(checkpoint) is None and not (checkpoint / "config.json").is_file():
@@ -49,6 +52,7 @@ def export_if_needed(
         else:
             if config.precision == chosen.precision:
                 return config
+    _check_is_no_connection(engine)
     before_export()
     stamp.unlink(missing_ok=True)
     from edgellm_ros.builder.exporter.export import export  # takes a second
@@ -56,6 +60,22 @@ def export_if_needed(
     config = export(checkpoint, engine, chosen)
     stamp.write_text(source + "\n", encoding="utf-8")
     return config
+
+
+def _check_is_no_connection(engine: Path) -> None:
+    """Raise ValueError for a directory that no export can write again.
+
+    It is that of a policy on another computer.
+    """
+    try:
+        action = read_json(engine / CONFIG_FILE).get("action")
+    except (ValueError, OSError):
+        return
+    if isinstance(action, dict) and action.get("kind") == OpenPiConfig.kind:
+        raise ValueError(
+            f"{engine}: made by `edgellm connect-policy`, it asks a policy on another computer; the export "
+            "of another engine would replace it: name another directory"
+        )
 
 
 def export_to_cache(gguf: Path, before_export: Callable[[Path], None], **options: Any) -> Path:

@@ -130,6 +130,7 @@ def _engine(args: argparse.Namespace, status: Callable[[str], None]) -> tuple[Pa
 
 def _check_drives(engine_dir: Path, config: EngineConfig, spoken: bool) -> None:
     """Raise ValueError for an engine that lacks a part that episodes need."""
+    config.check_answers_with_text("the arena")
     parts = {"vision encoder": config.vision, "action head": config.action}
     if spoken:
         parts["audio encoder"] = config.audio

@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 
 from edgellm_ros.builder import export
+from edgellm_ros.builder.remote_policy import physical_actions, write_remote_policy
+from edgellm_ros.diffusion.openpi_config import OpenPiConfig
+from edgellm_ros.diffusion.policy_config import CameraConfig
 from edgellm_ros.engine_directory.config import EngineConfig
 from fixtures.act_checkpoint import write_act
 from fixtures.openpi_server import ACTIONS, Server, running
@@ -76,7 +79,75 @@ def test_a_server_of_others_needs_names_and_a_rate(edgellm, url, tmp_path):
     assert (policy.action_space.names, policy.action_space.horizon) == (("a", "b"), len(ACTIONS))
     assert (policy.action_space.dt, policy.image_size) == (0.1, (24, 32))
     assert (policy.state_keys, policy.state_sizes) == (("joints", "grip"), (2, 1))
-    assert "2 rows" in edgellm("inspect", tmp_path / "engine").out
+    shown = edgellm("inspect", tmp_path / "engine").out
+    assert f"  server   {url}, which computes the actions: no engine is here\n" in shown
+    assert "prefix" not in shown
+    assert "weights" not in shown
+
+
+@pytest.fixture(scope="module")
+def connection(tmp_path_factory):
+    """A directory of `edgellm connect-policy`, whose server does not run."""
+    folder = tmp_path_factory.mktemp("connection")
+    policy = OpenPiConfig(
+        cameras=CameraConfig(("top",)),
+        state=None,
+        action_space=physical_actions(("a",), ("",), dt=0.1, horizon=2),
+        url="ws://127.0.0.1:9",
+        token_file="",
+        image_keys=("image",),
+        image_size=(),
+        state_keys=(),
+        state_sizes=(),
+        prompt_key="prompt",
+        timeout_s=1.0,
+    )
+    write_remote_policy(policy, folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (
+            ["build", "HERE"],
+            "HERE: there is nothing to build: made by `edgellm connect-policy`, it has no engine "
+            "but asks the policy at ws://127.0.0.1:9 for actions",
+        ),
+        (["build", "HERE", "--gpu", "sm_89"], "HERE: there is nothing to build: made by"),
+        (
+            ["bench", "HERE"],
+            "edgellm bench needs an engine that answers with text; this one is a policy (openpi)",
+        ),
+        (["chat", "HERE"], "a chat needs an engine that answers with text; this one is a policy (openpi)"),
+        (["transcribe", "HERE", "x.wav"], "HERE: this engine (openpi) writes no transcripts"),
+        (["export", "HERE", "OTHER"], "HERE/config.json: of an engine directory, expected a checkpoint"),
+        (
+            ["demo", "--engine", "HERE"],
+            "HERE: made by `edgellm connect-policy`, it asks a policy on another computer",
+        ),
+        (
+            ["evaluate", "arena", "--engine", "HERE", "--precision", "fp32"],
+            "HERE: made by `edgellm connect-policy`",
+        ),
+        (
+            ["evaluate", "arena", "--engine", "HERE"],
+            "the arena needs an engine that answers with text; this one is a",
+        ),
+        (
+            ["generate", "HERE", "--prompt", "go", "--image", "top.png"],
+            "no connection from ws://127.0.0.1:9: ",
+        ),
+    ],
+)
+def test_a_connection_is_no_engine(edgellm, connection, folder, tmp_path, command, reason):
+    places = {"HERE": str(connection), "OTHER": str(tmp_path), "top.png": str(folder / "top.png")}
+    before = (connection / "config.json").read_bytes()
+    run = edgellm(*(places.get(word, word) for word in command))
+    assert run.code == 2
+    assert f"error: {reason.replace('HERE', str(connection))}" in run.err
+    assert run.err.count("\n") == 1
+    assert (connection / "config.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(

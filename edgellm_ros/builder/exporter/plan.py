@@ -109,6 +109,8 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         raise ValueError(f"{checkpoint}: --mmproj is for GGUF files")
     check_folder(checkpoint)
     section = read_section(checkpoint / "config.json")
+    if {"format_version", "stop_token_ids"} <= section.data.keys():
+        raise ValueError(f"{section.where}: of an engine directory, expected a checkpoint")
     policy = find_policy(section)
     if policy is not None:
         return _plan_policy(policy, checkpoint, StrictSection(section.data, section.where), options)

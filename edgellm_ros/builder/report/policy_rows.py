@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from edgellm_ros.diffusion.diffusion_policy_config import DiffusionConfig
 from edgellm_ros.diffusion.groot_config import CroppedCameraConfig, GrootConfig
+from edgellm_ros.diffusion.openpi_config import OpenPiConfig
 from edgellm_ros.diffusion.policy_config import (
     CameraConfig,
     FixedCameraConfig,
@@ -21,6 +22,8 @@ def policy_rows(policy: PolicyConfig) -> list[tuple[str, str]]:
         ("state", "none" if policy.state is None else ", ".join(policy.state.names)),
         ("cameras", _cameras(policy.cameras)),
     ]
+    if isinstance(policy, OpenPiConfig):
+        return [*rows, ("server", f"{policy.url}, which computes the actions: no engine is here")]
     if not isinstance(policy, DiffusionConfig):
         rows.append(("prefix", f"{policy.max_prefix_rows} rows{_task_rows(policy)}"))
         return [*rows, ("embodiment", policy.embodiment)] if isinstance(policy, GrootConfig) else rows

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 from edgellm_ros.atomic_file import write_atomically
 from edgellm_ros.builder.tensorrt.positive_scales import positive_scales
 from edgellm_ros.builder.tensorrt.profiles import input_shapes, make_profiles
+from edgellm_ros.diffusion.openpi_config import OpenPiConfig
 from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
@@ -78,6 +79,11 @@ def build_plans(
     """
     engine = Path(engine_dir)
     config = EngineConfig.load(engine)
+    if isinstance(config.policy, OpenPiConfig):
+        raise ValueError(
+            f"{engine}: there is nothing to build: made by `edgellm connect-policy`, it has no engine but "
+            f"asks the policy at {config.policy.url} for actions"
+        )
     if config.builder.kv_cache is not None:
         raise ValueError(
             f"{engine}: TensorRT writes to a KV cache of fp32, fp16 or bf16, this engine's has "
