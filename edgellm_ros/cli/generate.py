@@ -176,11 +176,13 @@ def run(args: argparse.Namespace) -> int:
     if args.requests is not None:
         return answer_file(args)
     from edgellm_ros.engine_directory.config import EngineConfig
+    from edgellm_ros.engine_directory.navigation import check_navigation
     from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
     streamer = Streamer(sys.stderr if args.json else sys.stdout) if args.stream else None
     config = EngineConfig.load(args.engine_dir)
     request = make_request(args, config, streamer)
+    check_navigation(config, request.navigation, request.guidance)  # before engines are loaded
     adapters = lora_dirs(args.lora, args.engine_dir)
     options = {**arguments.runtime_options(args, config), "tool_call_format": args.tool_call_format}
     with LLMInferenceRuntime(args.engine_dir, lora_dirs=adapters, **options) as runtime:

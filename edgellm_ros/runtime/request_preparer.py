@@ -12,6 +12,7 @@ import numpy as np
 
 from edgellm_ros.diffusion.action_runner import ActionRunner
 from edgellm_ros.diffusion.trajectory_history import check_history, history_speed, history_tokens
+from edgellm_ros.engine_directory.navigation import check_navigation
 from edgellm_ros.engine_directory.parts import ACTION, AUDIO, VISUAL, EngineParts
 from edgellm_ros.interruptible import InterruptedWorkError
 from edgellm_ros.multimodal.audio.runner import AudioRunner
@@ -262,13 +263,7 @@ class RequestPreparer:
         if request.state is not None or request.cameras:
             field = "cameras" if request.state is None else "a state"
             raise ValueError(f"this engine is no policy, the request has {field}")
-        if request.navigation and not (self._config.expert and self._config.expert.takes_navigation):
-            raise ValueError("this engine takes no instructions of navigation, the request has one")
-        if request.guidance is not None and self._config.builder.max_batch_size < 2:
-            raise ValueError(
-                "guidance needs a second row for the prompt without navigation; this engine has one "
-                "(max_batch_size 1)"
-            )
+        check_navigation(self._config, request.navigation, request.guidance)
         if self._action is None:
             if request.history is not None and self._config.expert is None:
                 raise ValueError(f"{missing(ACTION)}, the request has a history")

@@ -23,12 +23,11 @@ from safetensors.torch import load_file  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil  # noqa: E402
 
-from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.kernels.random import normal_noise  # noqa: E402
 from edgellm_ros.runtime.conversation import ImagePart, Message, TextPart  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402
-from fixtures.alpamayo_checkpoint import CONFIG, trigger_at, write_alpamayo  # noqa: E402
+from fixtures.alpamayo_checkpoint import CONFIG, export_driving  # noqa: E402
 from fixtures.reference_inputs import make_image  # noqa: E402
 
 TOLERANCE = 1e-3  # of a standard deviation of the actions
@@ -228,20 +227,6 @@ class Reference:
         return np.clip(actions * std + mean, low, high), std
 
 
-def triggering(folder, seed, request, case):
-    """Write and export a checkpoint.
-
-    The greedy answer of the model to a request ends with a trajectory.
-    """
-    checkpoint = write_alpamayo(folder / "checkpoint", seed, case.text, **case.changes)
-    config = export(checkpoint, folder / "engine")
-    with LLMInferenceRuntime(folder / "engine") as runtime:
-        answer = runtime.handle_request(request(max_tokens=12)).token_ids
-    first = [token for i, token in enumerate(answer) if token not in answer[:i]]
-    trigger_at(checkpoint, first[-1], config.action.future_start_token_id)
-    return checkpoint, export(checkpoint, folder / "engine")
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_words_and_trajectories_match(tmp_path, runtime_device, name):
     """Of models that take navigation, guided trajectories match too."""
@@ -254,7 +239,9 @@ def test_words_and_trajectories_match(tmp_path, runtime_device, name):
         fields = {**case.fields(), "history": history, "navigation": case.navigation, **fields}
         return LLMGenerationRequest(sampling=sampling, **fields)
 
-    checkpoint, config = triggering(tmp_path, seed, request, case)
+    checkpoint, config = export_driving(
+        tmp_path, request(max_tokens=12), seed, text=case.text, **case.changes
+    )
     steps = case.steps or config.action.num_denoise_steps
     asked = request(action_samples=SAMPLES, noise_seed=SEED, guidance=case.guidance, denoise_steps=case.steps)
     with LLMInferenceRuntime(tmp_path / "engine", runtime_device) as runtime:

@@ -31,6 +31,8 @@ def factory(outputs: object = None, speech: object = None, **changes: object) ->
     """A factory with these parameters, whose jobs publish to `outputs`, if given."""
     parameters = SimpleNamespace(
         system_prompt="",
+        navigation=False,
+        guidance=-1.0,
         action_samples=1,
         denoise_steps=0,
         plan_timeout=10.0,
@@ -98,6 +100,16 @@ SEEN = ChatMessage(role="user", text="what do you see?", images=[Image(height=1,
 def test_a_goal_that_asks_for_something_else_has_another_instruction(goal):
     assert instruction(**goal) != instruction()
     assert instruction(**goal) == instruction(**goal)
+
+
+def test_texts_are_the_prompt_or_instructions_of_navigation():
+    plain = job_of(Command("left"), None).request
+    assert (plain.prompt, plain.navigation, plain.guidance) == ("left", "", None)
+    unguided = job_of(Command("left"), None, navigation=True).request
+    assert (unguided.prompt, unguided.navigation, unguided.guidance) == ("", "left", None)
+    guided = job_of(Command("left"), None, navigation=True, guidance=0.0).request
+    assert (guided.prompt, guided.navigation, guided.guidance) == ("", "left", 0.0)
+    assert plain.instruction != guided.instruction == unguided.instruction
 
 
 def test_other_images_sampling_and_seeds_are_no_other_instruction():

@@ -169,6 +169,8 @@ def parameters_of(engine, **changes) -> SimpleNamespace:
         "frames_per_plan": 1,
         "cameras": [""],
         "state_joints": [""],
+        "navigation": False,
+        "guidance": -1.0,
         "chunking": "off",
         "action_samples": 1,
         "tool_call_format": "auto",

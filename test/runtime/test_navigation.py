@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from edgellm_ros.builder import export
+from edgellm_ros.cli import main
 from edgellm_ros.diffusion.chunking import ChunkCondition
+from edgellm_ros.engine_directory.navigation import guidance_problem
 from edgellm_ros.runtime.conversation import ImagePart, Message, TextPart
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, Progress, SamplingParams
 from edgellm_ros.runtime.text.tokenizer import Tokenizer
-from fixtures.alpamayo_checkpoint import trigger_at, write_alpamayo
+from fixtures.alpamayo_checkpoint import export_driving
 from fixtures.reference_inputs import make_image
 from fixtures.tiny_checkpoint import write_tiny_checkpoint
 
@@ -36,13 +38,7 @@ def asked(**changes):
 def engine(tmp_path_factory):
     """An engine whose answer to REQUEST ends with a trajectory."""
     folder = tmp_path_factory.mktemp("alpamayo")
-    checkpoint = write_alpamayo(folder / "checkpoint")
-    config = export(checkpoint, folder / "engine")
-    with LLMInferenceRuntime(folder / "engine") as runtime:
-        answer = runtime.handle_request(REQUEST).token_ids
-    first = [token for i, token in enumerate(answer) if token not in answer[:i]]
-    trigger_at(checkpoint, first[min(6, len(first) - 1)], config.action.future_start_token_id)
-    export(checkpoint, folder / "engine")
+    export_driving(folder, REQUEST)
     return folder / "engine"
 
 
@@ -156,13 +152,27 @@ def test_a_guided_request_must_be_alone(runtime):
         runtime.handle_request([asked(action_samples=1, guidance=2.0), REQUEST])
 
 
-def test_an_engine_of_one_row_guides_nothing(engine, tmp_path):
-    export(engine.with_name("checkpoint"), tmp_path, max_batch_size=1)
+def test_an_engine_of_one_row_guides_nothing(engine, tmp_path, caplog):
+    """Export says so, and `edgellm generate` before it loads the engine."""
+    problem = "guidance needs a second row for the prompt without navigation; this engine has one "
+    problem += "(max_batch_size 1): export it with --max-batch-size 2"
+    config = export(engine.with_name("checkpoint"), tmp_path, max_batch_size=1)
+    assert caplog.messages == [f"{tmp_path}: {problem}"]
+    assert guidance_problem(config) == problem
     with (
         LLMInferenceRuntime(tmp_path) as runtime,
         pytest.raises(ValueError, match=r"guidance needs a second row .* \(max_batch_size 1\)"),
     ):
         runtime.handle_request(asked(action_samples=1, guidance=2.0))
+
+
+def test_generate_refuses_guidance_before_the_engine_is_loaded(engine, tmp_path, capsys):
+    export(engine.with_name("checkpoint"), tmp_path, max_batch_size=1)
+    graph = tmp_path / "llm" / "model.onnx"
+    graph.write_bytes(bytes(graph.stat().st_size))
+    asked = ["generate", str(tmp_path), "--prompt", "", "--navigation", TEXT, "--guidance", "2"]
+    assert main(asked) == 2
+    assert capsys.readouterr().err.startswith("edgellm generate: error: guidance needs a second row")
 
 
 def test_other_engines_take_no_instruction(tmp_path):

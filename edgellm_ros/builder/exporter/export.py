@@ -21,6 +21,7 @@ from edgellm_ros.builder.weights.unread_weights import listed
 from edgellm_ros.engine_directory.adapters.lora_scales import LORA_SCALES_FILE
 from edgellm_ros.engine_directory.config import CONFIG_FILE, EngineConfig
 from edgellm_ros.engine_directory.files import D2T_FILE, DRAFT_EMBEDDING_FILE, list_files
+from edgellm_ros.engine_directory.navigation import guidance_problem, navigation_problem
 from edgellm_ros.fused.description.decoder import FUSED_FILE
 from edgellm_ros.fused.description.draft import FUSED_DRAFT_FILE
 from edgellm_ros.fused.description.expert import FUSED_EXPERT_FILE
@@ -46,13 +47,16 @@ def export(
 
     All checks come before the first file is written. `config.json` is removed first and written last, so that
     an interrupted export leaves no directory that looks complete. Weights that no graph has, such as a head
-    of several tokens (`mtp.*`), are logged in one line. FileNotFoundError or ValueError, naming
-    file, key and value, for a checkpoint that is incomplete or not supported.
+    of several tokens (`mtp.*`), are logged in one line, and so is a batch that is too small for guidance by
+    instructions of navigation. FileNotFoundError or ValueError, naming file, key and value, for a checkpoint
+    that is incomplete or not supported.
     """
     options = dataclasses.replace(options or ExportOptions(), **changes)
     plan = plan_export(Path(checkpoint_dir), options)
     if plan.unread:
         logger.warning("%s: %s", checkpoint_dir, listed(plan.unread))
+    if not navigation_problem(plan.config) and (problem := guidance_problem(plan.config)):
+        logger.warning("%s: %s", engine_dir, problem)
     return _write(plan, Path(engine_dir))
 
 

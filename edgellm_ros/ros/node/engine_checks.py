@@ -7,6 +7,7 @@ from typing import Any
 
 from edgellm_ros.echo import quoted
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.navigation import guidance_problem, navigation_problem
 from edgellm_ros.engine_directory.parts import VISUAL
 from edgellm_ros.ros.camera_topic import camera_names
 from edgellm_ros.ros.node.planning.chunking import chunking_problem
@@ -18,6 +19,7 @@ from edgellm_ros.runtime.sampling_params import SAMPLED
 
 # Parameters of answers in words, which a policy does not give.
 OF_WORDS = ("system_prompt", "seed", "max_tokens", *SAMPLED, "json_schema", "regex", "choices")
+NAVIGATION = "navigation", "guidance"
 # Parameters with values that some engines do not take.
 CHECKED = ("chunking", "plan_on", "action_samples", *OF_WORDS)
 
@@ -25,10 +27,15 @@ CHECKED = ("chunking", "plan_on", "action_samples", *OF_WORDS)
 def check_before_loading(parameters: Parameters, config: EngineConfig) -> None:
     """Check parameters that only some kinds of engines take.
 
-    ValueError for cameras or joints that do not fit the engine, and for adapters of a policy.
+    ValueError for cameras or joints that do not fit the engine, for instructions of navigation or guidance
+    that it does not take, and for adapters of a policy.
     """
     camera_names(parameters.cameras, config.policy)
     state_joints(parameters.state_joints, config.policy)
+    for name in NAVIGATION:
+        problem = _navigation_problem(name, getattr(parameters, name), config)
+        if problem:
+            raise ValueError(f"parameter {problem}")
     if config.policy is None:
         return
     language_model = {
@@ -46,6 +53,8 @@ def engine_problem(name: str, value: Any, runtime: LLMInferenceRuntime) -> str:
     config, blind = runtime.config, runtime.parts.missing(VISUAL)
     if name in OF_WORDS:
         return "" if config.policy is None else _words_problem(name, value, config.policy.kind)
+    if name in NAVIGATION:
+        return _navigation_problem(name, value, config)
     if name == "chunking":
         return chunking_problem(value, config)
     if name == "plan_on" and value == "image" and blind:
@@ -54,6 +63,18 @@ def engine_problem(name: str, value: Any, runtime: LLMInferenceRuntime) -> str:
     if name == "action_samples" and config.action is not None and value > most:
         return f"action_samples must be from 0 to {most}, max_action_samples of the engine, got {value}"
     return ""
+
+
+def _navigation_problem(name: str, value: Any, config: EngineConfig) -> str:
+    """Return why an engine cannot plan with a parameter of NAVIGATION.
+
+    Empty if it can.
+    """
+    if name == "navigation":
+        problem = navigation_problem(config) if value else ""
+        return f"navigation must be false: {problem}, got true" if problem else ""
+    problem = guidance_problem(config) if value >= 0 else ""
+    return f"guidance must be -1: {problem}, got {value:g}" if problem else ""
 
 
 def _words_problem(name: str, value: Any, kind: str) -> str:

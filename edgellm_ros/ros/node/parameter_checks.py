@@ -16,7 +16,7 @@ from edgellm_ros.engine_directory.parts import check_without
 from edgellm_ros.ros.node.messages import sampling_from_parameters
 from edgellm_ros.ros.node.settings.loras import parse_loras
 from edgellm_ros.ros.node.settings.parameters import SPECS, Parameters
-from edgellm_ros.ros.parameter_table import Specs, check_changes, declare, value_problem
+from edgellm_ros.ros.parameter_table import OFF, Specs, check_changes, declare, value_problem
 
 
 def declare_parameters(node: Node) -> Parameters:
@@ -26,7 +26,7 @@ def declare_parameters(node: Node) -> Parameters:
     """
     declare(node, SPECS, _problem)
     parameters = Parameters.read(node)
-    sampling_from_parameters(parameters)
+    _check_together(parameters)
     return parameters
 
 
@@ -38,10 +38,20 @@ def check_parameters(changes: list[Parameter], current: Parameters, configured: 
     known = {change.name: change.value for change in changes if change.name in SPECS}
     try:
         check_changes(SPECS, known.items(), _problem, current.value if configured else None)
-        sampling_from_parameters(current.changed(known))
+        _check_together(current.changed(known))
     except ValueError as error:
         return SetParametersResult(successful=False, reason=str(error))
     return SetParametersResult(successful=True)
+
+
+def _check_together(parameters: Parameters) -> None:
+    """Raise ValueError for values that are allowed, but not together."""
+    sampling_from_parameters(parameters)
+    if parameters.guidance >= 0 and parameters.chunking != OFF:
+        raise ValueError(
+            f"guidance {parameters.guidance:g} and chunking {parameters.chunking!r}: a guided plan continues "
+            "no chunk, set chunking to off or guidance to -1"
+        )
 
 
 def _problem(specs: Specs, name: str, value: Any) -> str:

@@ -12,6 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from rclpy.node import Node
 
@@ -35,6 +36,7 @@ from edgellm_ros.ros.node.sensors.cameras import Cameras
 from edgellm_ros.ros.node.sensors.frame_history import FrameHistory
 from edgellm_ros.ros.node.sensors.input_time import Frame
 from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
+from edgellm_ros.ros.node.settings.parameters import Parameters
 from edgellm_ros.ros.node.speech_output import SpeechOutput
 from edgellm_ros.ros.node.worker.job import COMPLETED, PREEMPTED, SKIPPED, Job, Outcome
 from edgellm_ros.ros.node.worker.worker import PlanWorker
@@ -123,7 +125,7 @@ class JobFactory:
         self._numbers[kind] += 1
         request = PlanRequest(
             request_id=f"{kind}-{self._numbers[kind]}",
-            prompt=command.text,
+            **_words(command.text, parameters),
             system_prompt=parameters.system_prompt,
             frames=() if frame is None else (frame,),
             takes_newer_frame=True,
@@ -135,7 +137,15 @@ class JobFactory:
             noise_seed=None,
             action_samples=parameters.action_samples,
             denoise_steps=parameters.denoise_steps or None,
-            instruction=(command.text, sound, parameters.system_prompt, (), (), texts_of_grammar(parameters)),
+            instruction=(
+                command.text,
+                parameters.navigation,
+                sound,
+                parameters.system_prompt,
+                (),
+                (),
+                texts_of_grammar(parameters),
+            ),
             has_grammar=any(texts_of_grammar(parameters)),
         )
 
@@ -172,7 +182,7 @@ class JobFactory:
 
         request = PlanRequest(
             request_id=goal_id,
-            prompt=goal.prompt,
+            **_words(goal.prompt, parameters),
             system_prompt=system_prompt,
             frames=tuple(Frame(image) for image in goal.images) or None,
             sound=(lambda: sound_from_messages(audio)) if audio else None,
@@ -184,6 +194,7 @@ class JobFactory:
             earlier_messages=earlier_messages if earlier else None,
             instruction=(
                 goal.prompt,
+                parameters.navigation,
                 object() if audio else None,  # like an utterance, every sound is another instruction
                 system_prompt,
                 said,
@@ -253,3 +264,11 @@ class JobFactory:
         # None of these functions refers to the job: a reference cycle would hold its frame and sound in
         # memory until the next garbage collection.
         return Job(request, self._parameters.current.plan_timeout, done, progress, client=client)
+
+
+def _words(text: str, parameters: Parameters) -> dict[str, Any]:
+    """Return the fields of a PlanRequest with the text of a command or goal."""
+    if not parameters.navigation:
+        return {"prompt": text}
+    weight = parameters.guidance
+    return {"prompt": "", "navigation": text, "guidance": None if weight < 0 else weight}

@@ -43,4 +43,6 @@ class PlanRequest:
     tools: Callable[[], tuple[dict[str, Any], ...]] | None = None  # None = no tools
     takes_newer_frame: bool = False  # if `frames` got too old while the request waited for its turn
     state: tuple[float, ...] = ()  # of a policy: the robot's state; empty = from ~/joint_states
+    navigation: str = ""  # an instruction of navigation, in place of the prompt
+    guidance: float | None = None  # weight of `navigation` in the trajectories; None = they are not guided
     has_grammar: bool = False  # then `sampling`, which checks the grammar, may take a second

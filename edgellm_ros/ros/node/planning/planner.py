@@ -93,6 +93,8 @@ class Planner:
             LLMGenerationRequest(
                 **self._prompt(request, seen.images, seen.video, sounds),
                 **seen.fields,
+                navigation=request.navigation,
+                guidance=request.guidance if request.navigation and samples else None,
                 lora=request.lora,
                 sampling=sampling,
                 action_samples=samples,

@@ -26,7 +26,7 @@ from edgellm_ros.ros.node.settings.speech import SpeechParameters
 from edgellm_ros.ros.parameter_table import OFF, SPEC, Spec, declared
 from edgellm_ros.runtime.decoding.speculative.drafting_config import DRAFTING
 from edgellm_ros.runtime.prompt.tool_calls import TOOL_CALL_FORMATS
-from edgellm_ros.runtime.request import MAX_DENOISE_STEPS
+from edgellm_ros.runtime.request import MAX_DENOISE_STEPS, MAX_GUIDANCE
 from edgellm_ros.runtime.sampling_params import SAMPLED, Sampled
 
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
@@ -276,6 +276,19 @@ class Parameters(SampledParameters):
         fixed=True,
     )
     system_prompt: str = declared("", "System prompt of requests that have none.")
+    navigation: bool = declared(
+        False,
+        "For models that take instructions of navigation, such as Alpamayo 1.5: texts of commands and goals "
+        "are such instructions, and the prompt is the model's own; false = they are the prompt.",
+    )
+    guidance: float = declared(
+        -1.0,
+        "With navigation = true: weight of the instruction in the trajectories; above 1 they follow it more "
+        "than the model would on its own; negative = they are not guided. Needs an engine of max_batch_size "
+        "2, and chunking = off.",
+        -1.0,
+        MAX_GUIDANCE,
+    )
     action_samples: int = declared(
         1, "Number of trajectories to sample for each command; 0 = text only.", 0, 1024
     )
