@@ -12,13 +12,15 @@ Measures
 
 Conditions
 ----------
-A decoder of --layers layers and an LM head of --vocab tokens, heads of 128, a KV cache of --context filled
-rows per sequence. What is not on the GPU (host, prompts, sampling) is not measured.
+A decoder of --layers layers and an LM head of --vocab tokens, heads of 128, or with --engine that of an
+engine directory; a KV cache of --context filled rows per sequence. What is not on the GPU (host, prompts,
+sampling) is not measured.
 
 Examples
 --------
     python -m benchmarks.tune_fused
     python -m benchmarks.tune_fused --weights dense --rows 1,8 --out sm_87.json
+    python -m benchmarks.tune_fused --engine engines/smollm2 --rows 4,8,16 --context 300
     pytest --device cuda test/kernels    # with the new table
 
 Standard error has each change that made a step faster. Last JSON line: `table` (the file), `device_name`, and
@@ -38,16 +40,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.common import finish, machine, numbers
-from edgellm_ros.engine.device import on_device, open_device
-from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.fused.decoder import FusedDecoder
+from benchmarks.tuned_decoder import (
+    ROWS_OF_ENGINES,
+    Conditions,
+    Decoder,
+    engine_steps,
+    shape_of,
+    with_steps,
+)
+from edgellm_ros.engine.device import open_device
+from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.fused.plan.config import StepConfig
-from edgellm_ros.fused.plan.decoder import FusedPlan
-from edgellm_ros.fused.plan.quantized import ALIGNMENT, Quantized
 from edgellm_ros.fused.plan.shape import FusedShape
 from edgellm_ros.fused.plan.tuning import (
     ADAPTED,
@@ -60,14 +64,12 @@ from edgellm_ros.fused.plan.tuning import (
     write_tuning,
 )
 from edgellm_ros.fused.variants import Compile
-from edgellm_ros.fused.weights import FusedLayerWeights, FusedWeights
 
-LARGEST = 4096  # hidden size that stands for rows of the table without a limit
 Table = Callable[[StepConfig], Tuning]
-MATRICES = ("qkv", "o", "gate_up", "down")
 FASTER = 0.99  # of the time before; less is noise
 # Values that each size may take, in the order in which sizes are tried.
 BOTH: dict[str, tuple[Any, ...]] = {
+    "prepares_o": (False, True),
     "threads": (128, 256, 512),
     "stages": (2, 3, 4, 5, 7, 10, 13),
     "slots": (1, 2),
@@ -81,33 +83,19 @@ SIZES: dict[str, dict[str, tuple[Any, ...]]] = {
         "narrow_tile": (64, 128, 256),
         "head_tile": (64, 128),
         "prefetched": (1, 2, 3, None),
-        "prepares_o": (False, True),
         "x_in_gmem": (False, True),
         "repeated_bytes": (1 << 20, 4 << 20, 16 << 20),
         "batch_attention": (False, True),
     },
-    QUANTIZED: BOTH
+    QUANTIZED: {"quantized_repeated_bytes": (2 << 20, 6 << 20, 24 << 20)}
+    | BOTH
     | {
         "quantized_tile": (32, 64, 128, 256),
         "quantized_wide_tile": (64, 128, 256),
         "quantized_narrow_tile": (64, 128, 256),
         "quantized_early": (1, 2, 3),
-        "prepares_o": (False, True),
-        "quantized_repeated_bytes": (2 << 20, 6 << 20, 24 << 20),
     },
 }
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """What is measured, and how often."""
-
-    layers: int
-    vocab: int
-    context: int
-    steps: int
-    turns: int
-    tied: bool = True  # the LM head has the weights of the embedding
 
 
 @dataclass(frozen=True)
@@ -126,133 +114,29 @@ class Found:
         return {name: value for name, value in vars(self.config).items() if value != old[name]}
 
 
-def shape_of(step: TunedStep, conditions: Conditions) -> FusedShape:
-    """Return the shape that stands for a row of the table."""
-    hidden = (step.hidden or LARGEST) // 64 * 64
-    heads = max(1, hidden // 256 * 2)
-    forms = tuple((name, Quantized(4, 128)) for name in MATRICES) if step.weights == QUANTIZED else ()
-    return FusedShape(
-        dtype="fp16",
-        layers=conditions.layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=next(count for count in (8, 4, 2, 1) if heads % count == 0),
-        head_dim=128,
-        inner=hidden * 3,
-        vocab=conditions.vocab,
-        rotary_dim=128,
-        capacity=conditions.context + 64,
-        qk_norm=True,
-        tied=conditions.tied,
-        max_rows=step.rows,
-        quantized=forms,
-    )
-
-
-class Decoder:
-    """Random weights and inputs of a shape on a device, whose steps are measured."""
-
-    def __init__(
-        self, device: Any, shape: FusedShape, conditions: Conditions, compile: Compile | None = None
-    ) -> None:
-        self._device, self._shape, self._conditions = device, shape, conditions
-        self._compile = compile
-        self._random = np.random.default_rng(0)
-        self._kept: list[Tensor] = []  # what the weights' addresses are of
-        table = self._values(shape.vocab, shape.hidden)
-        layers = tuple(self._layer() for _ in range(shape.layers))
-        self._weights = FusedWeights(layers, self._values(shape.hidden).pointer, table.pointer)
-        self._tensors = dict(self._inputs())
-
-    def seconds(self, tuning: Tuning) -> float | None:
-        """Return the time of a step; None if the device has no room for its kernels."""
-        try:
-            decoder = FusedDecoder(self._device, self._shape, self._weights, self._compile, tuning)
-            if decoder.max_rows < self._shape.max_rows:
-                return None
-            graph = self._device.capture(lambda: decoder.run(self._tensors))
-        except EngineError:
-            return None
-        for _ in range(3):
-            graph.launch(self._device.stream)
-        begin = self._device.mark()
-        for _ in range(self._conditions.steps):
-            graph.launch(self._device.stream)
-        return self._device.mark().seconds_since(begin) / self._conditions.steps
-
-    def program(self, tuning: Tuning) -> object:
-        """Return what tells the kernels of a step apart; None if they do not fit."""
-        shape, device = self._shape, self._device
-        sizes = shape.max_rows, device.multiprocessors, device.most_shared_memory
-        try:
-            plan = FusedPlan(shape, *sizes, tuning)
-        except EngineError:
-            return None
-        return plan.macros(), plan.shared, plan.blocks, plan.prepared
-
-    def _values(self, *shape: int) -> Tensor:
-        """Return random fp16 values; large tensors repeat 2**20 of them."""
-        count = int(np.prod(shape))
-        block = (self._random.standard_normal(min(count, 1 << 20)) * 0.02).astype(np.float16)
-        tensor = on_device(self._device, np.resize(block, shape).view(np.uint16))
-        self._kept.append(tensor)
-        return tensor
-
-    def _matrix(self, name: str, k: int, n: int) -> int:
-        form = self._shape.form(name)
-        if form is None:
-            return self._values(k, n).pointer
-        nbytes = sum(-(-part // ALIGNMENT) * ALIGNMENT for part in form.parts(k, n))
-        return self._values(nbytes // 2).pointer
-
-    def _layer(self) -> FusedLayerWeights:
-        shape = self._shape
-        return FusedLayerWeights(
-            input_norm=self._values(shape.hidden).pointer,
-            qkv=self._matrix("qkv", shape.hidden, shape.qkv_size),
-            o=self._matrix("o", shape.q_size, shape.hidden),
-            post_norm=self._values(shape.hidden).pointer,
-            gate_up=self._matrix("gate_up", shape.hidden, 2 * shape.inner),
-            down=self._matrix("down", shape.inner, shape.hidden),
-            q_norm=self._values(shape.head_dim).pointer,
-            k_norm=self._values(shape.head_dim).pointer,
-        )
-
-    def _inputs(self) -> Iterator[tuple[str, Tensor]]:
-        shape, device, rows = self._shape, self._device, self._shape.max_rows
-        context = self._conditions.context
-        angles = np.arange(shape.capacity)[:, None] * np.logspace(0, -4, shape.rotary_dim // 2)[None]
-        yield "rope_cos", on_device(device, np.cos(angles).astype(np.float32))
-        yield "rope_sin", on_device(device, np.sin(angles).astype(np.float32))
-        yield "position_ids", on_device(device, np.full((rows, 1), context, np.int64))
-        yield "kv_length", on_device(device, np.full(rows, context + 1, np.int64))
-        yield "inputs_embeds", self._values(rows, 1, shape.hidden)
-        yield "logits", device.empty((rows, 1, shape.vocab), np.float32)
-        for i in range(shape.layers):
-            for kind in ("key", "value"):
-                yield f"{kind}_cache_{i}", self._values(rows, shape.kv_heads, shape.capacity, shape.head_dim)
-
-
 def improve(
     step: TunedStep,
     candidates: Mapping[str, tuple[Any, ...]],
     seconds: Callable[[StepConfig], float | None],
     turns: int,
     program: Callable[[StepConfig], object] = lambda config: config,
+    prepare: Callable[[list[StepConfig]], None] = lambda configs: None,
 ) -> Found | None:
     """Let one size after another take other values.
 
-    program: what tells the kernels of a configuration apart; one with the same kernels is not measured. None
-    if the row itself cannot be measured.
+    program: what tells the kernels of a configuration apart; one with the same kernels is not measured.
+    prepare: called with configurations that `seconds` may be asked for next. None if the row itself cannot be
+    measured.
     """
     best, first = step.config, seconds(step.config)
     if first is None:
         return None
     ratios = 1.0
     for name, values in candidates.items():
+        prepare([replace(best, **{name: value}) for value in values])
         for value in values:
             other = replace(best, **{name: value})
-            if program(other) == program(best) or seconds(other) is None:  # compiles it, too
+            if program(other) == program(best) or seconds(other) is None:
                 continue
             ratio = compared(best, other, seconds, turns)
             if ratio < FASTER:
@@ -275,17 +159,18 @@ def compared(
 def tune(
     device: Any,
     tuning: Tuning,
-    wanted: Callable[[TunedStep], bool],
+    shapes: Mapping[TunedStep, FusedShape],
     conditions: Conditions,
     compile: Compile | None = None,
+    trees: bool = False,
 ) -> Iterator[Found]:
-    """Yield the results of the wanted rows of a table; compile: None = for the device."""
-    for step in tuning.steps:
-        if step.weights == ADAPTED or not wanted(step):
-            continue
-        shape = shape_of(step, conditions)
+    """Yield the results of rows of a table, or of rows to add.
+
+    shapes: what each row is measured with; compile: None = for the device; trees: see `Decoder`.
+    """
+    for step, shape in shapes.items():
         print(f"{step.weights}, {step.rows} rows, hidden size {shape.hidden}", file=sys.stderr)
-        decoder = Decoder(device, shape, conditions, compile)
+        decoder = Decoder(device, shape, conditions, compile, trees)
 
         def table(config: StepConfig, step: TunedStep = step) -> Tuning:
             return replace(tuning, steps=(replace(step, config=config), *tuning.steps))
@@ -296,7 +181,10 @@ def tune(
         def program(config: StepConfig, decoder: Decoder = decoder, table: Table = table) -> object:
             return decoder.program(table(config))
 
-        found = improve(step, SIZES[step.weights], seconds, conditions.turns, program)
+        def prepare(configs: list[StepConfig], decoder: Decoder = decoder, table: Table = table) -> None:
+            decoder.prepare([table(config) for config in configs])
+
+        found = improve(step, SIZES[step.weights], seconds, conditions.turns, program, prepare)
         if found is None:
             print("  the GPU has no room for its kernels", file=sys.stderr)
         else:
@@ -312,6 +200,12 @@ def main() -> None:
         "--weights", default=f"{DENSE},{QUANTIZED}", help="kinds of rows (default: %(default)s)"
     )
     parser.add_argument("--rows", type=numbers(int), default=[], help="only for so many (default: all)")
+    parser.add_argument(
+        "--engine",
+        type=Path,
+        help="add rows for the decoder of this engine directory, for verifications if it has a draft head, "
+        f"else for batches (default of --rows: {','.join(map(str, ROWS_OF_ENGINES))})",
+    )
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--vocab", type=int, default=151936)
     parser.add_argument("--context", type=int, default=500)
@@ -328,18 +222,18 @@ def main() -> None:
     conditions = Conditions(
         args.layers, args.vocab, args.context, args.steps, turns=args.turns, tied=not args.untied
     )
-    results = list(
-        tune(
-            device,
-            tuning,
-            lambda step: step.weights in weights and (not rows or step.rows in rows),
-            conditions,
+    if args.engine:
+        shapes = engine_steps(args.engine, tuning, tuple(rows) or ROWS_OF_ENGINES)
+    else:
+        wanted = (
+            step for step in tuning.steps if step.weights in weights and (not rows or step.rows in rows)
         )
-    )
-    found = {each.step: each.config for each in results}
-    steps = tuple(replace(step, config=found.get(step, step.config)) for step in tuning.steps)
+        shapes = {step: shape_of(step, conditions) for step in wanted if step.weights != ADAPTED}
+    trees = args.engine is not None and EngineConfig.load(args.engine).draft is not None
+    results = list(tune(device, tuning, shapes, conditions, trees=trees))
+    tuning = with_steps(tuning, [replace(each.step, config=each.config) for each in results])
     out = args.out or TABLES / f"{device.arch}.json"
-    write_tuning(out, replace(tuning, gpu=device.description.rpartition(" (")[0], steps=steps))
+    write_tuning(out, replace(tuning, gpu=device.description.rpartition(" (")[0]))
     finish(
         "tune_fused",
         table=str(out),

@@ -9,11 +9,14 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.tune_fused import SIZES, Conditions, Decoder, improve, shape_of, tune
+from benchmarks.tune_fused import SIZES, improve, tune
+from benchmarks.tuned_decoder import Conditions, Decoder, engine_steps, shape_of, with_steps
 from doubles.fused_on_cpu import FusedDoubleDevice, FusedDoubleProgram
+from edgellm_ros.builder import export
 from edgellm_ros.fused.plan.config import StepConfig
 from edgellm_ros.fused.plan.tuning import ADAPTED, DENSE, QUANTIZED, TunedStep
 from fixtures.small_tuning import H200, small_tuning
+from fixtures.tiny_checkpoint import write_tiny_checkpoint
 
 STEP = H200.steps[0]
 SHORT = Conditions(layers=1, vocab=512, context=20, steps=1, turns=1)
@@ -114,7 +117,7 @@ def test_steps_of_a_decoder_with_random_weights_are_timed(weights, monkeypatch):
     monkeypatch.setitem(SIZES, weights, {"split_rows": (16, 32)})
     step = TunedStep(weights, 2, 128, small_tuning().config(shape_of(STEP, SHORT), 2))
     tuning = dataclasses.replace(H200, steps=(step, *small_tuning().steps))
-    (found,) = tune(TimedDevice(4), tuning, lambda each: each is step, SHORT, FusedDoubleProgram)
+    (found,) = tune(TimedDevice(4), tuning, {step: shape_of(step, SHORT)}, SHORT, FusedDoubleProgram)
     assert found.before_s > 0
     assert found.changes.keys() <= {"split_rows"}
 
@@ -125,3 +128,39 @@ def test_a_decoder_that_does_not_fit_has_no_time():
     device.most_shared_memory = 1 << 10
     step = dataclasses.replace(STEP, hidden=128)
     assert Decoder(device, shape_of(step, SHORT), SHORT, FusedDoubleProgram).seconds(H200) is None
+
+
+@pytest.mark.slow
+def test_a_verification_is_timed_with_its_mask_and_its_own_kernels_alone():
+    made = []
+
+    def compile(plan):
+        made.append(plan.rows)
+        return FusedDoubleProgram(plan)
+
+    step = dataclasses.replace(STEP, rows=4, hidden=128)
+    shape = shape_of(step, SHORT)
+    decoder = Decoder(TimedDevice(4), shape, SHORT, compile, trees=True)
+    assert decoder.seconds(small_tuning()) > 0
+    assert made == [4]
+
+
+def test_rows_for_an_engine_come_before_those_for_more():
+    config = STEP.config
+    added = [TunedStep(QUANTIZED, 4, 640, config), TunedStep(QUANTIZED, 16, 640, config)]
+    table = with_steps(H200, added)
+    assert [step for step in table.steps if step not in added] == list(H200.steps)
+    shape = dataclasses.replace(shape_of(TunedStep(QUANTIZED, 1, 640, config), SHORT), hidden=576)
+    assert table.config(shape, 4) is table.config(shape, 16) is config
+    for rows, hidden in ((1, 576), (2, 576), (16, 1024)):
+        other = dataclasses.replace(shape, hidden=hidden)
+        assert table.config(other, rows) == H200.config(other, rows)
+    assert with_steps(table, added) == table
+
+
+def test_an_engine_has_rows_of_its_own_size(tmp_path):
+    engine = tmp_path / "engine"
+    export(write_tiny_checkpoint(tmp_path / "checkpoint"), engine, precision="fp16")
+    for step, shape in engine_steps(engine, H200, (1, 8)).items():
+        assert (step.weights, step.rows, step.hidden) == (DENSE, shape.max_rows, 64)
+        assert step.config == H200.config(shape, shape.max_rows)
