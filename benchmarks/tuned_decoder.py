@@ -71,7 +71,7 @@ def shape_of(step: TunedStep, conditions: Conditions) -> FusedShape:
 def engine_steps(
     engine: Path, tuning: Tuning, rows: tuple[int, ...] = ROWS_OF_ENGINES
 ) -> dict[TunedStep, FusedShape]:
-    """Return rows of the table for the decoder of an engine directory, and their shapes.
+    """Return rows of the table for an engine directory's decoder, and their shapes.
 
     Each row is for up to so many rows of a step and the decoder's hidden size, and has the sizes that the
     table has for it now.
@@ -91,9 +91,9 @@ def engine_steps(
 
 
 def with_steps(tuning: Tuning, added: list[TunedStep]) -> Tuning:
-    """Return a table with more rows, each before those of its weights that hold for more.
+    """Return a table with more rows.
 
-    A row of the same limits is replaced.
+    Each is placed before those of its weights that hold for more, and replaces a row of the same limits.
     """
     limits = {(step.weights, step.rows, step.hidden) for step in added}
     steps = [step for step in tuning.steps if (step.weights, step.rows, step.hidden) not in limits]
@@ -154,7 +154,7 @@ class Decoder:
         return None if plan is None else (plan.macros(), plan.shared, plan.blocks, plan.prepared)
 
     def prepare(self, tunings: Sequence[Tuning]) -> None:
-        """Compile the kernels of several tables in threads, so that `seconds` finds them in the cache."""
+        """Compile the kernels of several tables in threads, for `seconds`."""
         plans = {str(plan.macros()): plan for plan in map(self._plan, tunings) if plan is not None}
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for made in [pool.submit(self._make, plan) for plan in plans.values()]:
@@ -169,7 +169,7 @@ class Decoder:
             return None
 
     def _compile(self, plan: FusedPlan) -> Any:
-        """Make the program of a plan; None for fewer rows than the steps have, which never run."""
+        """Make the program of a plan; None for fewer rows than the steps have."""
         return self._make(plan) if plan.rows >= self._shape.max_rows else None
 
     def _values(self, *shape: int) -> Tensor:

@@ -48,7 +48,7 @@ BRIGHTNESS = 0.05  # of the augmentation: standard deviation of a factor and of 
 
 
 class Demonstrations:
-    """Moments of the controller's episodes on the device, which batches are sampled from.
+    """Moments of the controller's episodes, sampled in batches on the device.
 
     Workers make all of them before training: where a GPU renders, they would take turns with the steps.
     """
