@@ -18,20 +18,20 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-import onnx_ir as ir
 
 from edgellm_ros.strict_json import parse_json
 
 FLOATS = {
     "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ir.DataType.BFLOAT16.numpy()),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
     "F32": np.dtype(np.float32),
 }
 INTEGERS: dict[str, np.dtype[Any]] = {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64)}
 QUANTIZED: dict[str, np.dtype[Any]] = {
     "I8": np.dtype(np.int8),
-    "F8_E4M3": np.dtype(ir.DataType.FLOAT8E4M3FN.numpy()),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
 }
 DTYPES: dict[str, np.dtype[Any]] = {**FLOATS, **INTEGERS, **QUANTIZED}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}

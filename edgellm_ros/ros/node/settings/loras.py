@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgellm_ros.echo import printable, quoted
 from edgellm_ros.engine_directory.adapters.adapter_folder import check_name
 from edgellm_ros.engine_directory.adapters.adapter_source import is_adapter
-from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+
+if TYPE_CHECKING:
+    from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 
 def parse_loras(values: Sequence[str]) -> dict[str, Path]:
