@@ -6,6 +6,7 @@ The graphs are for ONNX Runtime's CUDA provider.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from edgellm_ros.builder import export
-from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.engine.device import CpuDevice, Device
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.adapters.lora_inputs import rank_sizes
 from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
@@ -26,6 +27,7 @@ from fixtures.on_device import put
 
 WRITERS = {"nemotron_h": write_nemotron_h_checkpoint, "qwen3_5": write_qwen3_5_checkpoint}
 CAPACITY, POSITIONS = 160, 200
+HOST = CpuDevice()
 OPTIONS = {"max_kv_cache_capacity": CAPACITY, "max_input_len": 150}
 RUNS = [  # sequences, tokens of each, valid tokens, rows in the cache before
     pytest.param(1, 1, [1], 0, id="a first token"),
@@ -58,13 +60,19 @@ def exports(tmp_path_factory):
     return make
 
 
+@functools.lru_cache(16)
+def opened(path: Path, device: Device) -> EngineExecutor:
+    """Open a graph, or return it where one of the latest tests has opened it."""
+    return EngineExecutor.open(path, device, threads=1)
+
+
 def make_inputs(engine: Path, batch: int, tokens: int, valid: list[int], start: int, rank: int = 0, seed=0):
     """Return random inputs of both graphs, by name.
 
     Among them are caches, states, and adapters of this rank.
     """
     rng = np.random.default_rng(seed)
-    mask_graph = EngineExecutor.open(engine / "llm" / "model.onnx", CpuDevice(), threads=1)
+    mask_graph = opened(engine / "llm" / "model.onnx", HOST)
     starts = start + np.arange(batch)
     seen = starts[:, None] + np.arange(tokens)
     sizes = {"B": batch, "S": tokens, "N": 1, **rank_sizes(rank)}
@@ -105,7 +113,7 @@ def run(path: Path, device, inputs):
 
     Caches are updated in place, states are not.
     """
-    executor = EngineExecutor.open(path, device, threads=1)
+    executor = opened(path, device)
     batch, tokens, _ = inputs["inputs_embeds"].shape
     dims = {"B": batch, "S": tokens, "N": 1, "P": POSITIONS, "T": min(tokens, CHAIN_TOKENS)}
     tensors = {}
@@ -129,7 +137,7 @@ def run(path: Path, device, inputs):
 
 def assert_equal(engine: Path, device, inputs, tolerance: float, graph: str = "model") -> None:
     valid, start = inputs["valid_tokens"], inputs["kv_write_index"]
-    expected = run(engine / "llm" / f"{graph}.onnx", CpuDevice(), inputs)
+    expected = run(engine / "llm" / f"{graph}.onnx", HOST, inputs)
     found = run(engine / "llm" / f"{graph}.cuda.onnx", device, as_variant(inputs, engine))
     assert found.keys() == expected.keys()
     for name, values in expected.items():
@@ -257,7 +265,7 @@ def test_both_graphs_of_a_verification_output_the_same_chain(device, exports, fa
 def test_the_graph_of_verifications_has_the_other_outputs_of_the_model(exports, family, tokens):
     llm = exports(family, 0) / "llm"
     inputs = make_inputs(llm.parent, 2, tokens, [tokens, (tokens + 1) // 2], 9)
-    found, expected = (run(llm / name, CpuDevice(), inputs) for name in ("verify.onnx", "model.onnx"))
+    found, expected = (run(llm / name, HOST, inputs) for name in ("verify.onnx", "model.onnx"))
     assert any(name.startswith("chain_") for name in found)
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values, err_msg=name)
