@@ -23,14 +23,17 @@ from edgellm_ros.multimodal.image_processor import make_image_processor  # noqa:
 from edgellm_ros.runtime.conversation import ImagePart, Message, TextPart  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402
+from fixtures.draws import draws  # noqa: E402
 from fixtures.pixel_values import pixel_values  # noqa: E402
 from fixtures.qwen3_5_checkpoint import write_whole_qwen3_5_checkpoint  # noqa: E402
 from fixtures.reference_inputs import make_image  # noqa: E402
 
+# Five have every value of each switch, every size of a merged patch, and one to three pictures of a patch.
+SEEDS = draws((0, 1, 2, 3, 6), tuple(range(8)))
 IMAGES = tuple(make_image(*size) for size in SIZES)
 
 
-@pytest.fixture(scope="module", params=range(8))
+@pytest.fixture(scope="module", params=SEEDS)
 def exported(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp("qwen3_5") / "checkpoint"
     write_whole_qwen3_5_checkpoint(directory, request.param)

@@ -15,6 +15,7 @@ from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeD
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures import dflash_checkpoints, mtp_checkpoints
 from fixtures.drafted_chains import BATCH, DFLASH, MTP, assert_all_same, draft_right_tokens
+from fixtures.draws import draws
 from fixtures.random_chains import LIMITS, TEXT, check_random_model
 from fixtures.random_requests import cancelled_at
 from fixtures.requests_for_tests import assert_same_with_drafting, request
@@ -36,6 +37,8 @@ KINDS = {
 }
 MODELS = [(kind, family) for kind, each in KINDS.items() for family in each.writers]
 MODEL_IDS = ["-".join(model) for model in MODELS]
+STEPS = draws((1, 2, 4, 7), tuple(range(1, 8)))
+SEEDS = draws((100, 103), tuple(range(100, 104)))  # with and without fallback and prefix cache
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=MODEL_IDS)
@@ -74,7 +77,7 @@ def expected(plain):
     return plain.handle_request(BATCH)
 
 
-@pytest.mark.parametrize("steps", range(1, 8))
+@pytest.mark.parametrize("steps", STEPS)
 def test_answers_are_those_of_vanilla_decoding(engine, runtime_device, kind, expected, steps):
     config = SpecDecodeDraftingConfig(1, steps, steps + 1, kind.config.strategy, falls_back=False)
     options = {"drafting": config, "prefix_cache_bytes": 0}
@@ -155,7 +158,7 @@ def test_a_model_with_an_fp8_kv_cache(tmp_path, runtime_device, kind, family):
 
 @pytest.mark.slow
 @pytest.mark.only_on("cpu", "cuda", reason="minutes on the double, which runs other tests of drafts")
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("kind", "family"), MODELS, ids=MODEL_IDS)
 def test_random_models(tmp_path, runtime_device, kind, family, seed):
-    check_random_model(tmp_path, runtime_device, KINDS[kind].writers[family], kind, seed + 100)
+    check_random_model(tmp_path, runtime_device, KINDS[kind].writers[family], kind, seed)

@@ -24,6 +24,7 @@ from edgellm_ros.runtime.decoding.speculative.drafting_config import (
 )
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
+from fixtures.draws import draws
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 from fixtures.random_head import base_config, write_random_head
 from fixtures.random_requests import cancelled_at
@@ -99,7 +100,7 @@ def assert_all_same(answers, expected) -> None:
         assert_same_with_drafting(answer, other)
 
 
-@pytest.mark.parametrize("steps", range(1, 8))
+@pytest.mark.parametrize("steps", draws((1, 2, 4, 7), tuple(range(1, 8))))
 def test_rows_that_accept_different_counts_have_the_answers_of_vanilla_decoding(drafting, expected, steps):
     script(drafting, steps, BATCH, expected)
     before = dataclasses.replace(drafting.spec_decode_generation_metrics)
@@ -268,7 +269,7 @@ def test_an_engine_without_the_graph_for_verifications_is_refused(engine):
         check_drafting(LOOKUP, dataclasses.replace(config, files=files), on_cpu=True)
 
 
-@pytest.mark.parametrize("steps", [1, 5, 7])
+@pytest.mark.parametrize("steps", draws((1, 5), (1, 5, 7)))
 def test_a_draft_head_of_a_hybrid_leaves_the_answers_as_they_are(head_engine, runtime_device, steps):
     config = SpecDecodeDraftingConfig(1, steps, steps + 1, falls_back=False)
     with LLMInferenceRuntime(head_engine, runtime_device, prefix_cache_bytes=0) as runtime:
