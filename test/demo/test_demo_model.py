@@ -19,8 +19,8 @@ from edgellm_ros.runtime.request import LLMGenerationRequest
 
 pytestmark = pytest.mark.slow
 
-SEEDS = range(24)
-DRIVEN = 4  # of the episodes; the others are only asked about
+SEEDS = range(16)
+DRIVEN = 2  # of the episodes; the others are only asked about
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +63,13 @@ def count_understood(answers, episodes) -> int:
 
 def test_commands_spoken_by_unheard_people_are_understood(runtime, episodes, spoken):
     answers = answers_to(runtime, episodes, spoken)
-    assert count_understood(answers, episodes) >= 22, answers
+    assert count_understood(answers, episodes) >= 15, answers
 
 
 def test_without_the_right_sound_the_picture_does_not_tell(runtime, episodes, spoken):
     """The commands of other episodes; else understanding would say little."""
     answers = answers_to(runtime, episodes, spoken[1:] + spoken[:1])
-    assert count_understood(answers, episodes) <= 8, answers
+    assert count_understood(answers, episodes) <= 5, answers
 
 
 @pytest.mark.parametrize("way", ["typed", "spoken"])
@@ -93,4 +93,4 @@ def test_the_cautious_adapter_says_so_and_drives_slower(adapted, episodes):
     speeds = [np.mean([each.world.mean_speed() for each in played]) for played in (cautious, base)]
     assert speeds[0] < 0.8 * speeds[1]
     arrived = sum(each.world.outcome is Outcome.SUCCESS for each in cautious)
-    assert arrived >= DRIVEN - 1
+    assert arrived == DRIVEN
