@@ -99,7 +99,7 @@ def test_a_prefill_is_that_of_numpy(prefills, shape, lengths, tokens, options):
 def test_padding_leaves_no_trace(prefills, mixer):
     shape, valid = hybrid(mixer, max_rows=3), [2, 64, 70]
     expected = present(run(prefills, shape, valid, 70))
-    for tokens, seed in ((80, 1), (80, 2), (130, 3)):
+    for tokens, seed in ((80, 1), (130, 2)):
         padded = present(run(prefills, shape, valid, tokens, seed, most_tokens=512))
         assert padded.keys() == expected.keys()
         for name, states in expected.items():

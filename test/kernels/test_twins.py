@@ -30,10 +30,10 @@ def rng() -> np.random.Generator:
 
 
 @pytest.mark.parametrize(
-    "resized", [(448, 896), (32, 48), (1, 1), (480, 640), (480, 33), (1001, 640), (448, 620)], ids=str
+    "resized", [(112, 224), (8, 12), (1, 1), (120, 160), (120, 9), (251, 160), (112, 155)], ids=str
 )
 def test_resize(agree, rng, resized):
-    image = rng.integers(0, 256, (480, 640, 3), np.uint8)
+    image = rng.integers(0, 256, (120, 160, 3), np.uint8)
 
     def run(place: Side):
         out = place.tensor(np.full((3, *resized), 9, np.uint8))
@@ -340,7 +340,7 @@ RULES = [
 
 
 @pytest.mark.parametrize("rules", RULES, ids=str)
-@pytest.mark.parametrize("vocabulary", [1, 50, MIDDLE, LARGE])
+@pytest.mark.parametrize("vocabulary", [1, 50, MIDDLE, 80_003])
 def test_the_same_tokens_are_sampled(side, rng, vocabulary, rules):
     logits = (rng.standard_normal((2, vocabulary)) * 3).astype(np.float32)
     seen = rng.random((2, vocabulary)) < 0.1
@@ -358,7 +358,7 @@ def test_the_same_tokens_are_sampled_where_many_are_equally_likely(side, rng, ru
 @pytest.mark.slow
 @pytest.mark.parametrize("rules", RULES, ids=str)
 def test_the_same_tokens_are_sampled_where_all_are_equally_likely(side, rules):
-    assert_same_samples(side, np.full((1, 20000), -3.25), 1, None, seed=11, **rules)
+    assert_same_samples(side, np.full((1, 6000), -3.25), 1, None, seed=11, **rules)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 30.0, 1e30])
