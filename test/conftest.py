@@ -6,6 +6,7 @@ Each engine directory is exported once per run: the tiny engine with random weig
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -48,6 +49,17 @@ def use_cores(count: int) -> None:
     """
     onnxruntime_session.available_cores = lambda: count
     os.environ.setdefault("OMP_NUM_THREADS", str(count))  # PyTorch reads it
+
+
+def pytest_collection() -> None:
+    """Collect no garbage while tests are collected: nearly all objects stay."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave the objects of all tests out of later collections of garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config) -> bool | None:
