@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.adapters.adapter_folder import BASE
@@ -46,6 +46,12 @@ class Answerer(Protocol):
 
         Arguments and errors are those of `LLMInferenceRuntime.handle_request`.
         """
+
+    def prepare_one(self, request: LLMGenerationRequest, noise_seed: int) -> Any:
+        """Prepare a request that is answered later, from any thread. ValueError."""
+
+    def answer_one(self, sequence: Any) -> LLMGenerationResponse:
+        """Answer a request that `prepare_one` has prepared."""
 
     def capture_decoding_cuda_graph(self) -> bool:
         """Record what repeats; return whether the device supports that."""

@@ -102,6 +102,10 @@ class Encoders:
                 self._ahead.add(start)
         return bool(self._ahead)
 
+    def forget_ahead(self) -> None:
+        """Drop what `encode_ahead` has encoded: its request is refused."""
+        self._ahead.clear()
+
     def _is_new(self, image: Image) -> bool:
         """Tell whether an image differs from the latest ones, and remember it.
 

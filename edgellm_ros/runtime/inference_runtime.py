@@ -26,6 +26,7 @@ from edgellm_ros.runtime.opened_engine import OpenedEngine
 from edgellm_ros.runtime.opening import RuntimeOptions
 from edgellm_ros.runtime.prompt import tool_calls
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse
+from edgellm_ros.runtime.scheduling.handle import Handle
 
 
 class LLMInferenceRuntime(OpenedEngine):
@@ -130,6 +131,20 @@ class LLMInferenceRuntime(OpenedEngine):
         with self._lock:
             responses = self._answerer.answer(requests, self._noise_seed, output_thinker_embeddings)
         return responses[0] if isinstance(request, LLMGenerationRequest) else responses
+
+    def submit(
+        self, request: LLMGenerationRequest, priority: int = 0, deadline: float | None = None
+    ) -> Handle:
+        """Queue a request, from any thread, to be answered beside others.
+
+        See docs/scheduling.md. The answer is that of `handle_request`. Requests of a higher `priority`, from -1000 to 1000, come
+        first. `deadline`: seconds of `time.monotonic`; after it a request that has begun ends with what it
+        has, as if it were cancelled, and one that has not begun fails with TimeoutError. `on_progress` is
+        called on the scheduler's thread, and must not call `handle_request` or `close`.
+        ValueError for an invalid request, EngineError if the runtime is closed; other errors are raised by
+        the handle.
+        """
+        return self._scheduler.submit(request, priority, deadline, self._noise_seed)
 
     def set_action_noise_seed(self, seed: int) -> None:
         """Set the noise seed of requests without one, from 0 to 2**64 - 1."""

@@ -6,7 +6,6 @@ Adapters, LM heads and stored prefixes change while the runtime is open; engines
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +18,8 @@ from edgellm_ros.runtime.opening import RuntimeOptions, begin_opening
 from edgellm_ros.runtime.pipeline import Pipeline
 from edgellm_ros.runtime.policy.pipeline import PolicyPipeline, no_language_model
 from edgellm_ros.runtime.prefix.prefix_file import engine_fingerprint, load_prefix_cache, save_prefix_cache
+from edgellm_ros.runtime.scheduling.scheduler import Scheduler
+from edgellm_ros.runtime.scheduling.turn_lock import TurnLock
 
 Self = TypeVar("Self", bound="OpenedEngine")
 
@@ -33,7 +34,8 @@ class OpenedEngine:
         opening = begin_opening(engine_dir, options)
         self.config, self.parts = opening.config, opening.parts
         self._metrics = RuntimeMetrics()
-        self._lock = threading.Lock()
+        self._lock = TurnLock()
+        self._scheduler = Scheduler(self._lock, lambda: self._answerer)
         policy = self.config.policy
         self._opened: Pipeline | PolicyPipeline | None = (
             Pipeline(opening, self._metrics)
@@ -61,10 +63,12 @@ class OpenedEngine:
         return answerer
 
     def close(self) -> None:
-        """Free engines and buffers after the running batch.
+        """Free engines and buffers after the running batch of `handle_request`.
 
-        Later calls raise EngineError.
+        Submitted requests that have not ended fail with an EngineError, and later calls raise one. Not to be
+        called from a callback of a request.
         """
+        self._scheduler.close()
         with self._lock:
             opened, self._opened = self._opened, None
             if isinstance(opened, PolicyPipeline):
@@ -103,7 +107,7 @@ class OpenedEngine:
             pipeline = self.pipeline
             clock = StageClock(pipeline.device.mark)
             sequence = pipeline.prepare_system_prompt(system_prompt, lora)
-            pipeline.match_prefixes([sequence])
+            pipeline.reuse.match([sequence])
             clock.end("tokenize_s")
             try:
                 pipeline.prefill([sequence])

@@ -24,7 +24,6 @@ from edgellm_ros.runtime.assemble import (
     read_vocabulary,
 )
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
-from edgellm_ros.runtime.batch.token_states import copy_last_states
 from edgellm_ros.runtime.decoding.decode_loop import DecodeLoop
 from edgellm_ros.runtime.decoding.method import DecodeMethod
 from edgellm_ros.runtime.decoding.speculative.tree_decoding import TreeDecoding
@@ -32,10 +31,10 @@ from edgellm_ros.runtime.encoders import Encoders
 from edgellm_ros.runtime.first_tokens import FirstTokens
 from edgellm_ros.runtime.metrics import RuntimeMetrics, StageClock
 from edgellm_ros.runtime.opening import Opening
-from edgellm_ros.runtime.prefix_reuse import prefill_parts
 from edgellm_ros.runtime.prompt.tool_call_formats import ParsedAnswer
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse
 from edgellm_ros.runtime.response import response_of
+from edgellm_ros.runtime.scheduling.prompts_in_parts import PromptsInParts
 from edgellm_ros.runtime.trajectories import Trajectories
 
 logger = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ class Pipeline:
         vocab_map = read_vocabulary(opening)
         decoding = make_decoding(opening, engines, self.embedder, vocab_map, metrics.spec_decode)
         self.sampling = decoding.sampling
-        self._first_tokens = FirstTokens(self.device, self.sampling)
+        self.first_tokens = FirstTokens(self.device, self.sampling)
         self.drafter = decoding.drafter
         self.batch = decoding.batch
         self.logits = decoding.logits
@@ -101,11 +100,30 @@ class Pipeline:
             if output_thinker_embeddings:
                 self.hidden_states.check([len(sequence.token_ids) for sequence in sequences])
         except BaseException:  # the device may still read images of the caller
+            self._encoders.forget_ahead()
             with suppress(EngineError):
                 self.device.synchronize()
             raise
+        return self._answer(sequences, clock, output_thinker_embeddings)
+
+    def prepare_one(self, request: LLMGenerationRequest, noise_seed: int) -> GenerationSequence:
+        """Prepare a request that joins a later batch, from any thread. ValueError."""
+        return self.preparer.prepare([request], noise_seed)[0]
+
+    def answer_one(self, sequence: GenerationSequence) -> LLMGenerationResponse:
+        """Answer a request of `prepare_one` alone."""
+        self._clear_last_batch()
+        return self._answer([sequence], StageClock(self.device.mark))[0]
+
+    def _answer(
+        self,
+        sequences: list[GenerationSequence],
+        clock: StageClock,
+        output_thinker_embeddings: bool = False,
+    ) -> list[LLMGenerationResponse]:
+        """Answer prepared requests."""
         # prefix cache -> tokens to skip in the prefill; hidden states need whole prompts
-        self.match_prefixes(sequences, reuse=not output_thinker_embeddings)
+        self.reuse.match(sequences, reuse=not output_thinker_embeddings)
         clock.end("tokenize_s")
         try:
             self.encode_images(sequences)  # camera frames -> rows of embeddings
@@ -150,14 +168,14 @@ class Pipeline:
 
     @records_prefills.setter
     def records_prefills(self, records: bool) -> None:
-        self.prefills.recorded.active = self._first_tokens.recorded.active = records
+        self.prefills.recorded.active = self.first_tokens.recorded.active = records
 
     def use_decode_method(self, method: DecodeMethod) -> None:
         """Set the decode method for the next batches; the batch must be empty."""
         self.method = method
         self.sampling.resize(method.tokens_per_step)
         method.clear()
-        self._first_tokens.use(method)
+        self.first_tokens.use(method)
         queued, capacity = self.device.max_queued_steps, self.runner.kv_cache.capacity
         self._decode_loop = DecodeLoop(self.batch, method, queued, capacity)
 
@@ -175,10 +193,6 @@ class Pipeline:
         self.drop_removed_adapters()
         self.hidden_states.clear()
         self.input_token_ids, self.batch_index_mapping = [], []
-
-    def match_prefixes(self, sequences: list[GenerationSequence], reuse: bool = True) -> None:
-        """Find the longest stored prefix of each prompt; the prefill skips its tokens."""
-        self.reuse.match(sequences, reuse)
 
     def store_prefixes(self, sequences: list[GenerationSequence]) -> None:
         """Store prompts of the batch in the prefix cache."""
@@ -201,7 +215,7 @@ class Pipeline:
             turn = self.preparer.prepare_next_turn(sequence)
             if turn is not None:
                 turns.append(turn)
-        self.match_prefixes(turns)
+        self.reuse.match(turns)
         turns = [turn for turn in turns if self.reuse.stored_length(turn) < len(turn.token_ids)]
         if turns:
             self.encode_images(turns)
@@ -278,36 +292,20 @@ class Pipeline:
         self._encoders.encode_audio(sequences)
 
     def prefill(self, sequences: list[GenerationSequence], keep_hidden_states: bool = False) -> None:
-        """Admit sequences to the batch, fill their KV rows, sample their first tokens.
+        """Admit sequences to the batch, fill their KV rows, sample their first tokens."""
+        self.batch.admit(sequences)
+        prompts = PromptsInParts(self, sequences, keep_hidden_states=keep_hidden_states)
+        while not prompts.done:
+            prompts.advance()
 
-        KV rows of a reused prefix are copied from the prefix cache; the engine computes the other ones.
-        """
-        rows = self.batch.admit(sequences)
-        embeds, logits = self.prefills.compute(sequences, rows, may_pad=not keep_hidden_states)
-        self.batch.begin_answers(rows)  # while the device computes the prompts
+    def prefilled(self, sequences: Sequence[GenerationSequence]) -> None:
+        """Count prompts that have been computed."""
         self.input_token_ids = [sequence.token_ids for sequence in sequences]
         self.batch_index_mapping = [sequence.request_index for sequence in sequences]
         reused = sum(sequence.reused_tokens for sequence in sequences)
         self._metrics.prefill.total_runs += 1
         self._metrics.prefill.computed_tokens += sum(map(len, self.input_token_ids)) - reused
         self._metrics.prefill.reused_tokens += reused
-        self.sampling.mask(logits, sequences)
-        self._first_tokens.sample(logits, rows)
-        logprobs = max(sequence.request.logprobs for sequence in sequences)
-        first_tokens = self.sampling.copy_to_host(logits, logprobs)
-        if any(sequence.request.output_hidden_states and sequence.decoding for sequence in sequences):
-            last_run = prefill_parts(sequences, self.config.max_supported_input_length)[-1]
-            lengths = [len(tokens) for tokens in last_run]
-            batch, tokens, _ = embeds.shape
-            layers = self.hidden_states.outputs(batch, tokens, self.config.hidden_state_layers)
-            first_tokens.states = copy_last_states(self.device, layers, lengths)
-        for sequence in sequences:  # while the device computes the prompts
-            self.trajectories.prepare(sequence)
-        first_tokens.deliver(sequences)
-        if keep_hidden_states:
-            self.hidden_states.keep(embeds, self.config.hidden_state_layers)
-        for sequence in sequences:
-            sequence.report("decode", 0)
 
     def decode(self) -> list[GenerationSequence]:
         """Decode until at least one sequence has ended; return the ended sequences."""

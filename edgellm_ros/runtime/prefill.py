@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -71,31 +71,44 @@ class Prefill:
         self._inputs = PackedBuffer(device, self._fields(config.builder.max_batch_size, self._max_tokens))
         self.recorded = RecordedWork(device, "prefills", *(["prompts of the draft head"] if drafter else []))
 
-    def compute(
-        self, sequences: Sequence[GenerationSequence], rows: range, may_pad: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """Fill admitted sequences' rows; return inputs_embeds [B,S,H], logits [B,1,V].
+    def compute(self, sequences: Sequence[GenerationSequence], rows: range) -> None:
+        """Fill admitted sequences' rows; the batch does not change meanwhile."""
+        for _ in self.parts(sequences, lambda: rows):
+            pass
 
-        One run of the engine; more for prompts of more than max_input_len tokens, and one more for each place
-        where recurrent states are saved before a prompt's end. Then inputs_embeds are those of the last run.
-        Between two runs, progress is reported; if all sequences are cancelled then, the next runs are left
-        out. Without `may_pad`, S is the length of the longest prompt.
+    def parts(
+        self,
+        sequences: Sequence[GenerationSequence],
+        rows_of: Callable[[], range],
+        may_pad: bool = True,
+        most: int | None = None,
+    ) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        """Fill admitted sequences' rows; yield after each part.
+
+        Yields the part's inputs_embeds [B,S,H], logits [B,1,V] and whether it was the last one. A part is one
+        run of the engine: of at most `most` tokens of each row, of max_input_len tokens if None, and up to a
+        place where recurrent states are saved. Before a part but the first, progress is reported; if all
+        sequences are cancelled then, it and the next ones are left out. Without `may_pad`, S is the length of
+        the longest part. rows_of: returns the rows of the sequences, before each part.
         """
         pads = self._pads and may_pad
-        for row, sequence in zip(rows, sequences, strict=True):
+        for row, sequence in zip(rows_of(), sequences, strict=True):
             self._reuse.load(sequence, row)
-        for run, part in enumerate(prefill_parts(sequences, self._max_tokens)):
+        parts = prefill_parts(sequences, min(most or self._max_tokens, self._max_tokens))
+        for run, part in enumerate(parts):
             if run and not any([sequence.report("prefill", run) for sequence in sequences]):
                 for sequence in sequences:
                     sequence.prefix_keys = []  # of a prompt that is not complete nothing is stored
-                break
-            tokens = self._bucket(part) if pads else MIN_PREFILL
+                size = len(sequences)
+                yield self._embedder.prompt_embeds(size, MIN_PREFILL), self._logits.rows(0, size), True
+                return
+            tokens, rows = self._bucket(part) if pads else MIN_PREFILL, rows_of()
             embeds, logits = self._run(sequences, rows, part, tokens)
             for row, sequence, each in zip(rows, sequences, part, strict=True):
                 sequence.kv_length = each.stop
                 if each:
                     self._reuse.save_state(sequence, row)
-        return embeds, logits
+            yield embeds, logits, run == len(parts) - 1
 
     def warm_up(self, device: Device) -> None:
         """Run and record a prompt of each bucket, so that a user's first is not slow.

@@ -54,7 +54,7 @@ class Trajectories:
         """
         pipeline = self._pipeline
         unguided = pipeline.preparer.prepare_unguided(sequence)
-        pipeline.match_prefixes([unguided], reuse=False)
+        pipeline.reuse.match([unguided], reuse=False)
         pipeline.encode_images([unguided])
         pipeline.encode_audio([unguided])
         rows = pipeline.batch.admit([unguided])

@@ -362,7 +362,7 @@ class TestErrors:
         pipeline.device.upload(not_finite, np.full(not_finite.shape, np.nan, np.float32))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pipeline.sampling, "sample", spoil_last_row)
-            patch.setattr(pipeline._first_tokens.recorded, "active", False)
+            patch.setattr(pipeline.first_tokens.recorded, "active", False)
             patch.setattr(pipeline.method.recorded, "_recorded", {})
             patch.setattr(pipeline.method.recorded, "record_lazily", False)
             answers = deferred.handle_request([talking, ending])

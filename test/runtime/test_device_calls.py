@@ -99,7 +99,7 @@ def test_a_prefix_of_any_length_is_stored_with_one_upload(engine, drafting, page
         device.calls.clear()
         before = prefixes.used_bytes
         sequences = runtime.pipeline.prepare([request(next(texts), max_tokens=1)], 0)
-        runtime.pipeline.match_prefixes(sequences)
+        runtime.pipeline.reuse.match(sequences)
         runtime.pipeline.prefill(sequences)
         device.calls.clear()
         runtime.pipeline.store_prefixes(sequences)

@@ -78,7 +78,7 @@ def compute(runtime, *prompts: list[int]) -> tuple[list[int], np.ndarray, list[n
     sequences = pipeline.prepare([ask("x")] * len(prompts), 0)
     for sequence, ids in zip(sequences, prompts, strict=True):
         sequence.token_ids, sequence.positions = ids, plain_rope_index(len(ids))
-    pipeline.match_prefixes(sequences)
+    pipeline.reuse.match(sequences)
     pipeline.prefill(sequences)
     logits = device.download(pipeline.logits)[: len(prompts), 0]
     states = [device.download(tensor)[:, : len(prompts)] for tensor in pipeline.runner.recurrent.committed]

@@ -58,6 +58,19 @@ class PolicyPipeline:
         clock = StageClock(self.device.mark)
         sequences = self._preparer.prepare(requests, noise_seed)
         clock.end("tokenize_s")
+        return self._answer_all(sequences, clock)
+
+    def prepare_one(self, request: LLMGenerationRequest, noise_seed: int) -> PolicySequence:
+        """Prepare a request that is answered later, from any thread. ValueError."""
+        return self._preparer.prepare([request], noise_seed)[0]
+
+    def answer_one(self, sequence: PolicySequence) -> LLMGenerationResponse:
+        """Answer a request of `prepare_one`."""
+        return self._answer_all([sequence], StageClock(self.device.mark))[0]
+
+    def _answer_all(
+        self, sequences: Sequence[PolicySequence], clock: StageClock
+    ) -> list[LLMGenerationResponse]:
         try:
             for sequence in sequences:
                 self._answer(sequence, clock)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
@@ -29,7 +30,10 @@ KEPT_PROMPTS = 4  # whose ids are kept
 
 
 class PromptBuilder:
-    """Renders the chat template, converts it to ids, and expands its placeholders."""
+    """Renders the chat template, converts it to ids, and expands its placeholders.
+
+    Thread-safe.
+    """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, config: EngineConfig) -> None:
         if tokenizer.size > config.llm.vocab_size:
@@ -39,6 +43,7 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._template = template
         self._encoded: OrderedDict[str, list[int]] = OrderedDict()  # ids by what was rendered, latest last
+        self._encoding = threading.Lock()  # of `_encoded`
         self._image_token = _or_no_token(config.special_tokens.image_token_id)
         self._image_boundaries: tuple[list[int], list[int]] = [], []
         if config.vision is not None and config.vision.adds_image_boundaries:
@@ -151,13 +156,14 @@ class PromptBuilder:
         the same words, and a new frame.
         """
         key = repr((messages, tools, sorted(variables.items(), key=repr), continue_final_message))
-        ids = self._encoded.get(key)
-        if ids is None or self._template.reads_clock:
-            ids = self._encoded[key] = self._render(messages, tools, variables, continue_final_message)
-            if len(self._encoded) > KEPT_PROMPTS:
-                self._encoded.popitem(last=False)
-        self._encoded.move_to_end(key)
-        return ids
+        with self._encoding:
+            ids = self._encoded.get(key)
+            if ids is None or self._template.reads_clock:
+                ids = self._encoded[key] = self._render(messages, tools, variables, continue_final_message)
+                if len(self._encoded) > KEPT_PROMPTS:
+                    self._encoded.popitem(last=False)
+            self._encoded.move_to_end(key)
+            return ids
 
     def _render(
         self,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ Span = tuple[int, int, int]  # token id, first character, character after the la
 
 
 class Tokenizer:
-    """A `tokenizer.json` of Hugging Face's tokenizers library.
+    """A `tokenizer.json` of Hugging Face's tokenizers library; thread-safe.
 
     FileNotFoundError, or ValueError for a file that the library cannot load.
     """
@@ -31,6 +32,7 @@ class Tokenizer:
         self._special_texts = [*special.values()]
         self._guards = [letter for letter in _NONCHARACTERS if letter not in "".join(special.values())]
         self._pieces: dict[int, str] = {}
+        self._mode = threading.Lock()  # of the library's tokenizer: `encode_special_tokens`
 
     @property
     def size(self) -> int:
@@ -96,11 +98,13 @@ class Tokenizer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=not special_tokens)
 
     def _run(self, text: str, special_tokens: bool) -> tokenizers.Encoding:
-        self._tokenizer.encode_special_tokens = not special_tokens  # the library's name for "as plain text"
-        try:
-            return self._tokenizer.encode(text, add_special_tokens=False)
-        except (TypeError, UnicodeError):
-            raise ValueError("text is not valid Unicode (a lone surrogate?)") from None
+        with self._mode:
+            # the library's name for "as plain text"
+            self._tokenizer.encode_special_tokens = not special_tokens
+            try:
+                return self._tokenizer.encode(text, add_special_tokens=False)
+            except (TypeError, UnicodeError):
+                raise ValueError("text is not valid Unicode (a lone surrogate?)") from None
 
     def _encode_unguarded(self, text: str, guard: str) -> list[int]:
         text = text.replace(guard, "")

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PromptsInParts: the prompts of admitted sequences, computed part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.runtime.batch.sequence import GenerationSequence
+from edgellm_ros.runtime.batch.token_states import copy_last_states
+from edgellm_ros.runtime.prefix_reuse import prefill_parts
+
+if TYPE_CHECKING:
+    from edgellm_ros.runtime.pipeline import Pipeline
+
+
+class PromptsInParts:
+    """Fills the rows of admitted sequences, and samples their first tokens.
+
+    KV rows of a reused prefix are copied from the prefix cache; the engine computes the other ones. Between
+    two parts other rows may be decoded, admitted and evicted, if these sequences stay beside each other.
+
+    - most: tokens of a part; None = as many as the engine takes
+    - keep_hidden_states: of the prompts, for `LLMInferenceRuntime.base_model_hidden_states`
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        sequences: Sequence[GenerationSequence],
+        most: int | None = None,
+        keep_hidden_states: bool = False,
+    ) -> None:
+        self._pipeline = pipeline
+        self._sequences = sequences
+        self._most = most or pipeline.config.max_supported_input_length
+        self._keep_hidden_states = keep_hidden_states
+        self._parts = pipeline.prefills.parts(
+            sequences, lambda: self._rows, may_pad=not keep_hidden_states, most=self._most
+        )
+        self.done = False
+
+    @property
+    def _rows(self) -> range:
+        first = self._pipeline.batch.row_of(self._sequences[0])
+        return range(first, first + len(self._sequences))
+
+    def advance(self) -> int:
+        """Compute the next part, and after the last one the first tokens.
+
+        Returns the number of tokens of the part.
+        """
+        before = sum(sequence.kv_length for sequence in self._sequences)
+        embeds, logits, is_last = next(self._parts)
+        if is_last:
+            self._begin_answers(embeds, logits)
+            self.done = True
+        return sum(sequence.kv_length for sequence in self._sequences) - before
+
+    def _begin_answers(self, embeds: Tensor, logits: Tensor) -> None:
+        """Sample the first tokens; embeds [B,S,H] of the last part, logits [B,1,V]."""
+        pipeline, sequences, rows = self._pipeline, self._sequences, self._rows
+        pipeline.batch.begin_answers(rows)  # while the device computes the prompts
+        pipeline.prefilled(sequences)
+        pipeline.sampling.mask(logits, sequences)
+        pipeline.first_tokens.sample(logits, rows)
+        logprobs = max(sequence.request.logprobs for sequence in sequences)
+        first_tokens = pipeline.sampling.copy_to_host(logits, logprobs)
+        layers = pipeline.config.hidden_state_layers
+        if any(sequence.request.output_hidden_states and sequence.decoding for sequence in sequences):
+            lengths = [len(tokens) for tokens in prefill_parts(sequences, self._most)[-1]]
+            batch, tokens, _ = embeds.shape
+            states = pipeline.hidden_states.outputs(batch, tokens, layers)
+            first_tokens.states = copy_last_states(pipeline.device, states, lengths)
+        for sequence in sequences:  # while the device computes the prompts
+            pipeline.trajectories.prepare(sequence)
+        first_tokens.deliver(sequences)
+        if self._keep_hidden_states:
+            pipeline.hidden_states.keep(embeds, layers)
+        for sequence in sequences:
+            sequence.report("decode", 0)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`LLMInferenceRuntime.submit`: the queue, the handle, and the answers."""
+
+import threading
+import time
+
+import pytest
+
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.requests_for_tests import IMAGE, assert_same_answer, request
+
+WAIT_S = 60.0
+
+
+def test_an_answer_is_that_of_handle_request(runtime):
+    one = request(images=(IMAGE,), max_tokens=20, temperature=0.8, seed=3, logprobs=2)
+    assert_same_answer(runtime.submit(one).result(WAIT_S), runtime.handle_request(one))
+
+
+def test_the_pieces_are_the_answer(runtime):
+    handle = runtime.submit(request(max_tokens=20, stop=("zzz",)))
+    pieces = list(handle)
+    response = handle.result(WAIT_S)
+    assert len(pieces) > 5
+    assert "".join(piece.text for piece in pieces) == response.text
+    assert [token for piece in pieces for token in piece.token_ids] == response.token_ids
+    assert list(handle) == pieces
+    assert handle.done
+
+
+def test_an_invalid_request_is_refused_at_once(runtime):
+    with pytest.raises(ValueError, match="unknown LoRA adapter 'none'"):
+        runtime.submit(request(lora="none"))
+    with pytest.raises(ValueError, match=r"priority must be an integer from -1000 to 1000, got 1.5"):
+        runtime.submit(request(), priority=1.5)
+    with pytest.raises(ValueError, match=r"deadline must be a number .*, got 'soon'"):
+        runtime.submit(request(), deadline="soon")
+    with pytest.raises(ValueError, match=r"submit takes an LLMGenerationRequest, got str"):
+        runtime.submit("hello")
+
+
+def test_a_cancelled_request_ends_with_what_it_has(runtime):
+    handle = runtime.submit(request(max_tokens=60))
+    first = next(iter(handle))
+    handle.cancel()
+    response = handle.result(WAIT_S)
+    assert response.finish_reason == "cancelled"
+    assert response.token_ids[: len(first.token_ids)] == list(first.token_ids)
+    assert len(response.token_ids) < 60
+
+
+def test_a_request_that_is_late_before_it_begins_fails(runtime):
+    handle = runtime.submit(request(), deadline=time.monotonic() - 1)
+    with pytest.raises(TimeoutError, match="the deadline passed before the request was begun"):
+        handle.result(WAIT_S)
+    with pytest.raises(TimeoutError, match="the deadline passed"):
+        list(handle)
+
+
+def test_result_waits_no_longer_than_told(runtime):
+    go = threading.Event()
+    handle = runtime.submit(request(max_tokens=3, on_progress=lambda progress: go.wait(WAIT_S)))
+    with pytest.raises(TimeoutError, match=r"the request has not ended within 0.01 s"):
+        handle.result(0.01)
+    go.set()
+    assert handle.result(WAIT_S).finish_reason in ("stop", "length")
+
+
+def test_an_error_of_the_callback_ends_its_request_only(runtime):
+    def fail(progress):
+        raise RuntimeError("no screen")
+
+    failing, other = runtime.submit(request(on_progress=fail)), runtime.submit(request())
+    with pytest.raises(RuntimeError, match="no screen"):
+        failing.result(WAIT_S)
+    assert_same_answer(other.result(WAIT_S), runtime.handle_request(request()))
+
+
+def test_close_ends_open_requests(tiny_engine, device):
+    runtime = LLMInferenceRuntime(tiny_engine, device, prefix_cache_bytes=0)
+    before = set(threading.enumerate())
+    handles = [runtime.submit(request(max_tokens=200)) for _ in range(3)]
+    next(iter(handles[0]))
+    (own,) = set(threading.enumerate()) - before
+    runtime.close()
+    for handle in handles:
+        assert handle.done
+    with pytest.raises(EngineError, match="the runtime is closed"):
+        handles[-1].result(WAIT_S)
+    with pytest.raises(EngineError, match="the runtime is closed"):
+        runtime.submit(request())
+    assert not own.is_alive()
