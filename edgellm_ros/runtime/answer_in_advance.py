@@ -14,6 +14,7 @@ from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.runtime.metrics import RuntimeMetrics
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from edgellm_ros.runtime.sampling_params import SamplingParams
+from edgellm_ros.runtime.stages.recovery import recover_after
 
 if TYPE_CHECKING:
     from edgellm_ros.runtime.pipeline import Pipeline
@@ -45,5 +46,5 @@ def answer_in_advance(pipeline: Pipeline, metrics: RuntimeMetrics) -> None:
     except DeviceLostError:
         raise
     except (EngineError, ValueError) as error:
-        pipeline.recover_after(error)
+        recover_after(pipeline, error)
         logger.warning("nothing is answered in advance: %s", error)

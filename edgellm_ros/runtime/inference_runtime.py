@@ -20,6 +20,7 @@ from edgellm_ros.runtime.metrics import (
     LLMGenerationMetrics,
     LLMPrefillMetrics,
     MultimodalMetrics,
+    SchedulingMetrics,
     SpecDecodeGenerationMetrics,
 )
 from edgellm_ros.runtime.opened_engine import OpenedEngine
@@ -137,10 +138,10 @@ class LLMInferenceRuntime(OpenedEngine):
     ) -> Handle:
         """Queue a request, from any thread, to be answered beside others.
 
-        See docs/scheduling.md. The answer is that of `handle_request`. Requests of a higher `priority`, from -1000 to 1000, come
-        first. `deadline`: seconds of `time.monotonic`; after it a request that has begun ends with what it
-        has, as if it were cancelled, and one that has not begun fails with TimeoutError. `on_progress` is
-        called on the scheduler's thread, and must not call `handle_request` or `close`.
+        See docs/scheduling.md. The answer is that of `handle_request`. Requests of a higher `priority`, from
+        -1000 to 1000, come first. `deadline`: seconds of `time.monotonic`; after it a request that has begun
+        ends with what it has, as if it were cancelled, and one that has not begun fails with TimeoutError.
+        `on_progress` is called on the scheduler's thread, and must not call `handle_request` or `close`.
         ValueError for an invalid request, EngineError if the runtime is closed; other errors are raised by
         the handle.
         """
@@ -232,6 +233,11 @@ class LLMInferenceRuntime(OpenedEngine):
     def fused_rows(self) -> int:
         """Largest batch that the fused kernels decode; 0 = the engine decodes all."""
         return self.pipeline.runner.most_fused_rows
+
+    @property
+    def scheduling_metrics(self) -> SchedulingMetrics:
+        """Counters of submitted requests."""
+        return self._metrics.scheduling
 
     @property
     def multimodal_metrics(self) -> MultimodalMetrics:

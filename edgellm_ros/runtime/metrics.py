@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from edgellm_ros.engine.device import Mark
 
@@ -77,6 +78,20 @@ class ActionMetrics:
 
 
 @dataclass
+class SchedulingMetrics:
+    """Counters of submitted requests, and how many there are now."""
+
+    waiting: int = 0  # now in the queue
+    running: int = 0  # now in the batch
+    admitted: int = 0  # to the batch; more than once if its row was needed
+    paused: int = 0  # times that a request had to wait for one of a higher priority, with its row kept
+    displaced: int = 0  # times that a request lost its row to one of a higher priority, to be computed again
+    finished: int = 0  # with a response, cancelled ones included
+    failed: int = 0  # with an error
+    waited_seconds: float = 0.0  # in the queue, of all admissions
+
+
+@dataclass
 class RuntimeMetrics:
     """All counters of one runtime."""
 
@@ -85,6 +100,7 @@ class RuntimeMetrics:
     spec_decode: SpecDecodeGenerationMetrics = field(default_factory=SpecDecodeGenerationMetrics)
     multimodal: MultimodalMetrics = field(default_factory=MultimodalMetrics)
     action: ActionMetrics = field(default_factory=ActionMetrics)
+    scheduling: SchedulingMetrics = field(default_factory=SchedulingMetrics)
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -102,6 +118,13 @@ class RuntimeMetrics:
         self.prefill.seconds += stages["prefill_s"]
         self.generation.seconds += stages["decode_s"]
         self.action.seconds += stages["action_s"]
+
+
+class Clock(Protocol):
+    """What measures stages."""
+
+    def end(self, stage: str) -> None:
+        """End a stage after the work queued so far."""
 
 
 class StageClock:

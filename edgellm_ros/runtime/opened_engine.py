@@ -20,6 +20,7 @@ from edgellm_ros.runtime.policy.pipeline import PolicyPipeline, no_language_mode
 from edgellm_ros.runtime.prefix.prefix_file import engine_fingerprint, load_prefix_cache, save_prefix_cache
 from edgellm_ros.runtime.scheduling.scheduler import Scheduler
 from edgellm_ros.runtime.scheduling.turn_lock import TurnLock
+from edgellm_ros.runtime.stages.recovery import recover_after
 
 Self = TypeVar("Self", bound="OpenedEngine")
 
@@ -35,7 +36,7 @@ class OpenedEngine:
         self.config, self.parts = opening.config, opening.parts
         self._metrics = RuntimeMetrics()
         self._lock = TurnLock()
-        self._scheduler = Scheduler(self._lock, lambda: self._answerer)
+        self._scheduler = Scheduler(self._lock, lambda: self._answerer, self._metrics)
         policy = self.config.policy
         self._opened: Pipeline | PolicyPipeline | None = (
             Pipeline(opening, self._metrics)
@@ -117,7 +118,7 @@ class OpenedEngine:
                 clock.end("keep_s")
                 seconds = clock.metrics()
             except BaseException as error:
-                pipeline.recover_after(error)
+                recover_after(pipeline, error)
                 raise
             self._metrics.add_seconds(seconds)
             tokens = len(sequence.token_ids)

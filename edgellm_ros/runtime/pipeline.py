@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
@@ -29,12 +29,13 @@ from edgellm_ros.runtime.decoding.method import DecodeMethod
 from edgellm_ros.runtime.decoding.speculative.tree_decoding import TreeDecoding
 from edgellm_ros.runtime.encoders import Encoders
 from edgellm_ros.runtime.first_tokens import FirstTokens
-from edgellm_ros.runtime.metrics import RuntimeMetrics, StageClock
+from edgellm_ros.runtime.metrics import Clock, RuntimeMetrics, StageClock
 from edgellm_ros.runtime.opening import Opening
 from edgellm_ros.runtime.prompt.tool_call_formats import ParsedAnswer
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse
 from edgellm_ros.runtime.response import response_of
-from edgellm_ros.runtime.scheduling.prompts_in_parts import PromptsInParts
+from edgellm_ros.runtime.stages.prompts_in_parts import PromptsInParts
+from edgellm_ros.runtime.stages.recovery import recover_after
 from edgellm_ros.runtime.trajectories import Trajectories
 
 logger = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ class Pipeline:
 
     def answer_one(self, sequence: GenerationSequence) -> LLMGenerationResponse:
         """Answer a request of `prepare_one` alone."""
-        self._clear_last_batch()
+        self.clear_last_batch()
         return self._answer([sequence], StageClock(self.device.mark))[0]
 
     def _answer(
@@ -140,23 +141,13 @@ class Pipeline:
             while self.batch.sequences:
                 ended = self.decode()  # tokens -> KV cache, next tokens, text; until a sequence ends
                 clock.end("decode_s")
-                for sequence in ended:
-                    row = self.batch.row_of(sequence)
-                    actions = self.trajectories.queue(sequence, row)  # noise and KV cache -> trajectories
-                    clock.end("action_s")
-                    self.store_prefixes([sequence])  # KV cache -> prefix cache; the device still works
-                    clock.end("keep_s")
-                    if actions is not None:
-                        self.trajectories.deliver(sequence, actions)
-                        clock.end("action_s")
-                self.batch.evict(ended)
-                clock.end("keep_s")
+                self.finish(ended, clock)
             # answers as the next turns read them -> prefix cache; a prefill would overwrite hidden states
             if not output_thinker_embeddings and self.store_answers(active):
                 clock.end("keep_s")
             seconds = clock.metrics()
         except BaseException as error:
-            self.recover_after(error)
+            recover_after(self, error)
             raise
         self._metrics.add_seconds(seconds)
         return [response_of(each, seconds, self.read_calls(each)) for each in sequences]
@@ -181,15 +172,16 @@ class Pipeline:
 
     def prepare(self, requests: Sequence[LLMGenerationRequest], noise_seed: int) -> list[GenerationSequence]:
         """Prepare requests: prompts with placeholders. ValueError for an invalid request."""
-        self._clear_last_batch()
+        self.clear_last_batch()
         return self.preparer.prepare(requests, noise_seed)
 
     def prepare_system_prompt(self, system_prompt: str, lora: str) -> GenerationSequence:
         """Prepare the shared prefix of all prompts of a system prompt. ValueError."""
-        self._clear_last_batch()
+        self.clear_last_batch()
         return self.preparer.prepare_system_prompt(system_prompt, lora)
 
-    def _clear_last_batch(self) -> None:
+    def clear_last_batch(self) -> None:
+        """Drop what the last batch has left for its caller, and removed adapters."""
         self.drop_removed_adapters()
         self.hidden_states.clear()
         self.input_token_ids, self.batch_index_mapping = [], []
@@ -251,28 +243,6 @@ class Pipeline:
             self.prefills.drop(adapter)
             self.runner.drop(adapter)
 
-    def recover_after(self, error: BaseException) -> None:
-        """Reset all state of the batch after a failure.
-
-        Values that are not finite may come from KV rows of an earlier prompt, so an EngineError also clears
-        the prefix cache. Queued work must be complete before its memory is used again. The rows of sounds
-        that were kept may be those of an encoder that was interrupted.
-        """
-        with suppress(EngineError):  # `error` itself, or a consequence
-            self.device.synchronize()
-        with suppress(DeviceLostError):  # the device is not used again
-            self.batch.clear()
-            self.runner.kv_cache.clear()
-            if self.runner.recurrent is not None:
-                self.runner.recurrent.clear()
-            if self.drafter is not None:
-                self.drafter.clear()
-            self.device.synchronize()
-        if self.audio is not None:
-            self.audio.forget()
-        if isinstance(error, EngineError):
-            self.reuse.clear()
-
     def _encode_ahead(self, requests: Sequence[LLMGenerationRequest]) -> bool:
         """Encode images while the host makes prompts; False on a CPU or without any."""
         if not requests or not self.device.max_queued_steps:
@@ -280,7 +250,7 @@ class Pipeline:
         try:
             return self._encoders.encode_ahead(requests[0], caches=self.prefixes.capacity_bytes > 0)
         except BaseException as error:
-            self.recover_after(error)
+            recover_after(self, error)
             raise
 
     def encode_images(self, sequences: list[GenerationSequence]) -> None:
@@ -307,10 +277,27 @@ class Pipeline:
         self._metrics.prefill.computed_tokens += sum(map(len, self.input_token_ids)) - reused
         self._metrics.prefill.reused_tokens += reused
 
-    def decode(self) -> list[GenerationSequence]:
-        """Decode until at least one sequence has ended; return the ended sequences."""
+    def finish(self, ended: Sequence[GenerationSequence], clock: Clock) -> None:
+        """Sample trajectories of ended sequences, store their prompts, free their rows."""
+        for sequence in ended:
+            row = self.batch.row_of(sequence)
+            actions = self.trajectories.queue(sequence, row)  # noise and KV cache -> trajectories
+            clock.end("action_s")
+            self.store_prefixes([sequence])  # KV cache -> prefix cache; the device still works
+            clock.end("keep_s")
+            if actions is not None:
+                self.trajectories.deliver(sequence, actions)
+                clock.end("action_s")
+        self.batch.evict(ended)
+        clock.end("keep_s")
+
+    def decode(self, interrupted: Callable[[], bool] = lambda: False) -> list[GenerationSequence]:
+        """Decode until a sequence has ended, or after a step `interrupted` returns True.
+
+        Returns the ended sequences.
+        """
         steps = self._decode_loop.steps
-        ended = self._decode_loop.run_until_one_ends()
+        ended = self._decode_loop.run(interrupted)
         self._metrics.generation.total_runs += self._decode_loop.steps - steps
         self._metrics.generation.generated_tokens += sum(len(sequence.generated) for sequence in ended)
         return ended
@@ -341,7 +328,7 @@ class Pipeline:
         except DeviceLostError:
             raise
         except EngineError as error:
-            self.recover_after(error)
+            recover_after(self, error)
             logger.warning("decoding goes on with the graphs recorded so far: a step failed: %s", error)
             return False
         return self.records_prefills

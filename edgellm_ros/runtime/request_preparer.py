@@ -18,10 +18,11 @@ from edgellm_ros.interruptible import InterruptedWorkError
 from edgellm_ros.multimodal.audio.runner import AudioRunner
 from edgellm_ros.multimodal.video import Video
 from edgellm_ros.multimodal.vision_runner import VisionRunner
-from edgellm_ros.runtime.adapters.lora import LoraAdapters
+from edgellm_ros.runtime.adapters.lora import BASE, LoraAdapter, LoraAdapters
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.engines.lm_heads import LMHeads
 from edgellm_ros.runtime.grammar.grammar import Grammars
+from edgellm_ros.runtime.prefix.prefix_cache import Prefix
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
 from edgellm_ros.runtime.prompt.rope import get_rope_index, plain_rope_index
 from edgellm_ros.runtime.prompt.video_layout import VideoLayout, lay_out_video, lay_out_video_with_sound
@@ -113,6 +114,33 @@ class RequestPreparer:
         turn.request_index = answered.request_index
         turn.begins_later_prompts = True
         return turn
+
+    def prepare_again(self, begun: GenerationSequence) -> GenerationSequence:
+        """Make a sequence like one that was begun, as it was before its first token."""
+        before = begun.token_ids[-1:] if begun.request.continue_final_message else ()
+        return dataclasses.replace(
+            begun,
+            text=TextStream(self._tokenizer, begun.sampling.stop, before),
+            grammar=begun.grammar.again() if begun.grammar is not None else None,
+            encoded_rows=set(),
+            prefix_keys=[],
+            prefix=Prefix(),
+            reused_tokens=0,
+            state_points=[],
+            kv_length=0,
+            steps=0,
+            generated=[],
+            logprobs=[],
+            hidden_states=[],
+        )
+
+    def adapter_of(self, sequence: GenerationSequence) -> LoraAdapter:
+        """Find the adapter of a sequence again, which was prepared some time ago.
+
+        ValueError if the adapter or the LM head was removed.
+        """
+        adapter = self._loras.get(sequence.adapter.name or BASE)
+        return self._lm_heads.apply(adapter, sequence.adapter.lm_head or BASE)
 
     def _prepare(self, request: LLMGenerationRequest, first_row: int, noise_seed: int) -> GenerationSequence:
         self._check_against_engine(request)

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batch: sequences that are decoded together, and the only owner of row order.
 
-A sequence is admitted after the other rows, at any time between two steps. When a sequence is evicted, the
-rows after it move up, so that the active rows are always the first ones:
+A sequence is admitted at any time between two steps: after the other rows, or at a row whose sequence then
+moves to the end. When a sequence is evicted, the rows after it move up, so that the active rows are always
+the first ones:
 
-  a  b  c  d        evict b:  a  c  d        admit e:  a  c  d  e
+  a  b  c  d        evict b:  a  c  d        admit e:  a  c  d  e        admit f at 1:  a  f  d  e  c
+
+A sequence is held while its prompt is computed, and while it waits for others. A step yields nothing for it,
+and is not run for the held sequences at the end:
+
+  a  f  d  e  c     hold d, c:  a  f  (d)  e | (c)        gather a, f, e:  a  f  e | (d)  (c)
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.runtime.batch.row_state import RowState
+from edgellm_ros.runtime.batch.row_state import AnswerState, RowState
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 
 
@@ -24,7 +30,7 @@ class Batch:
     """
 
     def __init__(
-        self, states: Sequence[RowState], max_size: int, of_answers: Sequence[RowState] = ()
+        self, states: Sequence[RowState], max_size: int, of_answers: Sequence[AnswerState] = ()
     ) -> None:
         self.max_size = max_size
         self.sequences: list[GenerationSequence] = []
@@ -39,26 +45,77 @@ class Batch:
         """Index of each row's request in the list given to `handle_request`."""
         return [sequence.request_index for sequence in self.sequences]
 
-    def admit(self, sequences: Sequence[GenerationSequence]) -> range:
-        """Open a row for each sequence after the active rows; return the new rows.
+    @property
+    def stepping(self) -> list[GenerationSequence]:
+        """The sequences of the rows of a step: up to the last one that is not held."""
+        rows = [row for row, sequence in enumerate(self.sequences) if not sequence.held]
+        return self.sequences[: rows[-1] + 1] if rows else []
 
-        `begin_answers` opens the rest of the state. ValueError if the batch has no room for all sequences:
-        then no sequence is admitted.
+    def admit(self, sequences: Sequence[GenerationSequence], at: int | None = None) -> range:
+        """Open a row for each sequence; return the new rows.
+
+        at: the first of these rows, None = after the active rows; the sequences there move to the end. The
+        new sequences are held until `begin_answers`, which opens the rest of the state. No step may be
+        queued. ValueError if the batch has no room for all sequences: then no sequence is admitted.
         """
-        first, last = len(self), len(self) + len(sequences)
-        if last > self.max_size:
-            raise ValueError(f"a batch of {last} sequences; this engine takes at most {self.max_size}")
-        for row, sequence in enumerate(sequences, first):
+        size, count = len(self), len(sequences)
+        if size + count > self.max_size:
+            raise ValueError(
+                f"a batch of {size + count} sequences; this engine takes at most {self.max_size}"
+            )
+        first = size if at is None else at
+        rows, moved = range(first, first + count), min(count, size - first)
+        for source in range(first, first + moved):
+            for state in self._states:
+                state.move(source, size + count - moved + source - first)
+        staying = self.sequences[first + moved :]
+        self.sequences[first:] = [*sequences, *staying, *self.sequences[first : first + moved]]
+        for row, sequence in zip(rows, sequences, strict=True):
+            sequence.held = True
             for state in self._of_prompts:
                 state.open(row, sequence)
-            self.sequences.append(sequence)
-        return range(first, last)
+            if row < size:
+                for state in self._of_answers:
+                    state.close(row)
+        return rows
 
     def begin_answers(self, rows: range) -> None:
         """Open the state of answers in admitted rows."""
         for row in rows:
+            self.sequences[row].held = False
             for state in self._of_answers:
                 state.open(row, self.sequences[row])
+
+    def hold(self, sequence: GenerationSequence) -> None:
+        """Let steps yield nothing for a sequence, until `resume`; no step may be queued."""
+        row, sequence.held = self.row_of(sequence), True
+        for state in self._of_answers:
+            state.close(row)
+
+    def resume(self, sequence: GenerationSequence) -> None:
+        """Undo `hold`."""
+        row, sequence.held = self.row_of(sequence), False
+        for state in self._of_answers:
+            state.resume(row, sequence)
+
+    def gather(self, wanted: Sequence[GenerationSequence]) -> None:
+        """Move these sequences to the first rows; without effect in a full batch.
+
+        No step may be queued.
+        """
+        free, count = len(self), len(wanted)
+        if free == self.max_size:
+            return
+        wanted_rows = {self.row_of(sequence) for sequence in wanted}
+        others = [row for row in range(count) if row not in wanted_rows]
+        late = sorted(row for row in wanted_rows if row >= count)
+        for one, other in zip(others, late, strict=True):
+            for state in self._states:
+                for source, target in ((one, free), (other, one), (free, other)):
+                    state.move(source, target)
+            self.sequences[one], self.sequences[other] = self.sequences[other], self.sequences[one]
+        if others:
+            self._close(range(free, free + 1))
 
     def evict(self, leaving: Sequence[GenerationSequence]) -> None:
         """Remove sequences; the rows after them move up, in the same order.

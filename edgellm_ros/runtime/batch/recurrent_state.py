@@ -124,6 +124,10 @@ class RecurrentState:
         """Make the next `commit` that of a verification of `tokens` tokens per row."""
         self._verified = kernels, tokens
 
+    def forget_verified(self) -> None:
+        """Undo `verified`: its run has failed."""
+        self._verified = None
+
     def commit_rows(self, rows: range, counts: Tensor) -> None:
         """Queue the commit of the last run's states of the given rows with counts > 0."""
         for tensor, new in zip(self.committed, self._next, strict=True):

@@ -31,3 +31,11 @@ class RowState(Protocol):
     def commit(self, counts: Tensor) -> None:
         """Queue the commit of counts[b] tokens to row b; counts [B] int64."""
         ...
+
+
+class AnswerState(RowState, Protocol):
+    """State that only answers need; a closed row of it takes no tokens."""
+
+    def resume(self, row: int, sequence: GenerationSequence) -> None:
+        """Continue the sequence of a row that was closed, as its other state is."""
+        ...

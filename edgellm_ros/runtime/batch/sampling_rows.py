@@ -141,6 +141,11 @@ class SamplingRows:
         """End a row: its limit of tokens becomes 0."""
         self._device.fill_zero(self._stop.tokens_left.rows(row, row + 1))
 
+    def resume(self, row: int, sequence: GenerationSequence) -> None:
+        """Undo `close` in the row of a sequence."""
+        left = np.array([sequence.tokens_left], np.int64)
+        self._device.upload(self._stop.tokens_left.rows(row, row + 1), left)
+
     def begin_step(self, batch: int, width: int) -> tuple[Tensor, Tensor]:
         """Return the buffers of a step's logit indices and token ids [batch,width].
 

@@ -46,6 +46,7 @@ class GenerationSequence:
     reused_tokens: int = 0  # tokens of the prefix whose KV rows are copied instead of computed
     state_points: list[int] = field(default_factory=list)  # tokens after which the recurrent state is saved
     begins_later_prompts: bool = False  # made to be stored, without an answer
+    held: bool = False  # whether steps yield nothing for it, see `Batch`
     kv_length: int = 0  # committed KV rows, without the steps that are still queued
     steps: int = 0  # delivered decode steps, or rounds of drafting
     generated: list[int] = field(default_factory=list)  # token ids of the answer

@@ -33,9 +33,9 @@ class StepResult:
     def deliver(self, sequences: Sequence[GenerationSequence]) -> list[tuple[GenerationSequence, int]]:
         """Wait for the tokens, and append each row's counted tokens to its sequence.
 
-        sequences: by row, as they were when the step was queued; a sequence that no longer decodes gets no
-        tokens. Returns the other sequences with their counts. EngineError if the logits of a counted token
-        are not finite.
+        sequences: by row, as they were when the step was queued; a sequence that no longer decodes, or is
+        held, gets no tokens. Returns the other sequences with their counts. EngineError if the logits of a
+        counted token are not finite.
         """
         output = self.output.wait().tolist()
         width = self.shape[1]
@@ -43,7 +43,7 @@ class StepResult:
         states = self.states.wait() if self.states is not None else None
         served = []
         for row, sequence in enumerate(sequences):
-            if not sequence.decoding:
+            if not sequence.decoding or sequence.held:
                 continue
             count = output[self.counts_at + row]
             served.append((sequence, count))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DecodeLoop: decode steps of a batch until a sequence ends.
+"""DecodeLoop: decode steps until a sequence ends, or others want a turn.
 
 Sampled tokens stay on the device as the input of the next step, so the host queues a step before it waits
 for the tokens of the previous one (`Device.max_queued_steps`):
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 
 from edgellm_ros.runtime.batch.batch import Batch
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
@@ -37,18 +38,22 @@ class DecodeLoop:
         self._capacity = capacity
         self.steps = 0
 
-    def run_until_one_ends(self) -> list[GenerationSequence]:
+    def run(self, interrupted: Callable[[], bool] = lambda: False) -> list[GenerationSequence]:
         """Decode until a sequence has ended; return the ended sequences.
 
-        No step is queued when this method returns. After an exception, steps may still be queued.
+        Returns earlier, but not before one step, when `interrupted` returns True. No step is queued when this
+        method returns. After an exception, steps may still be queued.
         """
-        sequences = list(self._batch.sequences)
+        sequences = self._batch.stepping
         if all(sequence.decoding for sequence in sequences):
             self._method.begin(self._batch)
         queued: deque[StepResult] = deque()
         on_the_way = 0  # most tokens of the queued steps
+        first = self.steps
         while True:
             wanted = self._wanted(sequences)
+            if self.steps > first and interrupted():
+                wanted = 0
             while len(queued) < wanted:
                 room = self._room(sequences) - on_the_way
                 if queued and room < 1:

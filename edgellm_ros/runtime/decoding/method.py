@@ -30,7 +30,7 @@ class DecodeMethod(Protocol):
         ...
 
     def begin(self, batch: Batch) -> None:
-        """Prepare for steps of these sequences; called after each change of the batch."""
+        """Prepare for steps of `batch.stepping`; called after each change of the batch."""
         ...
 
     def queue(self, room: int) -> StepResult:

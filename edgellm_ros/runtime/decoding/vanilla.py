@@ -66,11 +66,11 @@ class VanillaDecoding:
 
     def begin(self, batch: Batch) -> None:
         """Take note of these sequences."""
-        self._logprobs = max(sequence.request.logprobs for sequence in batch.sequences)
-        self._wants_states = any(sequence.request.output_hidden_states for sequence in batch.sequences)
-        self._sequences = list(batch.sequences)
+        self._sequences = sequences = batch.stepping
+        self._logprobs = max(sequence.request.logprobs for sequence in sequences)
+        self._wants_states = any(sequence.request.output_hidden_states for sequence in sequences)
         self._has_logits = self._is_selected = False
-        self._has_grammar = any(sequence.grammar is not None for sequence in batch.sequences)
+        self._has_grammar = any(sequence.grammar is not None for sequence in sequences)
 
     def select(self) -> None:
         """Select the step for the sequences, recorded or not; a second call does nothing.

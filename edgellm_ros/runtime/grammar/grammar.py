@@ -149,6 +149,12 @@ class GrammarMatcher:
         if not self.failed and not self.matcher.consume_token(token):
             logger.warning("%s: %s", self._grammar, one_line(self.matcher.get_error()))
 
+    def again(self) -> GrammarMatcher:
+        """Return a matcher that has read no token."""
+        begun = copy(self)
+        begun.matcher = self._compiled.deep_copy()
+        return begun
+
     def after(self, token: int) -> GrammarMatcher | None:
         """Return a copy that has read one more token.
 

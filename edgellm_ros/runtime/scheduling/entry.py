@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
-from edgellm_ros.runtime.policy.sequence import PolicySequence
+from edgellm_ros.runtime.metrics import StageClock
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, Progress
 from edgellm_ros.runtime.scheduling.handle import Handle, Outcome, TextPiece
+from edgellm_ros.runtime.stages.prompts_in_parts import PromptsInParts
 
+AGING_S = 2.0  # seconds of waiting that raise a request's level by one
 Clock = Callable[[], float]  # seconds; that of deadlines
 
 
@@ -36,9 +39,14 @@ class Entry:
     """A request from the queue to its end.
 
     - request: the submitted one, which reports to this entry and asks it whether to stop
-    - sequence: what the pipeline made of the request
-    - submitted: time of the submission; number: how many came before
+    - sequence: what `Answerer.prepare_one` made of the request
+    - number: how many requests were submitted before
+    - kept: the sequence that lost its row; None = it has not lost any
+    - prompts: while its prompt is computed; stages: its clock, since it was begun; slot: of encoder rows
     """
+
+    slot: int
+    stages: StageClock
 
     def __init__(
         self,
@@ -51,17 +59,45 @@ class Entry:
     ) -> None:
         self.priority = priority
         self.deadline = deadline
-        self.submitted = clock()
         self.number = 0
-        self.sequence: GenerationSequence | PolicySequence | None = None
+        self.sequence: Any = None
+        self.kept: GenerationSequence | None = None
+        self.prompts: PromptsInParts | None = None
         self.error: Exception | None = None  # of the client's `on_progress`
         self.stop = Stop(request.cancel, deadline, clock)
         self.outcome = Outcome()
         self._changed = changed
+        self._waits_since: float | None = clock()
+        self._waited = 0.0
+        self._queued: float | None = None  # seconds until it was first begun
         self._on_progress = request.on_progress
         self._sent_text = self._sent_tokens = 0
         self.request = dataclasses.replace(request, on_progress=self._report, cancel=self.stop)
         self.handle = Handle(self.outcome, self.cancel)
+
+    def wait(self, now: float) -> None:
+        """Begin to wait for a row, or for requests of a higher priority."""
+        self._waits_since = now
+
+    def go(self, now: float) -> None:
+        """End to wait."""
+        self._waited, self._waits_since = self.waited(now), None
+        if self._queued is None:
+            self._queued = self._waited
+
+    def waited(self, now: float) -> float:
+        """Return the seconds that it has waited."""
+        return self._waited + (0.0 if self._waits_since is None else now - self._waits_since)
+
+    def level(self, now: float) -> int:
+        """Return the priority, which rises while the request waits."""
+        return self.priority + int(self.waited(now) / AGING_S)
+
+    def seconds(self, stages: Mapping[str, float]) -> dict[str, float]:
+        """Return the seconds of its stages with those in the queue."""
+        queued = self._queued or 0.0
+        totals = {name: queued + stages[name] for name in ("first_token_s", "total_s")}
+        return {**stages, "queued_s": queued, **totals}
 
     def cancel(self) -> None:
         """End the request at its next token."""

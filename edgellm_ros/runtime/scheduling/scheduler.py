@@ -11,10 +11,12 @@ from collections.abc import Callable
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.number_checks import check_number
 from edgellm_ros.runtime.answerer import Answerer
+from edgellm_ros.runtime.metrics import RuntimeMetrics
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from edgellm_ros.runtime.scheduling.entry import Clock, Entry
 from edgellm_ros.runtime.scheduling.handle import Handle
 from edgellm_ros.runtime.scheduling.turn_lock import TurnLock
+from edgellm_ros.runtime.scheduling.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +30,23 @@ class Scheduler:
     - opened: returns what answers, EngineError if the runtime is closed
     """
 
-    def __init__(self, lock: TurnLock, opened: Callable[[], Answerer], clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        lock: TurnLock,
+        opened: Callable[[], Answerer],
+        metrics: RuntimeMetrics,
+        clock: Clock = time.monotonic,
+    ) -> None:
         self._lock = lock
         self._opened = opened
+        self._metrics = metrics
         self._clock = clock
         self._changed = threading.Condition()
-        self._queue: list[Entry] = []
+        self._arrived: list[Entry] = []
         self._count = 0
+        self._news = False  # whether a request has arrived, or one was cancelled
         self._closing = False
+        self._turns: Turns | None = None
         self._thread: threading.Thread | None = None
 
     def submit(
@@ -54,43 +65,74 @@ class Scheduler:
                 raise EngineError("the runtime is closed")
             self._count += 1
             entry.number = self._count
-            self._queue.append(entry)
+            self._arrived.append(entry)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="edgellm-scheduler", daemon=True)
                 self._thread.start()
-            self._changed.notify_all()
+            self._tell()
         return entry.handle
 
     def close(self) -> None:
         """End the thread and all open requests, which fail; waits for the running step."""
         with self._changed:
             self._closing = True
-            self._changed.notify_all()
+            self._tell()
         if self._thread is not None:
             self._thread.join()
 
     def _notify(self) -> None:
         with self._changed:
-            self._changed.notify_all()
+            self._tell()
+
+    def _tell(self) -> None:
+        self._news = True
+        self._changed.notify_all()
 
     def _run(self) -> None:
         """Answer requests until the runtime is closed."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closing)
-                if self._closing:
-                    waiting, self._queue = self._queue, []
-                    break
-                entry = min(self._queue, key=lambda each: (-each.priority, each.number))
-                self._queue.remove(entry)
-            if entry.stop.is_late:
-                entry.fail(TimeoutError("the deadline passed before the request was begun"))
-                continue
+        while self._wait_for_requests():
             with self._lock:
                 try:
-                    assert entry.sequence is not None
-                    entry.finish(self._opened().answer_one(entry.sequence))
-                except Exception as error:
-                    entry.fail(error)
-        for entry in waiting:
-            entry.fail(EngineError("the runtime is closed"))
+                    self._answer()
+                except Exception as error:  # of the scheduler itself: nothing may wait for ever
+                    logger.exception("the scheduler has failed; its requests fail")
+                    self._fail_all(error)
+        self._fail_all(EngineError("the runtime is closed"))
+        self._turns = None
+
+    def _wait_for_requests(self) -> bool:
+        """Wait for requests; return False once the runtime is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._arrived or self._has_waiting or self._closing)
+            return not self._closing
+
+    @property
+    def _has_waiting(self) -> bool:
+        return self._turns is not None and bool(self._turns.waiting)
+
+    def _answer(self) -> None:
+        """Take turns until no request is left.
+
+        If others want the runtime's lock, no request begins, and those that run are answered.
+        """
+        if self._turns is None:
+            self._turns = Turns(self._opened(), self._metrics, self._clock, lambda: self._news)
+        turns = self._turns
+        turns.begin()
+        while not self._closing:
+            with self._changed:
+                arrived, self._arrived = self._arrived, []
+                self._news = False
+            turns.waiting += arrived
+            turns.turn(admits=not self._lock.is_wanted)
+            if not turns.running and (self._lock.is_wanted or not (turns.waiting or self._arrived)):
+                return
+        self._fail_all(EngineError("the runtime is closed"))  # while no other thread uses the batch
+
+    def _fail_all(self, error: Exception) -> None:
+        with self._changed:
+            arrived, self._arrived = self._arrived, []
+        for entry in arrived:
+            entry.fail(error)
+        if self._turns is not None:
+            self._turns.fail_all(error)

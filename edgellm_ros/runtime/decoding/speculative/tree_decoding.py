@@ -128,12 +128,12 @@ class TreeDecoding:
 
     def begin(self, batch: Batch) -> None:
         """Prepare for steps of these sequences."""
-        self._adapters = [sequence.adapter for sequence in batch.sequences]
-        self._logprobs = max(sequence.request.logprobs for sequence in batch.sequences)
-        self._wants_states = any(sequence.request.output_hidden_states for sequence in batch.sequences)
-        self._sequences = list(batch.sequences)
-        self._has_grammar = any(sequence.grammar is not None for sequence in batch.sequences)
-        self._wanted = not all(sequence.request.disable_spec_decode for sequence in batch.sequences)
+        self._sequences = sequences = batch.stepping
+        self._adapters = [sequence.adapter for sequence in sequences]
+        self._logprobs = max(sequence.request.logprobs for sequence in sequences)
+        self._wants_states = any(sequence.request.output_hidden_states for sequence in sequences)
+        self._has_grammar = any(sequence.grammar is not None for sequence in sequences)
+        self._wanted = not all(sequence.request.disable_spec_decode for sequence in sequences)
         self._drafts = self._wanted and not self._drafter.failed
         self._vanilla.begin(batch)
         self._marks.clear()
@@ -148,7 +148,7 @@ class TreeDecoding:
             self._largest = self.recorded.select(self._adapters, self._make_round)
         self._step_sizes = self._step_sizes_by_grammar[self._has_grammar]
         if self._step_sizes is not None:
-            self._step_sizes.begin(len(batch))
+            self._step_sizes.begin(len(sequences))
 
     def queue(self, room: int) -> StepResult:
         """Queue a round of drafting, or a vanilla step; see `DecodeMethod`."""

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows: the submitted requests that have a row of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from edgellm_ros.engine.errors import DeviceLostError
+from edgellm_ros.runtime.batch.sequence import GenerationSequence
+from edgellm_ros.runtime.metrics import RuntimeMetrics, StageClock
+from edgellm_ros.runtime.pipeline import Pipeline
+from edgellm_ros.runtime.response import response_of
+from edgellm_ros.runtime.scheduling.entry import Entry
+from edgellm_ros.runtime.stages.prompts_in_parts import PromptsInParts
+from edgellm_ros.runtime.stages.recovery import drop_after, recover_after
+
+PART_TOKENS = 256  # of prompts, between two steps
+
+
+class BothClocks:
+    """Measures a stage of a request and of the turn."""
+
+    def __init__(self, *clocks: StageClock) -> None:
+        self._clocks = clocks
+
+    def end(self, stage: str) -> None:
+        """End a stage after the work queued so far."""
+        for clock in self._clocks:
+            clock.end(stage)
+
+
+class Rows:
+    """Does the work of a turn for `running` requests; not thread-safe.
+
+    If the work of some requests fails, they end with the error, and the others go on.
+    """
+
+    def __init__(self, pipeline: Pipeline, metrics: RuntimeMetrics) -> None:
+        self.running: list[Entry] = []
+        self._pipeline = pipeline
+        self._metrics = metrics
+        self._free_slots = set(range(pipeline.batch.max_size))  # of encoder rows
+
+    @property
+    def are_free(self) -> bool:
+        """Whether one more request can begin."""
+        return bool(self._free_slots)
+
+    @property
+    def can_pause(self) -> bool:
+        """Whether steps may leave out rows: a draft head's tokens wait for all at once."""
+        drafter = self._pipeline.drafter
+        return drafter is None or drafter.kv_cache is None
+
+    @property
+    def _part_tokens(self) -> int | None:
+        """Tokens of a part of a prompt; None = prompts are computed at once.
+
+        States of hybrids depend on the parts, and a draft head continues the prompt that it has begun.
+        """
+        return PART_TOKENS if self.can_pause and self._pipeline.runner.recurrent is None else None
+
+    def begin_turn(self) -> None:
+        """Begin to measure a turn; ended requests leave."""
+        self._clock = StageClock(self._pipeline.device.mark)
+        for entry in self.running:  # steps ask those that they decode
+            if entry.sequence.held and entry.stop.is_set():
+                entry.sequence.report("decode", entry.sequence.steps)
+                if entry.prompts is not None:
+                    entry.sequence.prefix_keys = []  # of a prompt that is not complete nothing is stored
+        self.leave_ended(self.running)
+
+    def end_turn(self) -> None:
+        """Count the seconds of a turn."""
+        self._guarded(self.running, lambda: self._metrics.add_seconds(self._clock.metrics()))
+
+    def begin(self, entry: Entry, is_first: bool) -> int:
+        """Begin a request: compute the first part of its prompt; return the tokens.
+
+        is_first: whether it takes the first row. A row must be free.
+        """
+        return self._guarded([entry], partial(self._begin, entry, is_first))
+
+    def compute_part(self, entry: Entry) -> int:
+        """Compute the next part of a prompt; return its tokens."""
+        return self._guarded([entry], partial(self._compute_part, entry))
+
+    def decode(self, going: Sequence[Entry], now: float, interrupted: Callable[[], bool]) -> None:
+        """Decode some of the requests whose prompt is complete; the others are held."""
+        if going:
+            self._guarded(going, partial(self._decode, going, now, interrupted))
+
+    def displace(self, entry: Entry, now: float) -> None:
+        """Take the row of a request, which begins again later."""
+        self._guarded([entry], partial(self._displace, entry, now))
+
+    def leave_ended(self, entries: Sequence[Entry]) -> None:
+        """Let requests respond whose answer has ended."""
+        for entry in [entry for entry in entries if not entry.sequence.decoding]:
+            self._guarded([entry], partial(self._leave, entry))
+
+    def respond(
+        self, entry: Entry, sequence: GenerationSequence, seconds: dict[str, float] | None = None
+    ) -> None:
+        """Respond with the answer of a sequence.
+
+        seconds: of its stages; None = it was not begun.
+        """
+        seconds = seconds or StageClock(self._pipeline.device.mark).metrics()
+        entry.finish(response_of(sequence, entry.seconds(seconds), self._pipeline.read_calls(sequence)))
+        self._metrics.scheduling.finished += 1
+
+    def fail_running(self, error: Exception) -> None:
+        """Fail all requests with a row, and clear the batch."""
+        recover_after(self._pipeline, error)
+        for entry in list(self.running):
+            self._free(entry)
+            self._fail(entry, error)
+
+    def _begin(self, entry: Entry, is_first: bool) -> int:
+        pipeline, sequence = self._pipeline, entry.sequence
+        entry.slot = min(self._free_slots)
+        self._free_slots.remove(entry.slot)
+        self.running.append(entry)
+        entry.stages = StageClock(pipeline.device.mark)
+        clock = BothClocks(entry.stages, self._clock)
+        sequence.first_row = entry.slot * pipeline.config.builder.max_input_len
+        if entry.kept is None:
+            sequence.adapter = pipeline.preparer.adapter_of(sequence)
+        pipeline.reuse.match([sequence])
+        clock.end("tokenize_s")
+        pipeline.encode_images([sequence])
+        clock.end("vision_s")
+        pipeline.encode_audio([sequence])
+        clock.end("audio_s")
+        if not sequence.report("prefill", 0):
+            return 0
+        after_going = len(pipeline.batch.stepping) if self.can_pause else len(pipeline.batch)
+        pipeline.batch.admit([sequence], at=0 if is_first and self.can_pause else after_going)
+        entry.prompts = PromptsInParts(pipeline, [sequence], self._part_tokens)
+        return self._compute_part(entry)
+
+    def _compute_part(self, entry: Entry) -> int:
+        assert entry.prompts is not None
+        tokens = entry.prompts.advance()
+        while self._part_tokens is None and not entry.prompts.done:
+            tokens += entry.prompts.advance()
+        if entry.prompts.done:
+            entry.prompts = None
+        BothClocks(entry.stages, self._clock).end("prefill_s")
+        return tokens
+
+    def _decode(self, going: Sequence[Entry], now: float, interrupted: Callable[[], bool]) -> None:
+        batch = self._pipeline.batch
+        for entry in self.running:
+            if entry in going and entry.sequence.held:
+                entry.go(now)
+                batch.resume(entry.sequence)
+            elif entry not in going and not entry.sequence.held:
+                entry.wait(now)
+                batch.hold(entry.sequence)
+                self._metrics.scheduling.paused += 1
+        batch.gather([entry.sequence for entry in going])
+        self._pipeline.decode(interrupted)
+        for entry in going:
+            entry.stages.end("decode_s")
+        self._clock.end("decode_s")
+        self.leave_ended(going)
+
+    def _displace(self, entry: Entry, now: float) -> None:
+        pipeline, sequence = self._pipeline, entry.sequence
+        pipeline.store_prefixes([sequence])
+        pipeline.batch.evict([sequence])
+        entry.kept, entry.sequence = sequence, pipeline.preparer.prepare_again(sequence)
+        entry.wait(now)
+        self._free(entry)
+        self._metrics.scheduling.displaced += 1
+
+    def _leave(self, entry: Entry) -> None:
+        pipeline, sequence = self._pipeline, entry.sequence
+        clock = BothClocks(entry.stages, self._clock)
+        if sequence in pipeline.batch.sequences:
+            pipeline.finish([sequence], clock)
+            if pipeline.store_answers([sequence]):
+                clock.end("keep_s")
+        if entry.kept is not None and len(entry.kept.generated) > len(sequence.generated):
+            sequence = entry.kept  # cancelled before it was computed again
+            sequence.report("prefill", 0)
+        seconds = entry.stages.metrics()
+        self._free(entry)
+        self.respond(entry, sequence, seconds)
+
+    def _free(self, entry: Entry) -> None:
+        self.running.remove(entry)
+        self._free_slots.add(entry.slot)
+        entry.prompts = None
+
+    def _fail(self, entry: Entry, error: Exception) -> None:
+        entry.fail(error)
+        self._metrics.scheduling.failed += 1
+
+    def _guarded(self, entries: Sequence[Entry], work: Callable[[], int | None]) -> int:
+        """Do work of some requests, which fail if it fails; return what `work` returns."""
+        try:
+            return work() or 0
+        except DeviceLostError as error:
+            self.fail_running(error)
+        except Exception as error:
+            self._drop([entry for entry in entries if entry in self.running], error)
+        return 0
+
+    def _drop(self, entries: Sequence[Entry], error: Exception) -> None:
+        """Fail requests, and free their rows."""
+        try:
+            drop_after(self._pipeline, [entry.sequence for entry in entries], error)
+        except Exception as consequence:
+            self.fail_running(consequence)
+            return
+        for entry in entries:
+            self._free(entry)
+            self._fail(entry, error)

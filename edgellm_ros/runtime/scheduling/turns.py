@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns: what runs next of the submitted requests.
+
+One turn computes about PART_TOKENS tokens of prompts, then decodes: one step, or many if nothing else wants a
+turn.
+
+  turn   1            2            3            4
+  c      part         part, first  step         step          a long prompt
+  a, b   step         step         step         step          running answers
+
+A request runs if its level is at least the highest priority in the batch; others wait, in the queue or with
+their rows kept. The level is the priority, and rises with the time that the request has waited, so none waits
+for ever. Without a free row, the request of the lowest level loses its row to one of a higher priority: it
+goes back to the queue and is computed again, once at most.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from edgellm_ros.runtime.answerer import Answerer
+from edgellm_ros.runtime.batch.sequence import GenerationSequence
+from edgellm_ros.runtime.metrics import RuntimeMetrics
+from edgellm_ros.runtime.pipeline import Pipeline
+from edgellm_ros.runtime.scheduling import rows
+from edgellm_ros.runtime.scheduling.entry import Clock, Entry
+
+LOOK_S = 0.25  # longest time between two looks at the queue
+
+
+class Turns:
+    """The waiting and the running requests of a runtime; not thread-safe.
+
+    - answerer: what answers; a policy answers one request at a time
+    - clock: returns seconds, those of deadlines
+    - others_wait: whether something happened outside that wants the next turn
+    """
+
+    def __init__(
+        self,
+        answerer: Answerer,
+        metrics: RuntimeMetrics,
+        clock: Clock,
+        others_wait: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.waiting: list[Entry] = []
+        self._answerer = answerer
+        self._rows = rows.Rows(answerer, metrics) if isinstance(answerer, Pipeline) else None
+        self._metrics = metrics.scheduling
+        self._clock = clock
+        self._others_wait = others_wait
+        self._now = clock()
+
+    @property
+    def running(self) -> list[Entry]:
+        """The requests with a row."""
+        return self._rows.running if self._rows is not None else []
+
+    def begin(self) -> None:
+        """Begin after other work of the runtime: nothing runs."""
+        if isinstance(self._answerer, Pipeline):
+            self._answerer.clear_last_batch()
+
+    def turn(self, admits: bool = True) -> None:
+        """Take one turn; `admits`: whether waiting requests may begin."""
+        self._now = self._clock()
+        if self._rows is not None:
+            self._rows.begin_turn()
+        self._end_stopped()
+        left = self._continue_prompt()
+        if admits:
+            self._admit(left)
+        if self._rows is not None:
+            self._rows.leave_ended(self.running)
+            self._decode(self._rows)
+            self._rows.end_turn()
+        self._metrics.waiting, self._metrics.running = len(self.waiting), len(self.running)
+
+    def fail_all(self, error: Exception) -> None:
+        """Fail all requests; the batch is cleared."""
+        if self._rows is not None and self.running:
+            self._rows.fail_running(error)
+        waiting, self.waiting = self.waiting, []
+        for entry in waiting:
+            self._fail(entry, error)
+
+    def _end_stopped(self) -> None:
+        """End waiting requests that were cancelled, or whose deadline has passed."""
+        for entry in [entry for entry in self.waiting if entry.stop.is_set()]:
+            sequence = entry.kept or entry.sequence
+            if entry.stop.is_late and entry.kept is None:
+                self.waiting.remove(entry)
+                self._fail(entry, TimeoutError("the deadline passed before the request was begun"))
+            elif self._rows is not None and isinstance(sequence, GenerationSequence):
+                self.waiting.remove(entry)
+                sequence.report("prefill", 0)
+                self._rows.respond(entry, sequence)
+            # a policy ends its request when it begins
+
+    def _continue_prompt(self) -> int:
+        """Compute a part of the first prompt that is not complete; return the tokens left."""
+        prompts = [entry for entry in self.running if entry.prompts is not None and self._may_run(entry)]
+        if not prompts or self._rows is None:
+            return rows.PART_TOKENS
+        return rows.PART_TOKENS - self._rows.compute_part(min(prompts, key=self._order))
+
+    def _admit(self, tokens: int) -> None:
+        """Begin waiting requests, with about `tokens` tokens of their prompts."""
+        while self.waiting and tokens > 0:
+            entry = min(self.waiting, key=self._order)
+            if not self._may_begin(entry):
+                return
+            self.waiting.remove(entry)
+            self._metrics.admitted += 1
+            self._metrics.waited_seconds += entry.waited(self._now)
+            entry.go(self._now)
+            if self._rows is None or self._is_alone(entry):
+                self._answer_alone(entry)
+                return
+            tokens -= max(1, self._rows.begin(entry, is_first=entry.priority > self._most(entry)))
+
+    def _may_begin(self, entry: Entry) -> bool:
+        """Return whether a request may begin now, if need be in the row of another."""
+        if self._is_alone(entry):
+            return not self.running
+        if not self._may_run(entry):
+            return False
+        computed = [other for other in self.running if other.prompts is not None]
+        if any(other.priority >= entry.priority for other in computed):
+            return False
+        return self._rows is not None and (self._rows.are_free or self._make_room(entry, self._rows))
+
+    def _is_alone(self, entry: Entry) -> bool:
+        """Return whether a request cannot join a batch: guidance needs a second row."""
+        return self._rows is None or entry.request.guidance is not None
+
+    def _may_run(self, entry: Entry) -> bool:
+        """Return whether a request may run beside those in the batch."""
+        if self._rows is not None and entry in self.running and not self._rows.can_pause:
+            return True
+        return entry.level(self._now) >= self._most(entry)
+
+    def _most(self, entry: Entry) -> int:
+        """Return the highest priority in the batch; that of the request if it is empty."""
+        return max((other.priority for other in self.running), default=entry.priority)
+
+    def _make_room(self, entry: Entry, taken: rows.Rows) -> bool:
+        """Take the row of a request of a lower priority, which is computed again later."""
+        lower = [
+            other
+            for other in self.running
+            if other.level(self._now) < entry.priority and other.kept is None and other.prompts is None
+        ]
+        if not lower:
+            return False
+        loser = max(lower, key=self._order)
+        taken.displace(loser, self._now)
+        if loser.kept is not None:
+            self.waiting.append(loser)
+        return taken.are_free
+
+    def _order(self, entry: Entry) -> tuple[int, int]:
+        """Return a key that is lowest for the request that comes first."""
+        return -entry.level(self._now), entry.number
+
+    def _answer_alone(self, entry: Entry) -> None:
+        try:
+            response = self._answerer.answer_one(entry.sequence)
+        except Exception as error:
+            self._fail(entry, error)
+            return
+        entry.finish(dataclasses.replace(response, metrics=entry.seconds(response.metrics)))
+        self._metrics.finished += 1
+
+    def _decode(self, taken: rows.Rows) -> None:
+        """Decode the requests that may run, until something else may want a turn."""
+        going = [entry for entry in self.running if entry.prompts is None and self._may_run(entry)]
+        waits = len(going) < len(self.running) or bool(self.waiting)
+        parts = any(entry.prompts is not None for entry in self.running)
+        until = self._clock() + LOOK_S
+
+        def interrupted() -> bool:
+            return parts or self._others_wait() or (waits and self._clock() >= until)
+
+        taken.decode(going, self._now, interrupted)
+
+    def _fail(self, entry: Entry, error: Exception) -> None:
+        entry.fail(error)
+        self._metrics.failed += 1
