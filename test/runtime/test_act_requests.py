@@ -118,3 +118,17 @@ def test_counters_count_images_and_actions(engine):
         runtime.handle_request(REQUEST)
         assert runtime.multimodal_metrics.total_images == 2
         assert runtime.action_metrics.trajectories == runtime.action_metrics.total_runs == 1
+
+
+def test_submitted_requests_are_answered_one_after_another(policy, expected):
+    cancelled = policy.submit(REQUEST)
+    cancelled.cancel()
+    handles = [policy.submit(REQUEST) for _ in range(3)]
+    for handle in handles:
+        response = handle.result(60)
+        np.testing.assert_array_equal(response.actions, expected)
+        assert list(handle) == []
+        assert response.metrics["queued_s"] > 0
+    assert cancelled.result(60).finish_reason in ("cancelled", "stop")
+    with pytest.raises(ValueError, match="this engine is a policy, the request has system_prompt"):
+        policy.submit(changed(system_prompt="be brief"))

@@ -28,6 +28,9 @@ class Names:
     def commit(self, counts) -> None:
         self.committed = counts
 
+    def resume(self, row, sequence) -> None:
+        self.rows[row] = sequence.name
+
 
 @pytest.fixture
 def states() -> list[Names]:
@@ -90,6 +93,51 @@ def test_a_batch_that_does_not_fit_is_an_error_and_nothing_changes(batch, states
         batch.admit(sequences("def"))
     assert order(batch) == "abc"
     assert states[0].rows == dict(enumerate("abc"))
+
+
+def test_a_sequence_admitted_at_a_row_moves_that_of_the_row_to_the_end(batch, states):
+    batch.admit(sequences("abc"))
+    assert batch.admit(sequences("d"), at=1) == range(1, 2)
+    assert order(batch) == "adcb"
+    assert batch.admit(sequences("e"), at=0) == range(1)
+    assert order(batch) == "edcba"
+    assert states[0].rows == dict(enumerate("edcba"))
+
+
+def test_held_sequences_at_the_end_have_no_part_in_a_step(states):
+    of_prompts, of_answers = states
+    batch = Batch([of_prompts], 6, of_answers=[of_answers])
+    members = sequences("abcd")
+    batch.begin_answers(batch.admit(members))
+    for sequence in members[1::2]:
+        batch.hold(sequence)
+    assert [sequence.name for sequence in batch.stepping] == list("abc")
+    assert of_answers.rows == {0: "a", 2: "c"}
+    batch.resume(members[1])
+    batch.hold(members[2])
+    batch.gather([members[0], members[1]])
+    assert [sequence.name for sequence in batch.stepping] == list("ab")
+    batch.admit(sequences("e"))
+    assert [sequence.name for sequence in batch.stepping] == list("ab")
+    assert of_prompts.rows == dict(enumerate("abcde"))
+
+
+@pytest.mark.parametrize("wanted", ["", "d", "bd", "dc", "bcd", "abcd", "ca"])
+def test_gathered_sequences_take_the_first_rows(batch, states, wanted):
+    members = sequences("abcd")
+    batch.admit(members)
+    batch.gather([sequence for sequence in members if sequence.name in wanted])
+    assert set(order(batch)[: len(wanted)]) == set(wanted)
+    for state in states:
+        assert state.rows == dict(enumerate(order(batch)))
+
+
+def test_in_a_full_batch_no_row_is_gathered(batch, states):
+    members = sequences("abcde")
+    batch.admit(members)
+    batch.gather(members[3:])
+    assert order(batch) == "abcde"
+    assert states[0].moves == 0
 
 
 def test_evicting_a_sequence_that_is_not_in_the_batch_is_an_error(batch):

@@ -152,6 +152,16 @@ def test_a_guided_request_must_be_alone(runtime):
         runtime.handle_request([asked(action_samples=1, guidance=2.0), REQUEST])
 
 
+def test_a_submitted_request_with_guidance_waits_until_it_is_alone(runtime):
+    guided = asked(action_samples=2, guidance=2.0)
+    expected = runtime.handle_request(guided)
+    running, handle = runtime.submit(REQUEST), runtime.submit(guided)
+    found = handle.result(60)
+    assert running.done
+    np.testing.assert_array_equal(found.actions, expected.actions)
+    assert found.token_ids == expected.token_ids
+
+
 def test_an_engine_of_one_row_guides_nothing(engine, tmp_path, caplog):
     """Export says so, and `edgellm generate` before it loads the engine."""
     problem = "guidance needs a second row for the prompt without navigation; this engine has one "

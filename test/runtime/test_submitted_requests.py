@@ -11,6 +11,7 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.requests_for_tests import IMAGE, assert_same_answer, request
 
 WAIT_S = 60.0
+TEXTS = ("go", "stop", "go to the red box", "what do you see?", "")
 
 
 def test_an_answer_is_that_of_handle_request(runtime):
@@ -75,6 +76,56 @@ def test_an_error_of_the_callback_ends_its_request_only(runtime):
     with pytest.raises(RuntimeError, match="no screen"):
         failing.result(WAIT_S)
     assert_same_answer(other.result(WAIT_S), runtime.handle_request(request()))
+
+
+def test_threads_submit_and_ask_at_the_same_time(runtime):
+    requests = [request(text, max_tokens=12, temperature=0.8, seed=seed) for seed, text in enumerate(TEXTS)]
+    expected = [runtime.handle_request(one) for one in requests]
+    wrong: list[BaseException] = []
+
+    def ask(first: int) -> None:
+        try:
+            for index in range(first, first + 3):
+                one = requests[index % len(requests)]
+                answer = runtime.handle_request if first % 4 == 0 else runtime.submit
+                found = answer(one)
+                response = found.result(WAIT_S) if first % 4 else found
+                assert_same_answer(response, expected[index % len(requests)])
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=ask, args=(first,)) for first in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+    assert not wrong
+    assert not runtime.pipeline.batch.sequences
+
+
+def test_handle_request_waits_for_the_running_answers_only(runtime):
+    running = runtime.submit(request(max_tokens=60))
+    next(iter(running))
+    asked = threading.Event()
+
+    def keep_asking() -> None:
+        while not asked.is_set():
+            runtime.submit(request(max_tokens=5)).result(WAIT_S)
+
+    client = threading.Thread(target=keep_asking)
+    client.start()
+    runtime.handle_request(request("stop", max_tokens=5))
+    assert running.done
+    asked.set()
+    client.join(WAIT_S)
+    assert not client.is_alive()
+
+
+def test_the_metrics_have_the_time_in_the_queue(runtime):
+    response = runtime.submit(request(max_tokens=5)).result(WAIT_S)
+    assert set(response.metrics) == {*runtime.handle_request(request()).metrics, "queued_s"}
+    assert 0 < response.metrics["queued_s"] < response.metrics["first_token_s"] < response.metrics["total_s"]
 
 
 def test_close_ends_open_requests(tiny_engine, device):

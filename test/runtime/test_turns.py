@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns of submitted requests: parts of prompts, priorities, waiting, failures."""
+
+import dataclasses
+
+import pytest
+
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.scheduling import entry, rows
+from fixtures.answers_of_grammars import SCHEMA
+from fixtures.random_schedules import PlayedTurns
+from fixtures.requests_for_tests import IMAGE, assert_same_answer, request
+
+LONG_PROMPT = "go to the red box and then turn left at the door " * 5
+TALKING = request("what do you see?", max_tokens=40, temperature=0.7, seed=1)
+DRIVING = request(images=(IMAGE,), max_tokens=6)
+
+
+def answer(entry):
+    return entry.handle.result(0)
+
+
+@pytest.fixture
+def played(runtime):
+    played = PlayedTurns(runtime)
+    yield played
+    played.turns.fail_all(RuntimeError("the test has failed"))
+
+
+def tokens_of(entry) -> int:
+    return len(entry.sequence.generated)
+
+
+def test_a_long_prompt_is_computed_between_steps_of_the_others(runtime, played, monkeypatch):
+    running, long = played.submit(TALKING), request(LONG_PROMPT, max_tokens=3)
+    played.turn()
+    monkeypatch.setattr(rows, "PART_TOKENS", 16)
+    joining = played.submit(long)
+    counts = []
+    while not tokens_of(joining):
+        before = tokens_of(running), joining.sequence.kv_length
+        played.turn()
+        counts.append((tokens_of(running) - before[0], joining.sequence.kv_length - before[1]))
+    parts = -(-len(joining.sequence.token_ids) // 16)
+    assert len(counts) == parts > 4
+    assert all(steps == 1 for steps, _ in counts)
+    assert all(part <= 16 + 1 for _, part in counts)  # and a step with its first token
+    played.finish()
+    assert_same_answer(answer(running), runtime.handle_request(TALKING))
+    assert_same_answer(answer(joining), runtime.handle_request(long))
+
+
+def test_several_short_prompts_begin_in_one_turn(runtime, played):
+    entries = [played.submit(request("stop", max_tokens=9)) for _ in range(6)]
+    played.turn()
+    assert [tokens_of(entry) for entry in entries] == [2] * 4 + [0] * 2
+    assert (runtime.scheduling_metrics.running, runtime.scheduling_metrics.waiting) == (4, 2)
+    played.finish()
+
+
+def test_a_higher_priority_takes_the_next_steps(runtime, played):
+    low = [played.submit(TALKING), played.submit(request("stop", max_tokens=30))]
+    played.turn()
+    counts = list(map(tokens_of, low))
+    driving = played.submit(DRIVING, priority=5)
+    while not driving.handle.done:
+        assert list(map(tokens_of, low)) == counts
+        played.turn()
+    played.finish()
+    for each in (*low, driving):
+        assert_same_answer(answer(each), runtime.handle_request(dataclasses.replace(each.request)))
+    assert [piece.token_ids for piece in low[0].handle] == [(token,) for token in answer(low[0]).token_ids]
+
+
+def test_a_request_of_a_low_priority_does_not_wait_for_ever(runtime, played):
+    low, high = played.submit(request("stop", max_tokens=8)), played.submit(DRIVING, priority=3)
+    turns = 0
+    while not low.handle.done:
+        if high.handle.done:
+            high = played.submit(DRIVING, priority=3)
+        played.turn(seconds=0.5)
+        turns += 1
+        assert turns < 2 * 3 * entry.AGING_S / 0.5 + 20
+    assert turns * 0.5 >= 2 * entry.AGING_S
+    played.finish()
+
+
+@pytest.fixture
+def crowd(played):
+    """Requests of priority 0 that take all rows, after some steps."""
+    rules = {"temperature": 0.9, "logprobs": 2, "max_tokens": 60}
+    grammar = request("go", json_schema=SCHEMA, **{**rules, "max_tokens": 200})
+    others = [request(text, seed=seed, stop=("zz",), **rules) for seed, text in enumerate(("stop", "go", ""))]
+    entries = [played.submit(each) for each in (*others, grammar)]
+    for _ in range(8):
+        played.turn()
+    assert played.turns.running == entries
+    return entries
+
+
+def test_a_request_without_a_row_displaces_one_of_a_lower_priority(runtime, played, crowd):
+    displaced = runtime.scheduling_metrics.displaced
+    driving = played.submit(DRIVING, priority=1)
+    played.turn()
+    assert runtime.scheduling_metrics.displaced == displaced + 1
+    assert played.turns.waiting == crowd[3:]
+    assert tokens_of(driving) > 0
+    second = played.submit(DRIVING, priority=1)  # takes the next row
+    played.turn()
+    assert played.turns.waiting == crowd[:1:-1]
+    played.finish()
+    for each in (*crowd, driving, second):
+        assert_same_answer(answer(each), runtime.handle_request(dataclasses.replace(each.request)))
+        pieces = [token for piece in each.handle for token in piece.token_ids]
+        assert pieces == answer(each).token_ids
+
+
+def test_a_displaced_request_that_is_cancelled_keeps_what_it_had(played, crowd):
+    before = list(crowd[3].sequence.generated)
+    played.submit(DRIVING, priority=1)
+    played.turn()
+    crowd[3].cancel()
+    played.turn()
+    assert crowd[3].handle.done
+    response = answer(crowd[3])
+    assert (response.finish_reason, response.token_ids) == ("cancelled", before)
+    played.finish()
+
+
+def test_a_request_is_displaced_once(runtime, played, crowd):
+    displaced = runtime.scheduling_metrics.displaced
+    for _ in range(12):
+        played.submit(request("stop", max_tokens=2), priority=1)
+        played.turn()
+    played.finish()
+    assert runtime.scheduling_metrics.displaced - displaced <= len(crowd)
+
+
+@pytest.mark.parametrize("prompts", [False, True], ids=["held answer", "held prompt"])
+def test_a_deadline_ends_a_request_that_waits_with_its_row(runtime, played, monkeypatch, prompts):
+    if prompts:
+        monkeypatch.setattr(rows, "PART_TOKENS", 16)
+    late = played.submit(request(LONG_PROMPT, max_tokens=20) if prompts else TALKING, deadline=1.0)
+    played.turn()
+    driving = played.submit(DRIVING, priority=1)
+    played.turn(seconds=2.0)
+    assert not late.handle.done
+    played.turn()
+    assert late.handle.done
+    assert answer(late).finish_reason == "cancelled"
+    assert bool(answer(late).token_ids) is not prompts
+    played.finish()
+    assert_same_answer(answer(driving), runtime.handle_request(DRIVING))
+
+
+class TestFailures:
+    """Only the requests of what failed end."""
+
+    @pytest.fixture
+    def three(self, played):
+        """One that waits with its row, one that runs, one in the queue."""
+        held = played.submit(TALKING)
+        played.turn()
+        running = played.submit(DRIVING, priority=1)
+        played.turn()
+        assert held.sequence.held
+        return held, running, played.submit(request("stop", max_tokens=5))
+
+    def check(self, runtime, played, failed, others, message):
+        played.finish()
+        with pytest.raises(EngineError, match=message):
+            answer(failed)
+        for each in others:
+            assert_same_answer(answer(each), runtime.handle_request(dataclasses.replace(each.request)))
+
+    def test_of_a_step(self, runtime, played, three, monkeypatch):
+        held, running, waiting = three
+
+        def fail(*args):
+            monkeypatch.undo()
+            raise EngineError("the step has failed")
+
+        monkeypatch.setattr(runtime.pipeline.runner, "execute_vanilla_decoding_step", fail)
+        self.check(runtime, played, running, (held, waiting), "the step has failed")
+
+    def test_of_logits_that_are_not_finite(self, runtime, played, three):
+        held, running, waiting = three
+        cache = runtime.pipeline.runner.kv_cache
+        row = runtime.pipeline.batch.row_of(running.sequence)
+        for _, _, slots in cache._bindings:
+            slots.rows(row, row + 1).array[...] = float("nan")
+        self.check(runtime, played, running, (held, waiting), "logits are not finite at token")
+
+    @pytest.mark.parametrize("stage", ["encode_images", "prefills.parts", "reuse.match"])
+    def test_of_a_prompt(self, runtime, played, three, monkeypatch, stage):
+        owner, _, name = stage.rpartition(".")
+        owner = getattr(runtime.pipeline, owner) if owner else runtime.pipeline
+
+        def fail(*args, **keywords):
+            monkeypatch.undo()
+            raise EngineError("the prompt has failed")
+
+        monkeypatch.setattr(owner, name, fail)
+        new = played.submit(DRIVING, priority=2)
+        self.check(runtime, played, new, three, "the prompt has failed")
+
+
+def test_an_adapter_that_is_removed_ends_the_requests_that_wait_for_it(
+    tiny_lora_engine, device, tiny_checkpoint
+):
+    from fixtures.tiny_adapter import write_adapter
+
+    adapter = write_adapter(tiny_lora_engine.parent / "removed", tiny_checkpoint, seed=3, r=4)
+    with LLMInferenceRuntime(tiny_lora_engine, device, prefix_cache_bytes=0) as runtime:
+        runtime.add_lora("new", adapter)
+        played, one = PlayedTurns(runtime), request(lora="new", max_tokens=20)
+        expected = runtime.handle_request(one)
+        running = played.submit(one)
+        played.turn()
+        waiting = played.submit(one)
+        runtime.remove_lora("new")
+        played.finish()
+        assert_same_answer(answer(running), expected)
+        with pytest.raises(ValueError, match="unknown LoRA adapter 'new'"):
+            answer(waiting)
