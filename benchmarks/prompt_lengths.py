@@ -124,12 +124,12 @@ def _engine(args: argparse.Namespace, folder: Path) -> tuple[Path, dict[str, Any
 def _prompts(runtime: LLMInferenceRuntime, args: argparse.Namespace) -> list[tuple[str, str]]:
     """Return pairs of prompts of one length, a length of its own for each pair."""
     random, (low, high) = np.random.default_rng(args.seed), args.lengths
-    few, many = (len(_token_ids(runtime, _words(random, count))) for count in (8, 16))
+    few, many = (len(_token_ids(runtime, random_words(random, count))) for count in (8, 16))
     per_word = (many - few) / 8
     pairs: dict[int, tuple[str, str]] = {}
     while len(pairs) < args.prompts:
         wanted = int(random.integers(low, high + 1))
-        words = _words(random, max(1, 8 + round((wanted - few) / per_word)))
+        words = random_words(random, max(1, 8 + round((wanted - few) / per_word)))
         pair = words, " ".join(reversed(words.split(" ")))
         lengths = {len(_token_ids(runtime, text)) for text in pair}
         if len(lengths) == 1:
@@ -137,7 +137,8 @@ def _prompts(runtime: LLMInferenceRuntime, args: argparse.Namespace) -> list[tup
     return list(pairs.values())
 
 
-def _words(random: np.random.Generator, count: int) -> str:
+def random_words(random: np.random.Generator, count: int) -> str:
+    """Make words of LETTERS letters each."""
     letters = random.integers(ord("a"), ord("z") + 1, (count, LETTERS))
     return " ".join("".join(map(chr, word)) for word in letters)
 

@@ -33,8 +33,9 @@ from edgellm_ros.runtime.scheduling.handle import Handle
 class LLMInferenceRuntime(OpenedEngine):
     """An engine directory, loaded on a device.
 
-    Executes one batch at a time; other threads wait for their turn. Runtimes that share a Device must be
-    called from one thread. A policy answers with actions only (docs/policies.md): methods that need a
+    `handle_request` executes one batch at a time, and other threads wait for their turn; `submit` answers
+    many requests in one running batch. Runtimes that share a Device must be called from one thread, without
+    `submit`. A policy answers with actions only (docs/policies.md): methods that need a
     language model raise EngineError then.
 
     - device: "cpu", "cuda", "tensorrt" or a Device

@@ -75,7 +75,8 @@ class LLMGenerationRequest:
     action_samples: int = 0  # number of trajectories to sample
     noise_seed: int | None = None  # of the trajectories; None = the runtime's seed
     denoise_steps: int | None = None  # steps from noise, from 1 to 1000; None = the checkpoint's number
-    on_progress: Callable[[Progress], None] | None = None  # called on the thread of `handle_request`
+    # called on the thread of `handle_request`, or on the scheduler's
+    on_progress: Callable[[Progress], None] | None = None
     cancel: threading.Event | None = None  # when set, the request ends at the next token or step from noise
     messages: tuple[Message, ...] | None = None  # the conversation, oldest first; None = the short form
     tools: tuple[Mapping[str, Any], ...] | None = None  # JSON schemas of functions for the chat template
