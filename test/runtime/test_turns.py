@@ -224,3 +224,20 @@ def test_an_adapter_that_is_removed_ends_the_requests_that_wait_for_it(
         assert_same_answer(answer(running), expected)
         with pytest.raises(ValueError, match="unknown LoRA adapter 'new'"):
             answer(waiting)
+
+
+def test_rows_of_one_adapter_are_beside_each_other(tiny_lora_engine, device, tiny_checkpoint):
+    from fixtures.tiny_adapter import write_adapter
+
+    adapters = {
+        name: write_adapter(tiny_lora_engine.parent / f"beside_{name}", tiny_checkpoint, seed=seed, r=4)
+        for seed, name in enumerate("ab")
+    }
+    with LLMInferenceRuntime(tiny_lora_engine, device, lora_dirs=adapters, prefix_cache_bytes=0) as runtime:
+        played = PlayedTurns(runtime)
+        entries = [played.submit(request("go", max_tokens=9 + i, lora=name)) for i, name in enumerate("abab")]
+        played.turn()
+        assert [sequence.adapter.name for sequence in played.pipeline.batch.sequences] == list("aabb")
+        played.finish()
+        for each in entries:
+            assert_same_answer(answer(each), runtime.handle_request(dataclasses.replace(each.request)))

@@ -136,10 +136,16 @@ class Rows:
         clock.end("audio_s")
         if not sequence.report("prefill", 0):
             return 0
-        after_going = len(pipeline.batch.stepping) if self.can_pause else len(pipeline.batch)
-        pipeline.batch.admit([sequence], at=0 if is_first and self.can_pause else after_going)
+        pipeline.batch.admit([sequence], at=0 if is_first and self.can_pause else self._place(sequence))
         entry.prompts = PromptsInParts(pipeline, [sequence], self._part_tokens)
         return self._compute_part(entry)
+
+    def _place(self, sequence: GenerationSequence) -> int:
+        """Return the row for a new sequence: beside those of its adapter, which run together."""
+        batch = self._pipeline.batch
+        going = batch.stepping if self.can_pause else batch.sequences
+        same = [row for row, other in enumerate(going) if other.adapter is sequence.adapter]
+        return same[-1] + 1 if same else len(going)
 
     def _compute_part(self, entry: Entry) -> int:
         assert entry.prompts is not None

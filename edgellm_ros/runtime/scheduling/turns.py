@@ -73,9 +73,10 @@ class Turns:
             self._admit(left)
         if self._rows is not None:
             self._rows.leave_ended(self.running)
+            self._count()
             self._decode(self._rows)
             self._rows.end_turn()
-        self._metrics.waiting, self._metrics.running = len(self.waiting), len(self.running)
+        self._count()
 
     def fail_all(self, error: Exception) -> None:
         """Fail all requests; the batch is cleared."""
@@ -84,6 +85,9 @@ class Turns:
         waiting, self.waiting = self.waiting, []
         for entry in waiting:
             self._fail(entry, error)
+
+    def _count(self) -> None:
+        self._metrics.waiting, self._metrics.running = len(self.waiting), len(self.running)
 
     def _end_stopped(self) -> None:
         """End waiting requests that were cancelled, or whose deadline has passed."""
