@@ -194,10 +194,22 @@ class Pipeline:
     def store_answers(self, sequences: list[GenerationSequence]) -> bool:
         """Store conversations as their next turns begin; return whether there was work.
 
-        The answer is stored as the chat template writes it. The rows are computed by a prefill, so that they
+        The batch must be empty.
+        """
+        turns = self.next_turns(sequences)
+        if turns:
+            self.prefills.compute(turns, self.batch.admit(turns))
+            self.store_prefixes(turns)
+            self.batch.evict(turns)
+        return bool(turns)
+
+    def next_turns(self, sequences: list[GenerationSequence]) -> list[GenerationSequence]:
+        """Make sequences of what the next turns of conversations begin with, encoded.
+
+        The answer is written as the chat template writes it. The rows are computed by a prefill, so that they
         have the bits of a prompt's rows (prefix_cache.py). What was encoded for the answers is not encoded
-        again: the encoder rows of the batch are still there. Conversations whose prompt the prefix cache had
-        no room for are left out. The batch must be empty.
+        again: their encoder rows must still be there. Conversations whose prompt the prefix cache had no room
+        for are left out, and those whose next turn is stored already.
         """
         turns: list[GenerationSequence] = []
         for sequence in sequences:
@@ -212,10 +224,7 @@ class Pipeline:
         if turns:
             self.encode_images(turns)
             self.encode_audio(turns)
-            self.prefills.compute(turns, self.batch.admit(turns))
-            self.store_prefixes(turns)
-            self.batch.evict(turns)
-        return bool(turns)
+        return turns
 
     def remove_loras(self, names: Sequence[str]) -> None:
         """Remove adapters, from any thread; see `LLMInferenceRuntime.remove_lora`.

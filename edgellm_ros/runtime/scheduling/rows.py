@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -12,8 +13,11 @@ from edgellm_ros.runtime.metrics import RuntimeMetrics, StageClock
 from edgellm_ros.runtime.pipeline import Pipeline
 from edgellm_ros.runtime.response import response_of
 from edgellm_ros.runtime.scheduling.entry import Entry
+from edgellm_ros.runtime.scheduling.keeping import Keeping, NextTurn
 from edgellm_ros.runtime.stages.prompts_in_parts import PromptsInParts
 from edgellm_ros.runtime.stages.recovery import drop_after, recover_after
+
+logger = logging.getLogger(__name__)
 
 PART_TOKENS = 256  # of prompts, between two steps
 
@@ -40,12 +44,18 @@ class Rows:
         self.running: list[Entry] = []
         self._pipeline = pipeline
         self._metrics = metrics
+        self._keeping = Keeping(pipeline)
         self._free_slots = set(range(pipeline.batch.max_size))  # of encoder rows
 
     @property
     def are_free(self) -> bool:
         """Whether one more request can begin."""
-        return bool(self._free_slots)
+        return bool(self._free_slots or self._keeping.turns)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request has a row, and no next turn is to be stored."""
+        return not self.running and not self._keeping.turns
 
     @property
     def can_pause(self) -> bool:
@@ -60,6 +70,16 @@ class Rows:
         States of hybrids depend on the parts, and a draft head continues the prompt that it has begun.
         """
         return PART_TOKENS if self.can_pause and self._pipeline.runner.recurrent is None else None
+
+    @property
+    def next_turn(self) -> NextTurn | None:
+        """The next turn of a conversation that may be computed now.
+
+        Those of a lower priority than that of a request in the batch wait.
+        """
+        most = max((entry.priority for entry in self.running), default=None)
+        turns = (turn for turn in self._keeping.turns if most is None or turn.priority >= most)
+        return next(turns, None)
 
     def begin_turn(self) -> None:
         """Begin to measure a turn; ended requests leave."""
@@ -85,6 +105,25 @@ class Rows:
     def compute_part(self, entry: Entry) -> int:
         """Compute the next part of a prompt; return its tokens."""
         return self._guarded([entry], partial(self._compute_part, entry))
+
+    def keep_part(self) -> None:
+        """Compute a part of the next turn of a conversation."""
+        turn = self.next_turn
+        if turn is None:
+            return
+        try:
+            is_last = self._keeping.compute_part(turn, self._part_tokens)
+        except DeviceLostError as error:
+            self.fail_running(error)
+            return
+        except Exception as error:
+            logger.warning("the next turn of a conversation is not stored: %s", error)
+            self._free_turn(turn)
+            self._drop([], error, turn)
+            return
+        self._clock.end("keep_s")
+        if is_last:
+            self._free_turn(turn)
 
     def decode(self, going: Sequence[Entry], now: float, interrupted: Callable[[], bool]) -> None:
         """Decode some of the requests whose prompt is complete; the others are held."""
@@ -114,12 +153,18 @@ class Rows:
     def fail_running(self, error: Exception) -> None:
         """Fail all requests with a row, and clear the batch."""
         recover_after(self._pipeline, error)
+        for turn in list(self._keeping.turns):
+            self._free_turn(turn)
         for entry in list(self.running):
             self._free(entry)
             self._fail(entry, error)
 
     def _begin(self, entry: Entry, is_first: bool) -> int:
         pipeline, sequence = self._pipeline, entry.sequence
+        if not self._free_slots:
+            turn = self._keeping.turns[-1]
+            self._keeping.give_up(turn)
+            self._free_turn(turn)
         entry.slot = min(self._free_slots)
         self._free_slots.remove(entry.slot)
         self.running.append(entry)
@@ -141,7 +186,7 @@ class Rows:
         return self._compute_part(entry)
 
     def _place(self, sequence: GenerationSequence) -> int:
-        """Return the row for a new sequence: beside those of its adapter, which run together."""
+        """Return the row for a new sequence: beside others of its adapter."""
         batch = self._pipeline.batch
         going = batch.stepping if self.can_pause else batch.sequences
         same = [row for row, other in enumerate(going) if other.adapter is sequence.adapter]
@@ -188,14 +233,19 @@ class Rows:
         clock = BothClocks(entry.stages, self._clock)
         if sequence in pipeline.batch.sequences:
             pipeline.finish([sequence], clock)
-            if pipeline.store_answers([sequence]):
-                clock.end("keep_s")
         if entry.kept is not None and len(entry.kept.generated) > len(sequence.generated):
             sequence = entry.kept  # cancelled before it was computed again
             sequence.report("prefill", 0)
         seconds = entry.stages.metrics()
         self._free(entry)
+        if sequence.request.messages is not None and not sequence.is_cancelled:
+            self._free_slots.remove(entry.slot)
+            self._keeping.turns.append(NextTurn(sequence, entry.slot, entry.priority))
         self.respond(entry, sequence, seconds)
+
+    def _free_turn(self, turn: NextTurn) -> None:
+        self._keeping.turns.remove(turn)
+        self._free_slots.add(turn.slot)
 
     def _free(self, entry: Entry) -> None:
         self.running.remove(entry)
@@ -216,10 +266,13 @@ class Rows:
             self._drop([entry for entry in entries if entry in self.running], error)
         return 0
 
-    def _drop(self, entries: Sequence[Entry], error: Exception) -> None:
-        """Fail requests, and free their rows."""
+    def _drop(self, entries: Sequence[Entry], error: Exception, turn: NextTurn | None = None) -> None:
+        """Fail requests, and free their rows, and that of a next turn."""
+        sequences = [entry.sequence for entry in entries]
+        if turn is not None and turn.sequence is not None:
+            sequences.append(turn.sequence)
         try:
-            drop_after(self._pipeline, [entry.sequence for entry in entries], error)
+            drop_after(self._pipeline, sequences, error)
         except Exception as consequence:
             self.fail_running(consequence)
             return

@@ -125,7 +125,7 @@ class Scheduler:
                 self._news = False
             turns.waiting += arrived
             turns.turn(admits=not self._lock.is_wanted)
-            if not turns.running and (self._lock.is_wanted or not (turns.waiting or self._arrived)):
+            if turns.is_idle and (self._lock.is_wanted or not (turns.waiting or self._arrived)):
                 return
         self._fail_all(EngineError("the runtime is closed"))  # while no other thread uses the batch
 

@@ -57,6 +57,11 @@ class Turns:
         """The requests with a row."""
         return self._rows.running if self._rows is not None else []
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way, apart from waiting requests."""
+        return self._rows is None or self._rows.is_idle
+
     def begin(self) -> None:
         """Begin after other work of the runtime: nothing runs."""
         if isinstance(self._answerer, Pipeline):
@@ -70,8 +75,10 @@ class Turns:
         self._end_stopped()
         left = self._continue_prompt()
         if admits:
-            self._admit(left)
+            left = self._admit(left)
         if self._rows is not None:
+            if left > 0:
+                self._rows.keep_part()
             self._rows.leave_ended(self.running)
             self._count()
             self._decode(self._rows)
@@ -80,7 +87,7 @@ class Turns:
 
     def fail_all(self, error: Exception) -> None:
         """Fail all requests; the batch is cleared."""
-        if self._rows is not None and self.running:
+        if self._rows is not None and not self._rows.is_idle:
             self._rows.fail_running(error)
         waiting, self.waiting = self.waiting, []
         for entry in waiting:
@@ -109,25 +116,29 @@ class Turns:
             return rows.PART_TOKENS
         return rows.PART_TOKENS - self._rows.compute_part(min(prompts, key=self._order))
 
-    def _admit(self, tokens: int) -> None:
-        """Begin waiting requests, with about `tokens` tokens of their prompts."""
+    def _admit(self, tokens: int) -> int:
+        """Begin waiting requests, with about `tokens` tokens of their prompts.
+
+        Returns the tokens left.
+        """
         while self.waiting and tokens > 0:
             entry = min(self.waiting, key=self._order)
             if not self._may_begin(entry):
-                return
+                return tokens
             self.waiting.remove(entry)
             self._metrics.admitted += 1
             self._metrics.waited_seconds += entry.waited(self._now)
             entry.go(self._now)
             if self._rows is None or self._is_alone(entry):
                 self._answer_alone(entry)
-                return
+                return 0
             tokens -= max(1, self._rows.begin(entry, is_first=entry.priority > self._most(entry)))
+        return tokens
 
     def _may_begin(self, entry: Entry) -> bool:
         """Return whether a request may begin now, if need be in the row of another."""
         if self._is_alone(entry):
-            return not self.running
+            return self.is_idle
         if not self._may_run(entry):
             return False
         computed = [other for other in self.running if other.prompts is not None]
@@ -181,7 +192,7 @@ class Turns:
         """Decode the requests that may run, until something else may want a turn."""
         going = [entry for entry in self.running if entry.prompts is None and self._may_run(entry)]
         waits = len(going) < len(self.running) or bool(self.waiting)
-        parts = any(entry.prompts is not None for entry in self.running)
+        parts = any(entry.prompts is not None for entry in self.running) or taken.next_turn is not None
         until = self._clock() + LOOK_S
 
         def interrupted() -> bool:

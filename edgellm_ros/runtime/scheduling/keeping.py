@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeping: next turns of answered conversations, computed after the response.
+
+What the next turn of a conversation begins with is computed like a prompt, in parts between steps, in the row
+that the answer has left. It is given up if a request needs the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from edgellm_ros.runtime.batch.sequence import GenerationSequence
+from edgellm_ros.runtime.pipeline import Pipeline
+
+
+@dataclass(eq=False)
+class NextTurn:
+    """The next turn of an answered conversation."""
+
+    answered: GenerationSequence
+    slot: int  # of the encoder rows of both
+    priority: int
+    sequence: GenerationSequence | None = None  # None until it is begun
+    parts: Iterator[Any] | None = None
+
+
+class Keeping:
+    """The next turns that are not stored yet; part_tokens: see `Rows`."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.turns: list[NextTurn] = []
+        self._pipeline = pipeline
+
+    def compute_part(self, turn: NextTurn, most: int | None) -> bool:
+        """Compute a part of at most `most` tokens, None = all.
+
+        Stores the turn after the last part; returns whether it was the last.
+        """
+        pipeline, batch = self._pipeline, self._pipeline.batch
+        if turn.sequence is None:
+            found = pipeline.next_turns([turn.answered])
+            if not found:
+                return True
+            turn.sequence = found[0]
+            batch.admit(found)
+            turn.parts = pipeline.prefills.parts(found, lambda: self._row(turn), most=most)
+        assert turn.parts is not None
+        is_last = False
+        for _, _, is_last in turn.parts:
+            if is_last or most is not None:
+                break
+        if is_last:
+            pipeline.store_prefixes([turn.sequence])
+            batch.evict([turn.sequence])
+        return is_last
+
+    def give_up(self, turn: NextTurn) -> None:
+        """Free the row of a turn that is not complete."""
+        if turn.sequence is not None and turn.sequence in self._pipeline.batch.sequences:
+            self._pipeline.batch.evict([turn.sequence])
+
+    def _row(self, turn: NextTurn) -> range:
+        assert turn.sequence is not None
+        row = self._pipeline.batch.row_of(turn.sequence)
+        return range(row, row + 1)
