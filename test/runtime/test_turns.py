@@ -86,6 +86,42 @@ def test_a_request_of_a_low_priority_does_not_wait_for_ever(runtime, played):
     played.finish()
 
 
+@pytest.mark.parametrize("answering", [False, True], ids=["prompt", "answer"])
+def test_a_request_that_waits_with_its_row_is_not_forgotten(runtime, played, monkeypatch, answering):
+    monkeypatch.setattr(rows, "PART_TOKENS", 40)  # a prompt of the others takes a turn
+    low = played.submit(request(LONG_PROMPT, max_tokens=40))
+    played.turn()
+    while answering and not tokens_of(low):
+        played.turn()
+    before = low.sequence.kv_length
+    turns = 0
+    while low.sequence.kv_length == before:
+        if len(played.turns.waiting) < 3:
+            played.submit(request("stop", max_tokens=3 if answering else 1), priority=3)
+        played.turn(seconds=0.5)
+        turns += 1
+        assert turns < 2 * 3 * entry.AGING_S / 0.5
+    assert turns * 0.5 >= entry.AGING_S
+    played.finish()
+    assert_same_answer(answer(low), runtime.handle_request(request(LONG_PROMPT, max_tokens=40)))
+
+
+def test_a_prompt_that_is_not_complete_may_lose_its_row(runtime, played, monkeypatch):
+    monkeypatch.setattr(rows, "PART_TOKENS", 64)
+    for _ in range(3):
+        played.submit(TALKING, priority=1)
+        played.turn()
+    long = played.submit(request(LONG_PROMPT, max_tokens=3), priority=1)
+    played.turn()
+    assert long.prompts is not None
+    driving = played.submit(DRIVING, priority=2)
+    played.turn()
+    assert played.turns.waiting == [long]
+    played.finish()
+    for each in (long, driving):
+        assert_same_answer(answer(each), runtime.handle_request(dataclasses.replace(each.request)))
+
+
 @pytest.fixture
 def crowd(played):
     """Requests of priority 0 that take all rows, after some steps."""

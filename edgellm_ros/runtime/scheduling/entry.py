@@ -77,13 +77,16 @@ class Entry:
 
     def wait(self, now: float) -> None:
         """Begin to wait for a row, or for requests of a higher priority."""
-        self._waits_since = now
+        if self._waits_since is None:
+            self._waits_since = now
 
-    def go(self, now: float) -> None:
-        """End to wait."""
-        self._waited, self._waits_since = self.waited(now), None
+    def go(self, now: float) -> float:
+        """End to wait; return the seconds since its beginning, 0 without one."""
+        seconds = self.waited(now) - self._waited
+        self._waited, self._waits_since = self._waited + seconds, None
         if self._queued is None:
             self._queued = self._waited
+        return seconds
 
     def waited(self, now: float) -> float:
         """Return the seconds that it has waited."""

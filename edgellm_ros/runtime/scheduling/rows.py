@@ -85,10 +85,13 @@ class Rows:
         """Begin to measure a turn; ended requests leave."""
         self._clock = StageClock(self._pipeline.device.mark)
         for entry in self.running:  # steps ask those that they decode
-            if entry.sequence.held and entry.stop.is_set():
+            if not entry.sequence.held or not entry.stop.is_set():
+                continue
+            if entry.prompts is None:
                 entry.sequence.report("decode", entry.sequence.steps)
-                if entry.prompts is not None:
-                    entry.sequence.prefix_keys = []  # of a prompt that is not complete nothing is stored
+            else:
+                entry.sequence.report("prefill", 0)
+                entry.sequence.prefix_keys = []  # of a prompt that is not complete nothing is stored
         self.leave_ended(self.running)
 
     def end_turn(self) -> None:
@@ -125,10 +128,10 @@ class Rows:
         if is_last:
             self._free_turn(turn)
 
-    def decode(self, going: Sequence[Entry], now: float, interrupted: Callable[[], bool]) -> None:
+    def decode(self, going: Sequence[Entry], interrupted: Callable[[], bool]) -> None:
         """Decode some of the requests whose prompt is complete; the others are held."""
         if going:
-            self._guarded(going, partial(self._decode, going, now, interrupted))
+            self._guarded(going, partial(self._decode, going, interrupted))
 
     def displace(self, entry: Entry, now: float) -> None:
         """Take the row of a request, which begins again later."""
@@ -152,12 +155,14 @@ class Rows:
 
     def fail_running(self, error: Exception) -> None:
         """Fail all requests with a row, and clear the batch."""
-        recover_after(self._pipeline, error)
-        for turn in list(self._keeping.turns):
-            self._free_turn(turn)
-        for entry in list(self.running):
-            self._free(entry)
-            self._fail(entry, error)
+        try:
+            recover_after(self._pipeline, error)
+        finally:
+            for turn in list(self._keeping.turns):
+                self._free_turn(turn)
+            for entry in list(self.running):
+                self._free(entry)
+                self._fail(entry, error)
 
     def _begin(self, entry: Entry, is_first: bool) -> int:
         pipeline, sequence = self._pipeline, entry.sequence
@@ -202,14 +207,12 @@ class Rows:
         BothClocks(entry.stages, self._clock).end("prefill_s")
         return tokens
 
-    def _decode(self, going: Sequence[Entry], now: float, interrupted: Callable[[], bool]) -> None:
+    def _decode(self, going: Sequence[Entry], interrupted: Callable[[], bool]) -> None:
         batch = self._pipeline.batch
         for entry in self.running:
             if entry in going and entry.sequence.held:
-                entry.go(now)
                 batch.resume(entry.sequence)
             elif entry not in going and not entry.sequence.held:
-                entry.wait(now)
                 batch.hold(entry.sequence)
                 self._metrics.scheduling.paused += 1
         batch.gather([entry.sequence for entry in going])
@@ -221,7 +224,8 @@ class Rows:
 
     def _displace(self, entry: Entry, now: float) -> None:
         pipeline, sequence = self._pipeline, entry.sequence
-        pipeline.store_prefixes([sequence])
+        if entry.prompts is None:
+            pipeline.store_prefixes([sequence])
         pipeline.batch.evict([sequence])
         entry.kept, entry.sequence = sequence, pipeline.preparer.prepare_again(sequence)
         entry.wait(now)

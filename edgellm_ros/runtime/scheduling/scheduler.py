@@ -135,4 +135,7 @@ class Scheduler:
         for entry in arrived:
             entry.fail(error)
         if self._turns is not None:
-            self._turns.fail_all(error)
+            try:
+                self._turns.fail_all(error)
+            except Exception:  # of the device: its requests have failed
+                logger.exception("the batch could not be cleared")

@@ -51,6 +51,7 @@ class Turns:
         self._clock = clock
         self._others_wait = others_wait
         self._now = clock()
+        self._computed: list[Entry] = []  # whose prompt has had a part in this turn
 
     @property
     def running(self) -> list[Entry]:
@@ -70,16 +71,18 @@ class Turns:
     def turn(self, admits: bool = True) -> None:
         """Take one turn; `admits`: whether waiting requests may begin."""
         self._now = self._clock()
+        self._computed = []
         if self._rows is not None:
             self._rows.begin_turn()
         self._end_stopped()
-        left = self._continue_prompt()
-        if admits:
-            left = self._admit(left)
+        left = self._admit(rows.PART_TOKENS) if admits else rows.PART_TOKENS
+        if left == rows.PART_TOKENS:
+            left -= self._continue_prompt()
         if self._rows is not None:
             if left > 0:
                 self._rows.keep_part()
             self._rows.leave_ended(self.running)
+            self._count_waits()
             self._count()
             self._decode(self._rows)
             self._rows.end_turn()
@@ -87,11 +90,19 @@ class Turns:
 
     def fail_all(self, error: Exception) -> None:
         """Fail all requests; the batch is cleared."""
-        if self._rows is not None and not self._rows.is_idle:
-            self._rows.fail_running(error)
         waiting, self.waiting = self.waiting, []
         for entry in waiting:
             self._fail(entry, error)
+        if self._rows is not None and not self._rows.is_idle:
+            self._rows.fail_running(error)
+
+    def _count_waits(self) -> None:
+        """Begin or end the waiting of requests with a row."""
+        for entry in self.running:
+            if self._may_run(entry) and (entry.prompts is None or entry in self._computed):
+                entry.go(self._now)
+            else:
+                entry.wait(self._now)
 
     def _count(self) -> None:
         self._metrics.waiting, self._metrics.running = len(self.waiting), len(self.running)
@@ -110,11 +121,13 @@ class Turns:
             # a policy ends its request when it begins
 
     def _continue_prompt(self) -> int:
-        """Compute a part of the first prompt that is not complete; return the tokens left."""
+        """Compute a part of the first prompt that is not complete; return its tokens."""
         prompts = [entry for entry in self.running if entry.prompts is not None and self._may_run(entry)]
         if not prompts or self._rows is None:
-            return rows.PART_TOKENS
-        return rows.PART_TOKENS - self._rows.compute_part(min(prompts, key=self._order))
+            return 0
+        entry = min(prompts, key=self._order)
+        self._computed.append(entry)
+        return self._rows.compute_part(entry)
 
     def _admit(self, tokens: int) -> int:
         """Begin waiting requests, with about `tokens` tokens of their prompts.
@@ -127,11 +140,11 @@ class Turns:
                 return tokens
             self.waiting.remove(entry)
             self._metrics.admitted += 1
-            self._metrics.waited_seconds += entry.waited(self._now)
-            entry.go(self._now)
+            self._metrics.waited_seconds += entry.go(self._now)
             if self._rows is None or self._is_alone(entry):
                 self._answer_alone(entry)
                 return 0
+            self._computed.append(entry)
             tokens -= max(1, self._rows.begin(entry, is_first=entry.priority > self._most(entry)))
         return tokens
 
@@ -142,7 +155,7 @@ class Turns:
         if not self._may_run(entry):
             return False
         computed = [other for other in self.running if other.prompts is not None]
-        if any(other.priority >= entry.priority for other in computed):
+        if any(self._order(other) < self._order(entry) for other in computed):
             return False
         return self._rows is not None and (self._rows.are_free or self._make_room(entry, self._rows))
 
@@ -163,9 +176,7 @@ class Turns:
     def _make_room(self, entry: Entry, taken: rows.Rows) -> bool:
         """Take the row of a request of a lower priority, which is computed again later."""
         lower = [
-            other
-            for other in self.running
-            if other.level(self._now) < entry.priority and other.kept is None and other.prompts is None
+            other for other in self.running if other.level(self._now) < entry.priority and other.kept is None
         ]
         if not lower:
             return False
@@ -198,7 +209,7 @@ class Turns:
         def interrupted() -> bool:
             return parts or self._others_wait() or (waits and self._clock() >= until)
 
-        taken.decode(going, self._now, interrupted)
+        taken.decode(going, interrupted)
 
     def _fail(self, entry: Entry, error: Exception) -> None:
         entry.fail(error)
