@@ -33,14 +33,15 @@ LAYERS = {
     "fused": {"engine", "kernels", "diffusion", "engine_directory", "multimodal"},
     "openpi": {"engine"},
     "runtime": CORE | {"openpi"},
-    "serving": CORE | {"runtime", "openpi"},
+    "messages": CORE | {"runtime", "io"},
+    "serving": CORE | {"runtime", "openpi", "messages", "io"},
     "builder": CORE - {"kernels"},
     "io": {"multimodal", "engine_directory"},
     "replay": set(),
     "voice": {"engine", "multimodal"},
     "ros": BELOW_ROS,
     "evaluation": BELOW_ROS | {"ros"},
-    "cli": BELOW_ROS | {"ros", "evaluation", "openpi", "serving"},
+    "cli": BELOW_ROS | {"ros", "evaluation", "openpi", "messages", "serving"},
 }
 # Each room of the arena with the rooms that it may import, and with those layers of edgellm_ros.
 WORLD = {"world", "words", "speech", "driving", "episodes"}

@@ -10,10 +10,12 @@ import pytest
 import soundfile
 
 from edgellm_ros.cli.requests.request_files import read_conversation
+from edgellm_ros.messages.content_parts import FileReaders
 from fixtures.reference_inputs import make_sound
 from fixtures.refusal import assert_refused
 from fixtures.tiny_adapter import write_adapter
 
+READERS = FileReaders(None, None)  # no message has a sound or a video
 TOKENS = ("--max-tokens", 8)
 SAY = {"role": "user", "content": "go to the red box"}
 
@@ -84,7 +86,7 @@ def test_fields_of_messages_are_read_unchanged(write):
     asked = {"tool_calls": [{"id": "call_1", "type": "function", "function": function}], "thinking": "hm"}
     answered = {"tool_call_id": "call_1", "name": "f"}
     messages = [SAY, {"role": "assistant", **asked}, {"role": "tool", "content": "5", **answered}]
-    read = read_conversation(write(messages), readers=None)["messages"]
+    read = read_conversation(write(messages), READERS)["messages"]
     assert [message.fields for message in read] == [{}, asked, answered]
 
 
@@ -95,7 +97,7 @@ def test_fields_of_messages_are_read_unchanged(write):
 def test_arguments_of_a_call_in_a_string_of_json_become_an_object(write, written, arguments):
     for call in ({"name": "f", "arguments": written}, {"function": {"name": "f", "arguments": written}}):
         messages = [{"role": "assistant", "tool_calls": [call]}, SAY]
-        read = read_conversation(write(messages), readers=None)["messages"][0].fields["tool_calls"][0]
+        read = read_conversation(write(messages), READERS)["messages"][0].fields["tool_calls"][0]
         assert read.get("function", read) == {"name": "f", "arguments": arguments}
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from edgellm_ros.cli.requests.content_parts import FileReaders
 from edgellm_ros.cli.requests.request_files import read_conversation, read_request_list, request_fields
 from edgellm_ros.io.sound_file import read_sound
+from edgellm_ros.messages.content_parts import FileReaders
 from fixtures.reference_inputs import make_sound
 from fixtures.refusal import assert_refused
 

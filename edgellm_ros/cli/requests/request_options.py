@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgellm_ros.cli.option_fields import add_options, read_options
-from edgellm_ros.cli.requests.content_parts import FileReaders, ReadSound
 from edgellm_ros.echo import quoted
 from edgellm_ros.io.contents import read_bytes
 from edgellm_ros.io.sound_file import read_sound
 from edgellm_ros.io.video_file import read_video
+from edgellm_ros.messages.content_parts import FileReaders, ReadSound
 from edgellm_ros.runtime.sampling_params import GRAMMAR, SAMPLING, SamplingParams
 
 if TYPE_CHECKING:

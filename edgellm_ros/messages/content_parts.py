@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a message in a JSON file: text, images, videos and sounds.
+"""Parts of a message in JSON: text, images, videos and sounds.
 
 as files             {"type": "image", "image": "frame.png"}, {"type": "audio", "audio": "voice.wav"}
 of OpenAI's API      {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}
@@ -19,13 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgellm_ros.cli.requests.json_checks import check_object, described
-from edgellm_ros.cli.requests.media_sources import decode_base64, find_source
 from edgellm_ros.echo import quoted
 from edgellm_ros.io.image_file import read_image
 from edgellm_ros.io.sound_file import ACCEPTED
+from edgellm_ros.messages.json_checks import check_object, described
+from edgellm_ros.messages.media_sources import decode_base64, find_source
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from edgellm_ros.multimodal.sound import Sound
     from edgellm_ros.multimodal.video import Video
     from edgellm_ros.runtime.conversation import Part, VideoPart
@@ -35,20 +37,26 @@ DETAILS = ("auto", "low", "high")  # of OpenAI's image_url; the engine decides a
 SOUND_FORMATS = tuple(name.lower() for name in ACCEPTED.values())
 
 ReadSound = Callable[[Path | bytes], "Sound"]
+ReadImage = Callable[[Path | bytes], "np.ndarray"]
 
 
 @dataclass(frozen=True)
 class FileReaders:
-    """Functions that read files for one engine."""
+    """Functions that read files for one engine, and the folder of relative names.
+
+    Without a folder no file is read: images and sounds are in the text itself.
+    """
 
     sound: ReadSound
     video: Callable[[Path, float], Video]  # path, frames per second to sample
+    folder: Path | None = None
+    image: ReadImage = read_image
 
 
-def read_part(data: Any, where: str, folder: Path, readers: FileReaders) -> Part:
+def read_part(data: Any, where: str, readers: FileReaders) -> Part:
     """Read a part of a message's content.
 
-    folder: of relative file names. ValueError names the place of what is wrong, `where` and below.
+    ValueError names the place of what is wrong, `where` and below.
     """
     from edgellm_ros.runtime.conversation import AudioPart, ImagePart, TextPart
 
@@ -56,7 +64,7 @@ def read_part(data: Any, where: str, folder: Path, readers: FileReaders) -> Part
     if isinstance(data, dict) and kind not in KINDS:
         raise ValueError(f"{where}.type: expected one of {', '.join(KINDS)}, got {quoted(kind)}")
     if kind == "video":
-        return _video(data, where, folder, readers)
+        return _video(data, where, readers)
     check_object(data, where, ("type", str(kind)), required=(str(kind),))
     value, place = data[kind], f"{where}.{kind}"
     if kind == "text":
@@ -64,15 +72,17 @@ def read_part(data: Any, where: str, folder: Path, readers: FileReaders) -> Part
             raise ValueError(f"{place}: expected a string, got {described(value)}")
         return TextPart(value)
     if kind == "image":
-        return ImagePart(read_media(read_image, "image", folder, value, place))
+        return ImagePart(read_media(readers.image, "image", readers.folder, value, place))
     if kind == "image_url":
-        return ImagePart(read_media(read_image, "image", folder, _url(value, place), place))
+        return ImagePart(read_media(readers.image, "image", readers.folder, _url(value, place), place))
     if kind == "audio":
-        return AudioPart(read_media(readers.sound, "audio", folder, value, place))
+        return AudioPart(read_media(readers.sound, "audio", readers.folder, value, place))
     return AudioPart(_sound(value, place, readers))
 
 
-def read_media(read: Callable[[Path | bytes], Any], kind: str, folder: Path, given: Any, where: str) -> Any:
+def read_media(
+    read: Callable[[Path | bytes], Any], kind: str, folder: Path | None, given: Any, where: str
+) -> Any:
     """Read an image or a sound from what `find_source` takes."""
     try:
         return read(find_source(given, folder, kind))
@@ -105,17 +115,17 @@ def _sound(data: Any, where: str, readers: FileReaders) -> Sound:
         raise ValueError(f"{where}: {error}") from None
 
 
-def _video(data: dict[str, Any], where: str, folder: Path, readers: FileReaders) -> VideoPart:
+def _video(data: dict[str, Any], where: str, readers: FileReaders) -> VideoPart:
     from edgellm_ros.runtime.conversation import VideoPart
 
-    video = _frames(data, where, folder, readers)
+    video = _frames(data, where, readers)
     if "audio" not in data:
         return VideoPart(video)
-    sound = read_media(readers.sound, "audio", folder, data["audio"], f"{where}.audio")
+    sound = read_media(readers.sound, "audio", readers.folder, data["audio"], f"{where}.audio")
     return VideoPart(dataclasses.replace(video, sound=sound))
 
 
-def _frames(data: dict[str, Any], where: str, folder: Path, readers: FileReaders) -> Video:
+def _frames(data: dict[str, Any], where: str, readers: FileReaders) -> Video:
     """Read a video without its sound."""
     from edgellm_ros.multimodal.video import Video
 
@@ -124,13 +134,13 @@ def _frames(data: dict[str, Any], where: str, folder: Path, readers: FileReaders
         fps = data["fps"]
         if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < math.inf:
             raise ValueError(f"{where}.fps: expected a positive number, got {described(fps)}")
-        return _video_file(data["video"], fps, f"{where}.video", folder, readers)
+        return _video_file(data["video"], fps, f"{where}.video", readers)
     check_object(data, where, ("type", "frames", "timestamps", "fps", "audio"), required=("frames",))
     names = data["frames"]
     if not isinstance(names, list):
         raise ValueError(f"{where}.frames: expected a list of file names, got {described(names)}")
     frames = [
-        read_media(read_image, "image", folder, name, f"{where}.frames[{index}]")
+        read_media(readers.image, "image", readers.folder, name, f"{where}.frames[{index}]")
         for index, name in enumerate(names)
     ]
     try:
@@ -139,9 +149,9 @@ def _frames(data: dict[str, Any], where: str, folder: Path, readers: FileReaders
         raise ValueError(f"{where}: {error}") from None
 
 
-def _video_file(given: Any, fps: float, where: str, folder: Path, readers: FileReaders) -> Video:
+def _video_file(given: Any, fps: float, where: str, readers: FileReaders) -> Video:
     try:
-        source = find_source(given, folder, "video")
+        source = find_source(given, readers.folder, "video")
         if isinstance(source, bytes):
             raise ValueError("a video is read from a file, not from a data: URL")
         return readers.video(source, fps)

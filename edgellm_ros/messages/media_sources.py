@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where images and sounds of a JSON file are.
+"""Where the images and sounds of messages are.
 
 A source is a file, or base64 in the text itself. Nothing is downloaded.
 """
@@ -20,16 +20,21 @@ BASE64 = ";base64"
 MAX_NAME = 4096  # bytes of a path on Linux
 
 
-def find_source(given: Any, folder: Path, kind: str) -> Path | bytes:
+def find_source(given: Any, folder: Path | None, kind: str) -> Path | bytes:
     """Return the file, or the contents, that a name or URL gives.
 
     given: a file name relative to `folder`, a file:// URL, or a data: URL in base64 of a media type `kind`
-    ("image", "audio"). ValueError for anything else.
+    ("image", "audio"). Without a folder it must be a data: URL. ValueError for anything else.
     """
+    if folder is None and not (isinstance(given, str) and given[:5].lower() == "data:"):
+        raise ValueError(
+            f"nothing is fetched, no file is read: expected data:{kind}/...{BASE64},..., got {quoted(given)}"
+        )
     if not isinstance(given, str) or not given:
         raise ValueError(f"expected a file name, got {quoted(given)}")
     if given[:5].lower() == "data:":
         return _data(given, kind)
+    assert folder is not None
     if len(given) > MAX_NAME:
         raise ValueError(f"expected a file name or a data: URL, got {quoted(given)}")
     scheme = SCHEME.match(given)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of values in JSON files, whose errors name the place."""
+"""Checks of JSON values, whose errors name the place."""
 
 from __future__ import annotations
 

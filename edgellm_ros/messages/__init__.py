@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages in JSON, as OpenAI's chat API writes them."""
