@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HEADER = "Authorization"
+API_KEY, BEARER = "Api-Key", "Bearer"  # schemes of openpi's clients, and of OpenAI's
 MIN_TOKEN = 16  # characters
 
 
@@ -25,12 +26,12 @@ def read_token(path: str | Path) -> str:
     return token.decode()
 
 
-def authorization(token: str) -> str:
-    """Return the value of the header, as openpi's client sends it."""
-    return f"Api-Key {token}"
+def authorization(token: str, scheme: str = API_KEY) -> str:
+    """Return the value of the header."""
+    return f"{scheme} {token}"
 
 
-def has_token(authorizations: Sequence[str], token: str) -> bool:
+def has_token(authorizations: Sequence[str], token: str, scheme: str = API_KEY) -> bool:
     """Tell whether a request's Authorization headers are the token's.
 
     In constant time. Without a token all are.
@@ -38,4 +39,4 @@ def has_token(authorizations: Sequence[str], token: str) -> bool:
     if not token:
         return True
     given = authorizations[0] if len(authorizations) == 1 else ""
-    return hmac.compare_digest(given.encode(errors="surrogateescape"), authorization(token).encode())
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), authorization(token, scheme).encode())

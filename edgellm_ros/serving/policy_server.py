@@ -13,9 +13,7 @@ One thread plans. Each client has at most one observation in its queue, so clien
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
-import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,10 +21,11 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from edgellm_ros.echo import printable, quoted
+from edgellm_ros.echo import printable
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.openpi.token import HEADER, has_token
 from edgellm_ros.openpi.wire import MISSING, pack
+from edgellm_ros.serving.listening import Listening
 from edgellm_ros.serving.policy_service import TIMING, PolicyService
 
 if TYPE_CHECKING:
@@ -47,9 +46,7 @@ _websockets.addFilter(lambda record: "opening handshake failed" not in record.ge
 class ServerOptions:
     """Where a server listens, and its limits."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000  # 0 = any free one
-    token: str = ""  # "" = none
+    listening: Listening
     max_message_bytes: int = 16 << 20
     max_clients: int = 4
 
@@ -83,8 +80,8 @@ class PolicyServer:
         with ThreadPoolExecutor(1, "policy") as self._worker:
             async with serve(
                 self._serve_client,
-                options.host,
-                options.port,
+                options.listening.host,
+                options.listening.port,
                 process_request=self._check_request,
                 origins=[None],  # no web page may connect
                 compression=None,  # no small message that becomes a large one
@@ -112,7 +109,7 @@ class PolicyServer:
         """
         if request.path == HEALTH:
             return connection.respond(HTTPStatus.OK, "OK\n")
-        if not has_token(request.headers.get_all(HEADER), self._options.token):
+        if not has_token(request.headers.get_all(HEADER), self._options.listening.token):
             logger.warning("%s: refused, without the token", _address(connection))
             return connection.respond(
                 HTTPStatus.UNAUTHORIZED, f"expected the header {HEADER}: Api-Key TOKEN\n"
@@ -170,23 +167,6 @@ class PolicyServer:
                 answer[TIMING]["prev_total_ms"] = before
             await connection.send(pack(answer))
             before = (time.perf_counter() - began) * 1000
-
-
-def check_host(host: str, token: str, allow_no_token: bool) -> None:
-    """Refuse to listen beyond this computer without a token, unless it is allowed.
-
-    ValueError, also for a host that is not known.
-    """
-    try:
-        addresses = {str(each[4][0]) for each in socket.getaddrinfo(host, None)}
-    except OSError as error:
-        raise ValueError(f"--host {quoted(host)}: {error.strerror}") from None
-    is_local = all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for each in addresses)
-    if not (is_local or token or allow_no_token):
-        raise ValueError(
-            f"--host {printable(host)}: other computers can connect, which needs --token-file FILE; "
-            "--no-token lets all of them plan"
-        )
 
 
 def _address(connection: ServerConnection) -> str:

@@ -23,7 +23,7 @@ from edgellm_ros.openpi.token import read_token
 from edgellm_ros.openpi.wire import unpack
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
-from edgellm_ros.serving.policy_server import check_host
+from edgellm_ros.serving.listening import check_host
 from edgellm_ros.serving.policy_service import PolicyService
 from fixtures.diffusion_checkpoint import write_diffusion
 from fixtures.plain_msgpack import encoded, mutated
