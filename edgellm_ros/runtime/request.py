@@ -27,6 +27,7 @@ MAX_GUIDANCE = 100.0
 MAX_SPEED = 1000.0  # m/s; speeds become float32 positions
 # Variables of a chat template that a request sets by fields of its own.
 TEMPLATE_FIELDS = ("messages", "tools", "enable_thinking", "add_generation_prompt", "continue_final_message")
+SHORT_FORM = ("prompt", "system_prompt", "images", "videos", "audio")  # fields of it
 # Arguments of transformers' processors of Qwen-Omni, which put a video's sound between its rows.
 AUDIO_IN_VIDEO = ("use_audio_in_video", "load_audio_from_video")
 
@@ -54,8 +55,8 @@ class LLMGenerationRequest:
 
     The model answers or continues the last message of a conversation. The short form is `prompt` with
     `system_prompt`, `images`, `videos` and `audio`; `messages` are the long form. The KV rows of answers to
-    the long form are stored for the next turn. ValueError names a field that is out of range or of another
-    type, and refuses both forms at once.
+    the long form are stored for the next turn. `prompt_ids` are a text that the model continues. ValueError
+    names a field that is out of range or of another type, and refuses several forms at once.
     """
 
     prompt: str = ""  # the user's text; may be empty
@@ -96,6 +97,8 @@ class LLMGenerationRequest:
     # None = 1, without a second context
     guidance: float | None = None
     output_hidden_states: bool = False  # report the states of the engine's hidden_state_layers for each token
+    # token ids of the prompt, without chat template; empty = the prompt has another form
+    prompt_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("prompt", "system_prompt", "lora", "lm_head", "navigation"):
@@ -103,6 +106,7 @@ class LLMGenerationRequest:
                 raise ValueError(f"{name} must be a string, got {quoted(getattr(self, name))}")
         self._check_media()
         self._check_conversation()
+        self._check_prompt_ids()
         if not isinstance(self.sampling, SamplingParams):
             raise ValueError(f"sampling must be SamplingParams, got {type(self.sampling).__name__}")
         if not isinstance(self.disable_spec_decode, bool):
@@ -134,6 +138,17 @@ class LLMGenerationRequest:
             if not isinstance(video, Video):
                 raise ValueError(f"videos[{index}] must be a Video, got {type(video).__name__}")
         object.__setattr__(self, "audio", check_sequence("audio", self.audio, "Sounds"))
+
+    def _check_prompt_ids(self) -> None:
+        object.__setattr__(self, "prompt_ids", check_sequence("prompt_ids", self.prompt_ids, "token ids"))
+        if not self.prompt_ids:
+            return
+        for index, token in enumerate(self.prompt_ids):
+            check_number(f"prompt_ids[{index}]", token, 0, 2**31 - 1)
+        names = ("messages", *SHORT_FORM, "tools", "navigation")
+        other = [name for name in names if getattr(self, name)]
+        if other:
+            raise ValueError(f"a request has prompt_ids or {other[0]}, not both")
 
     def _check_cameras(self) -> None:
         object.__setattr__(self, "cameras", check_texts("cameras", self.cameras, "names"))
@@ -188,8 +203,7 @@ class LLMGenerationRequest:
         if self.messages is not None:
             if not isinstance(self.messages, (list, tuple)):
                 raise ValueError(f"messages must be a sequence of Message, got {quoted(self.messages)}")
-            names = ("prompt", "system_prompt", "images", "videos", "audio")
-            short = [name for name in names if getattr(self, name)]
+            short = [name for name in SHORT_FORM if getattr(self, name)]
             if short:
                 raise ValueError(f"a request has messages or {short[0]}, not both")
             object.__setattr__(self, "messages", tuple(self.messages))

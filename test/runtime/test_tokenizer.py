@@ -2,7 +2,7 @@
 from itertools import chain
 
 import pytest
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
 
 from edgellm_ros.runtime.text.tokenizer import Tokenizer
@@ -211,3 +211,32 @@ def test_prompts_equal_those_of_transformers(tokenizer, tiny_checkpoint):
         "<|im_end|>",
     ):
         assert tokenizer.encode_prompt(text) == reference(text, add_special_tokens=False)["input_ids"]
+
+
+def test_bytes_of_tokens_are_those_of_the_text(tokenizer):
+    text = "a \u00fc\u4e2d\U0001f600\n\x00\x7f"
+    assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))) == text.encode()
+    assert tokenizer.token_bytes(special(tokenizer, "<|im_end|>")) == b"<|im_end|>"
+    with pytest.raises(ValueError, match="no token 100000"):
+        tokenizer.token_bytes(100_000)
+
+
+def test_bytes_of_tokens_of_sentence_piece(tmp_path):
+    vocabulary = {"<unk>": 0, "<0xE4>": 1, "\u2581go": 2, "\u00fc": 3}
+    library = Library(models.WordLevel(vocabulary, unk_token="<unk>"))
+    library.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    library.save(str(tmp_path / "tokenizer.json"))
+    found = [Tokenizer(tmp_path / "tokenizer.json").token_bytes(token) for token in (1, 2, 3)]
+    assert found == [b"\xe4", b" go", "\u00fc".encode()]
+
+
+def test_a_whole_prompt_has_the_tokens_that_the_tokenizer_adds(tmp_path, tiny_checkpoint):
+    library = Library.from_file(str(tiny_checkpoint / "tokenizer.json"))
+    begin, end = (library.token_to_id(name) for name in ("<|im_start|>", "<|im_end|>"))
+    library.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", begin)]
+    )
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
+    assert tokenizer.encode_whole("go<|im_end|>") == [begin, *tokenizer.encode("go"), end]
+    assert tokenizer.encode("go") == tokenizer.encode_whole("go")[1:]

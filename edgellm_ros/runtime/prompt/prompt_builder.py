@@ -42,6 +42,7 @@ class PromptBuilder:
             )
         self._tokenizer = tokenizer
         self._template = template
+        self._vocab_size = config.llm.vocab_size
         self._encoded: OrderedDict[str, list[int]] = OrderedDict()  # ids by what was rendered, latest last
         self._encoding = threading.Lock()  # of `_encoded`
         self._image_token = _or_no_token(config.special_tokens.image_token_id)
@@ -116,9 +117,11 @@ class PromptBuilder:
         text. In a conversation images, videos and sounds follow its order, and the history goes to the last
         message of the user, after its last image or video, with an instruction of navigation behind it.
         Special tokens in the texts of messages and tools stay plain text. ValueError if the template leaves
-        out one of these, or the text that is to be continued, and for text of the user if the model is for
-        speech to text.
+        out one of these, or the text that is to be continued, for text of the user if the model is for
+        speech to text, and for ids that stand for no text.
         """
+        if request.prompt_ids:
+            return self._checked(request.prompt_ids)
         if request.messages is None:
             counts = len(image_tokens), len(videos), len(audio_tokens)
             messages = _short_form(request.system_prompt, request.prompt, *counts)
@@ -142,6 +145,18 @@ class PromptBuilder:
         ids = _fill(ids, self._audio_token, sounds, "sounds")
         ids = _fill(ids, self._video_token, videos, "videos")  # which may have placeholders of their sound
         return _fill(ids, self._history_token, [history] if history else [], "trajectory histories")
+
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids of a prompt that the request gives."""
+        placeholders = {self._image_token, self._video_token, self._audio_token, self._history_token}
+        for index, token in enumerate(ids):
+            if token >= self._vocab_size:
+                raise ValueError(f"prompt_ids[{index}]: the model has {self._vocab_size} tokens, got {token}")
+            if token in placeholders:
+                raise ValueError(
+                    f"prompt_ids[{index}]: {token} stands for an image, a video, a sound or a history"
+                )
+        return list(ids)
 
     def _encode(
         self,

@@ -15,6 +15,14 @@ from edgellm_ros.engine_directory.tokenizer_file import load_tokenizer
 
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # never assigned by Unicode, for internal use
 
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # names of bytes in vocabularies of SentencePiece
+SPACE_LETTER = "\u2581"  # a space in these
+PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+# Vocabularies of bytes, as GPT-2's, write each byte as a letter: printable ones as they are, others from U+0100.
+BYTE_OF_LETTER = {chr(byte): byte for byte in PRINTABLE} | {
+    chr(0x100 + place): byte for place, byte in enumerate(sorted({*range(256)} - {*PRINTABLE}))
+}
+
 Span = tuple[int, int, int]  # token id, first character, character after the last
 
 
@@ -33,6 +41,7 @@ class Tokenizer:
         self._guards = [letter for letter in _NONCHARACTERS if letter not in "".join(special.values())]
         self._pieces: dict[int, str] = {}
         self._mode = threading.Lock()  # of the library's tokenizer: `encode_special_tokens`
+        self._byte_level = "ByteLevel" in repr(self._tokenizer.decoder)
 
     @property
     def size(self) -> int:
@@ -49,6 +58,14 @@ class Tokenizer:
         ValueError for text that is not valid Unicode.
         """
         return self._run(text, special_tokens=False).ids
+
+    def encode_whole(self, text: str) -> list[int]:
+        """Convert a whole prompt without a chat template to ids.
+
+        Special tokens are recognised, and those that the tokenizer adds are there, such as one that begins
+        each text. ValueError for text that is not valid Unicode.
+        """
+        return self._run(text, special_tokens=True, adds=True).ids
 
     def encode_prompt(self, text: str, guard: str = "") -> list[int]:
         """Convert a rendered chat template to ids; special tokens are recognised.
@@ -97,12 +114,29 @@ class Tokenizer:
         """
         return self._tokenizer.decode(token_ids, skip_special_tokens=not special_tokens)
 
-    def _run(self, text: str, special_tokens: bool) -> tokenizers.Encoding:
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for; of a special token its name.
+
+        A token may be a part of a character. ValueError for an id that the tokenizer does not have.
+        """
+        name = self._tokenizer.id_to_token(token_id)
+        if name is None:
+            raise ValueError(f"the tokenizer has no token {token_id}")
+        if token_id in self._special:
+            return str(name).encode()
+        byte = BYTE_TOKEN.fullmatch(name)
+        if byte is not None:
+            return bytes([int(byte[1], 16)])
+        if self._byte_level and all(letter in BYTE_OF_LETTER for letter in name):
+            return bytes(BYTE_OF_LETTER[letter] for letter in name)
+        return str(name).replace(SPACE_LETTER, " ").encode()
+
+    def _run(self, text: str, special_tokens: bool, adds: bool = False) -> tokenizers.Encoding:
         with self._mode:
             # the library's name for "as plain text"
             self._tokenizer.encode_special_tokens = not special_tokens
             try:
-                return self._tokenizer.encode(text, add_special_tokens=False)
+                return self._tokenizer.encode(text, add_special_tokens=adds)
             except (TypeError, UnicodeError):
                 raise ValueError("text is not valid Unicode (a lone surrogate?)") from None
 
