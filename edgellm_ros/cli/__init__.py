@@ -28,14 +28,13 @@ from edgellm_ros.cli import (
     security,
     transcribe,
 )
-from edgellm_ros.cli.remote import connect_policy, serve_policy
+from edgellm_ros.cli.remote import connect_policy, serve, serve_policy
 from edgellm_ros.echo import escaped
 from edgellm_ros.engine.errors import EngineError
 
 SUBCOMMANDS = (
-    export, build, inspect, generate, chat, transcribe, say, bench, demo, replay, evaluate, serve_policy,
-    connect_policy,
-    security,
+    export, build, inspect, generate, chat, transcribe, say, bench, demo, replay, evaluate, serve,
+    serve_policy, connect_policy, security,
 )  # fmt: skip
 BAD_INPUT = 2
 # Errors of bad input. Any other error is a bug and keeps its traceback.

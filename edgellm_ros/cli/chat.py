@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from edgellm_ros.cli import arguments
 from edgellm_ros.cli.engine_argument import add_engine, engine_directory
 from edgellm_ros.cli.requests.answer_output import Streamer
-from edgellm_ros.cli.requests.request_options import add_sampling, lora_dirs, sampling_params, sound_reader
+from edgellm_ros.cli.requests.request_options import add_sampling, lora_dirs, sampling_params
 from edgellm_ros.echo import escaped, printable, quoted
 from edgellm_ros.io.image_file import read_image
+from edgellm_ros.messages.engine_readers import sound_reader
 
 if TYPE_CHECKING:
     from edgellm_ros.engine_directory.config import EngineConfig

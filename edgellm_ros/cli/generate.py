@@ -19,16 +19,10 @@ from edgellm_ros.cli.requests.answer_output import (
 )
 from edgellm_ros.cli.requests.request_batches import answer_file
 from edgellm_ros.cli.requests.request_files import read_conversation
-from edgellm_ros.cli.requests.request_options import (
-    add_sampling,
-    common_fields,
-    file_readers,
-    lora_dirs,
-    sampling_params,
-    sound_reader,
-)
+from edgellm_ros.cli.requests.request_options import add_sampling, common_fields, lora_dirs, sampling_params
 from edgellm_ros.io.image_file import read_image
 from edgellm_ros.io.number_files import read_history, read_state
+from edgellm_ros.messages.engine_readers import file_readers, sound_reader
 
 if TYPE_CHECKING:
     from edgellm_ros.engine_directory.config import EngineConfig

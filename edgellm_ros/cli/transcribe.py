@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from edgellm_ros.cli import arguments
-from edgellm_ros.cli.requests.request_options import sound_reader
+from edgellm_ros.messages.engine_readers import sound_reader
 
 if TYPE_CHECKING:
     from edgellm_ros.multimodal.sound import Sound

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from edgellm_ros.cli.requests.bag_requests import spread
 from edgellm_ros.cli.requests.request_files import request_fields
-from edgellm_ros.cli.requests.request_options import file_readers
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.io.contents import read_bytes
+from edgellm_ros.messages.engine_readers import file_readers
 from edgellm_ros.runtime.conversation import TextPart
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 from edgellm_ros.strict_json import parse_json

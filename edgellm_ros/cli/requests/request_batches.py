@@ -17,7 +17,8 @@ from edgellm_ros.atomic_file import write_atomically
 from edgellm_ros.cli import arguments
 from edgellm_ros.cli.requests.answer_output import to_json
 from edgellm_ros.cli.requests.request_files import read_request_list, request_fields
-from edgellm_ros.cli.requests.request_options import common_fields, file_readers, lora_dirs, sampling_params
+from edgellm_ros.cli.requests.request_options import common_fields, lora_dirs, sampling_params
+from edgellm_ros.messages.engine_readers import file_readers
 from edgellm_ros.strict_json import strict_json
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of requests: sampling, adapter, action head, files that requests name."""
+"""Options of requests: sampling, adapter, action head."""
 
 from __future__ import annotations
 
@@ -11,14 +11,10 @@ from typing import TYPE_CHECKING, Any
 from edgellm_ros.cli.option_fields import add_options, read_options
 from edgellm_ros.echo import quoted
 from edgellm_ros.io.contents import read_bytes
-from edgellm_ros.io.sound_file import read_sound
-from edgellm_ros.io.video_file import read_video
-from edgellm_ros.messages.content_parts import FileReaders, ReadSound
 from edgellm_ros.runtime.sampling_params import GRAMMAR, SAMPLING, SamplingParams
 
 if TYPE_CHECKING:
     from edgellm_ros.engine_directory.config import EngineConfig
-    from edgellm_ros.multimodal.sound import Sound
 
 GRAMMARS = ("json_schema", "regex", "choices")  # of SamplingParams
 
@@ -30,23 +26,6 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         GRAMMAR: "give at most one",
     }
     add_options(parser, SamplingParams, titles)
-
-
-def sound_reader(engine_dir: str, config: EngineConfig) -> ReadSound:
-    """Return the function that reads a sound file for an engine."""
-
-    def read(source: str | Path | bytes) -> Sound:
-        if config.audio is None:
-            where = "" if isinstance(source, bytes) else f"{source}: "
-            raise ValueError(f"{where}{engine_dir} has no audio encoder")
-        return read_sound(source, config.audio.max_seconds(config.builder.max_input_len))
-
-    return read
-
-
-def file_readers(engine_dir: str, config: EngineConfig) -> FileReaders:
-    """Return the functions that read sound and video files for an engine."""
-    return FileReaders(sound_reader(engine_dir, config), lambda path, fps: read_video(path, fps, config))
 
 
 def sampling_params(args: argparse.Namespace, given: Mapping[str, Any] | None = None) -> SamplingParams:

@@ -18,7 +18,7 @@ _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # never assigned
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # names of bytes in vocabularies of SentencePiece
 SPACE_LETTER = "\u2581"  # a space in these
 PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-# Vocabularies of bytes, as GPT-2's, write each byte as a letter: printable ones as they are, others from U+0100.
+# GPT-2's vocabulary has a letter for each byte: printable ones themselves, others from U+0100 on.
 BYTE_OF_LETTER = {chr(byte): byte for byte in PRINTABLE} | {
     chr(0x100 + place): byte for place, byte in enumerate(sorted({*range(256)} - {*PRINTABLE}))
 }
