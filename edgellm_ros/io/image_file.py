@@ -11,12 +11,15 @@ from edgellm_ros.io.contents import contents, silenced_stderr
 if TYPE_CHECKING:
     import numpy as np
 
+PNG_START = b"\x89PNG\r\n\x1a\n"
+PNG_CHUNK = 12  # bytes of a chunk's length, name and checksum
+
 
 def read_image(source: str | Path | bytes) -> np.ndarray:
     """Read an image file that OpenCV can decode as RGB uint8 [H, W, 3].
 
-    source: the file, or its contents. Raises ValueError for an unreadable or empty file, and for a damaged
-    JPEG file.
+    source: the file, or its contents. Raises ValueError for an unreadable or empty file, for a damaged JPEG
+    file, and for a PNG file that is truncated.
     """
     import cv2
     import numpy as np
@@ -31,6 +34,7 @@ def read_image(source: str | Path | bytes) -> np.ndarray:
             return decode_jpeg(data)
         except ValueError as error:
             raise ValueError(f"{where}the JPEG file cannot be decoded ({len(data)} bytes): {error}") from None
+    _check_png(data, where)
     try:
         with silenced_stderr():
             image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
@@ -39,3 +43,17 @@ def read_image(source: str | Path | bytes) -> np.ndarray:
     if image is None:
         raise ValueError(f"{where}not an image that OpenCV can read ({len(data)} bytes)")
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+
+
+def _check_png(data: bytes, where: str) -> None:
+    """Raise ValueError for a PNG file with a chunk that ends after the file.
+
+    OpenCV allocates as many bytes as such a chunk tells, up to 2 GiB.
+    """
+    start = len(PNG_START)
+    while data.startswith(PNG_START) and start + PNG_CHUNK <= len(data):
+        size, name = int.from_bytes(data[start : start + 4], "big"), data[start + 4 : start + 8]
+        left = len(data) - start - PNG_CHUNK
+        if size > left:
+            raise ValueError(f"{where}the PNG file is truncated: {left} bytes of {name!r}, expected {size}")
+        start += PNG_CHUNK + size

@@ -116,6 +116,7 @@ SOUND = "messages[2].content[1].input_audio"
         ("data:image/png;base64,a b=", [URL, "not valid base64"]),
         ("data:image/png;base64,YQ==", [URL, "not an image that OpenCV can read (1 bytes)"]),
         ("data:image/png;base64,", [URL, "the image file is empty"]),
+        (f"data:image/png;base64,{text(PNG[:-20])}", [URL, "the PNG file is truncated: "]),
         (text(PNG) * 4, [URL, "expected a file name or a data: URL, got", "characters)"]),
     ],
 )

@@ -117,11 +117,11 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token stands for; of a special token its name.
 
-        A token may be a part of a character. ValueError for an id that the tokenizer does not have.
+        A token may be a part of a character. An id that the tokenizer does not have stands for none.
         """
         name = self._tokenizer.id_to_token(token_id)
         if name is None:
-            raise ValueError(f"the tokenizer has no token {token_id}")
+            return b""
         if token_id in self._special:
             return str(name).encode()
         byte = BYTE_TOKEN.fullmatch(name)

@@ -16,11 +16,14 @@ from edgellm_ros.serving.openai.limits import Limits
 from edgellm_ros.serving.openai.streams import ClientLeftError
 from edgellm_ros.strict_json import parse_json
 
+MOST_HEAD_BYTES = 32 << 10  # of all headers
 JSON_TYPE = "application/json"
 
 
 def check_access(headers: Headers, token: str) -> None:
-    """Refuse a web page, and a client without the token. ApiError 401 or 403."""
+    """Refuse a web page, and a client without the token. ApiError 401, 403 or 431."""
+    if sum(len(name) + len(value) for name, value in headers.raw) > MOST_HEAD_BYTES:
+        raise ApiError(431, f"headers: expected at most {MOST_HEAD_BYTES} bytes", "headers")
     if "origin" in headers:
         raise ApiError(403, "Origin: web pages are not answered", "Origin")
     if not has_token(headers.getlist(HEADER), token, BEARER):

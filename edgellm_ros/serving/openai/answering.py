@@ -145,8 +145,8 @@ class Answering:
                 if answers.asked.include_usage:
                     yield event(answers.usage_event([responses[index] for index in range(count)]))
                 yield DONE
-            except ApiError as error:
-                yield event(error.to_json())
+            except Exception as error:
+                yield event(self.failure(error, "body").to_json())
 
     def _end_of_stream(self, client_left: bool) -> None:
         self._slots.give_back()

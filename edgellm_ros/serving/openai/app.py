@@ -12,7 +12,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from edgellm_ros.echo import printable
 from edgellm_ros.engine_directory.config import EngineConfig
@@ -74,7 +73,8 @@ class OpenAIApp:
             self._route("/v1/completions", self._complete, "POST"),
             self._route("/v1/embeddings", self._embed, "POST"),
         ]
-        self.asgi: ASGIApp = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
+        self.asgi = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
+        self.asgi.router.redirect_slashes = False
 
     def close(self) -> None:
         """End the threads, once the requests have ended."""
@@ -148,6 +148,6 @@ def _error(error: ApiError) -> Response:
     response = json_response(error.to_json(), error.status)
     if error.status == 429:
         response.headers["retry-after"] = str(RETRY_AFTER_S)
-    if error.status in (408, 413, 415):  # the rest of the body is not read
+    if error.status in (408, 413, 415, 431):  # the rest of the body is not read
         response.headers["connection"] = "close"
     return response

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # A field's place at the beginning of an error, such as `messages[1].content[0]: ...` or `seed must be ...`.
-FIELD = re.compile(r"([a-z_]+)((?:\[\d+\]|\.\w+)*)(?=:| must | \(| exceeds | is )")
+FIELD = re.compile(r"([a-z_]+)((?:\[\d+\]|\.\w+)*)(?!\w)")
 
 CAPACITY = "(max_kv_cache_capacity)"  # in errors of prompts that are too long
 TOO_LONG = "context_length_exceeded"

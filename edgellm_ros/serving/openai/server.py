@@ -18,6 +18,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgellm_ros.serving.listening import Listening
+from edgellm_ros.serving.openai.access import MOST_HEAD_BYTES
 from edgellm_ros.serving.openai.errors import ApiError
 from edgellm_ros.strict_json import strict_json
 
@@ -25,7 +26,6 @@ HEAD_S = 10.0  # for the line and the headers of a request
 STALL_S = 30.0  # for a client that reads nothing of its answer
 STOP_S = 5  # for answers that are under way when the server stops
 MOST_CONNECTIONS = 512
-MOST_HEAD_BYTES = 64 << 10
 BACKLOG = 128
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class OpenAIServer:
             proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=STOP_S,
-            h11_max_incomplete_event_size=MOST_HEAD_BYTES,
+            h11_max_incomplete_event_size=2 * MOST_HEAD_BYTES,
             backlog=BACKLOG,
         )
         self._server = _Server(config)

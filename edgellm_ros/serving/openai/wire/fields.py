@@ -98,7 +98,8 @@ class Fields:
         """Refuse fields that were not taken; `ignored` have no effect on an answer."""
         for name in self._data:
             if name not in self._taken and name not in ignored:
-                raise refused(self.place(printable(name[:100])), f"unknown field {quoted(name)}")
+                place = self.place(printable(name[:100])) if name else self._where or "body"
+                raise refused(place, f"unknown field {quoted(name)}")
 
     def _number(self, name: str, low: float, high: float, default: float | None) -> Any:
         value = self.take(name)
