@@ -33,6 +33,7 @@ from edgellm_ros.serving.openai.wire.asked import Asked
 from edgellm_ros.strict_json import strict_json
 
 logger = logging.getLogger(__name__)
+STOPS = "the server stops"
 READERS = 2  # threads that convert bodies
 # Fields at the beginning of the runtime's errors.
 RUNTIME_FIELDS = {
@@ -160,7 +161,7 @@ class Answering:
         if isinstance(error, ValueError):
             return bad_request(error, RUNTIME_FIELDS, field)
         if isinstance(error, (StoppedError, CancelledError)):
-            return ApiError(503, "the server stops")
+            return ApiError(503, STOPS)
         if isinstance(error, EngineError):
             self.device_is_lost |= isinstance(error, DeviceLostError)
             logger.error("the engine failed: %s", error)

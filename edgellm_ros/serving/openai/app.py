@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from starlette.routing import Route
 from edgellm_ros.echo import printable
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.serving.openai.access import check_access
-from edgellm_ros.serving.openai.answering import Answering, Whole, json_response
+from edgellm_ros.serving.openai.answering import STOPS, Answering, Whole, json_response
 from edgellm_ros.serving.openai.errors import ApiError
 from edgellm_ros.serving.openai.handles import Submit
 from edgellm_ros.serving.openai.limits import Limits
@@ -91,6 +92,8 @@ class OpenAIApp:
             except ClientLeftError:
                 self._answering.metrics.count_client_that_left()
                 response = Response(status_code=CLIENT_LEFT)
+            except asyncio.CancelledError:
+                response = _error(ApiError(503, STOPS))
             except Exception as error:
                 response = _error(self._answering.failure(error, "body"))
             self._answering.metrics.count_request(path, response.status_code)

@@ -13,7 +13,6 @@ from edgellm_ros.serving.openai.handles import Handle, Submit
 from edgellm_ros.serving.openai.limits import MAX_CHOICES
 
 Item = str | LLMGenerationResponse
-STOPPED = "the server stops"
 
 
 class StoppedError(Exception):
@@ -80,7 +79,7 @@ class Runs:
                         loop.call_soon_threadsafe(self._queue.put_nowait, (index, piece.text))
                 item = handle.result()
                 if item.finish_reason == "cancelled":
-                    item = StoppedError(STOPPED)
+                    item = StoppedError()
             except BaseException as error:
                 item = error
             loop.call_soon_threadsafe(self._queue.put_nowait, (index, item))

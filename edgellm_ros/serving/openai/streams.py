@@ -80,4 +80,5 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for data in self._events:
             await send({"type": "http.response.body", "body": data, "more_body": True})
+            await asyncio.sleep(0)  # other clients have a turn, and this one may have left
         await send({"type": "http.response.body", "body": b"", "more_body": False})
