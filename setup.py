@@ -54,6 +54,8 @@ setup(
         "voice": ["espeakng-loader>=0.2.4"],
         # a policy on another computer, by openpi's protocol
         "openpi": ["msgpack>=1.1,<2", "websockets>=15"],
+        # `edgellm serve`: an ASGI application, its server, metrics; the server's classes are extended
+        "serve": ["starlette>=1.7,<2", "uvicorn==0.54.*", "prometheus-client>=0.26,<1"],
         # the pictures of `edgellm evaluate`; Ubuntu 24.04 has 3.6
         "charts": ["matplotlib>=3.6,<4"],
         # `edgellm evaluate --ray`

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several clients at a time: those that leave, that read slowly, that are too many."""
+"""Several clients at a time: that leave, that read slowly, that are too many."""
 
 from __future__ import annotations
 

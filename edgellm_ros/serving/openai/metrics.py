@@ -18,7 +18,10 @@ REQUEST_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 class Metrics:
-    """Counters since the start of the server; `running`: requests that are being answered or wait."""
+    """Counters since the start of the server.
+
+    running: the number of requests that are being answered or wait.
+    """
 
     def __init__(self, running: Callable[[], int]) -> None:
         self._registry = registry = CollectorRegistry()

@@ -21,9 +21,9 @@ from edgellm_ros.serving.openai.wire.logprobs import Vocabulary
 def open_app(
     runtime: LLMInferenceRuntime, engine_dir: str | Path, name: str, limits: Limits, token: str = ""
 ) -> Iterator[OpenAIApp]:
-    """Yield the application; at the end its requests are cancelled, and the runtime stays open.
+    """Yield the application; at the end its requests are cancelled.
 
-    name: of the model. ValueError for an engine that answers with no text.
+    The runtime stays open. name: of the model. ValueError for an engine that answers with no text.
     """
     # A tokenizer has state while it encodes, and the runtime's works on another thread.
     tokenizer = functools.cache(lambda: Tokenizer(Path(engine_dir) / "tokenizer.json"))

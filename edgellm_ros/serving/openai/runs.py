@@ -20,7 +20,10 @@ class StoppedError(Exception):
 
 
 class Runs:
-    """Submits requests, at most MAX_CHOICES at a time, and follows each on a thread of `threads`."""
+    """Submits requests, and follows each on a thread of `threads`.
+
+    At most MAX_CHOICES of them are submitted at a time.
+    """
 
     def __init__(self, submit: Submit, requests: Sequence[LLMGenerationRequest], threads: Executor) -> None:
         self._submit = submit

@@ -79,7 +79,7 @@ def _known_role(message: Any) -> Any:
 
 
 def _grammar(fields: Fields, tools: ToolUse) -> dict[str, Any]:
-    """Return the JSON schema of the answer and the field that it comes from; empty = none."""
+    """Return the answer's JSON schema and the field that it comes from; {} = none."""
     given = fields.take("response_format")
     found: dict[str, Any] = {}
     if given is not None:

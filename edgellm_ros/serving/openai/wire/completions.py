@@ -81,7 +81,7 @@ def _at_least_one(logprobs: int | None) -> int:
 
 
 def _prompts(fields: Fields, name: str, encode: Encode) -> list[tuple[str, list[int]]]:
-    """Return the places and ids of a text, a list of texts, ids, or a list of lists of ids."""
+    """Return places and ids of a text or of ids, or of each item of a list of these."""
     given = fields.need(name)
     if isinstance(given, str) or (isinstance(given, list) and given and _is_id(given[0])):
         return [(name, _ids(given, name, encode))]

@@ -46,7 +46,7 @@ def text_logprobs(response: LLMGenerationResponse, top: int, vocabulary: Vocabul
 def _tokens(
     response: LLMGenerationResponse, vocabulary: Vocabulary
 ) -> Iterator[tuple[int, float, list[tuple[int, float]]]]:
-    """Yield each token but the stop token, its log-probability, and the likeliest tokens."""
+    """Yield tokens but the stop token, with log-probabilities and likeliest tokens."""
     for token, entries in zip(response.token_ids, response.logprobs or [], strict=True):
         if token not in vocabulary.stop_token_ids:
             yield token, dict(entries)[token], entries
@@ -59,7 +59,10 @@ def _entry(token: int, value: float, vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def _name(found: bytes) -> str:
-    r"""Return the text of a token, or bytes:\xe2\x80 as in OpenAI's API for a part of a character."""
+    r"""Return the text of a token; of a part of a character bytes:\xe2\x80.
+
+    OpenAI's API writes it so.
+    """
     try:
         return found.decode()
     except UnicodeDecodeError:
