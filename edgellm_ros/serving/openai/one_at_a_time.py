@@ -86,7 +86,8 @@ class QueuedHandle:
 class OneAtATime:
     """A thread that answers requests one after another.
 
-    High priorities come first, then early deadlines. The interface is that of a runtime which decodes several requests together (handles.py).
+    High priorities come first, then early deadlines. The interface is that of a runtime which decodes several
+    requests together (handles.py).
     """
 
     def __init__(self, runtime: Answers) -> None:
