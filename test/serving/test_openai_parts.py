@@ -59,6 +59,14 @@ def test_references_of_a_tool_lead_to_their_new_place():
         assert properties == {"a": {"$ref": f"{place}/$defs/A"}, "b": {"$ref": place}}
 
 
+def test_a_wanted_call_has_no_arguments_that_the_function_does_not_take():
+    schemas = ({"properties": {}}, {"properties": {}, "additionalProperties": True}, {"type": "object"}, None)
+    tools = [{"function": {"name": f"f{i}", "parameters": schema}} for i, schema in enumerate(schemas)]
+    forced = read_tools(Fields({"tools": tools, "tool_choice": "required"})).forced
+    arguments = [call["properties"]["arguments"] for call in forced["anyOf"]]
+    assert [each.get("additionalProperties") for each in arguments] == [False, True, None, None]
+
+
 @pytest.mark.parametrize(
     ("text", "param", "message"),
     [

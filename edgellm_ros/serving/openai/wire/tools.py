@@ -107,6 +107,8 @@ def _schema(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for index, tool in enumerate(tools):
         function = tool["function"]
         parameters = function.get("parameters") or {"type": "object"}
+        if "properties" in parameters:  # a function takes no others, unless it says so
+            parameters = {"additionalProperties": False, **parameters}
         call = {
             "type": "object",
             "properties": {
