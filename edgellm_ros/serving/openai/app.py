@@ -81,6 +81,11 @@ class OpenAIApp:
         """End the threads, once the requests have ended."""
         self._answering.close()
 
+    def check_health(self) -> None:
+        """Raise ApiError 503 if no request can be answered any more."""
+        if self._answering.device_is_lost:
+            raise ApiError(503, "the device is lost: start the server again")
+
     def _route(self, path: str, endpoint: Endpoint, method: str, is_open: bool = False) -> Route:
         """Return a route that is counted, and whose errors are answers."""
 
@@ -102,8 +107,7 @@ class OpenAIApp:
         return Route(path, answer, methods=[method])
 
     async def _health(self, request: Request) -> Response:
-        if self._answering.device_is_lost:
-            raise ApiError(503, "the device is lost: start the server again")
+        self.check_health()
         return json_response({"status": "ok"})
 
     async def _metrics(self, request: Request) -> Response:
