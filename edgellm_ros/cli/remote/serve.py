@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         max_tokens=args.max_tokens or capacity,
         max_requests=args.max_requests,
     )
-    name = args.model_name or Path(args.engine_dir).resolve().name.removesuffix(".gguf")
+    name = args.model_name or Path(os.path.abspath(args.engine_dir)).name.removesuffix(".gguf")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     with (
         LLMInferenceRuntime(engine_dir, **arguments.runtime_options(args, config)) as runtime,
