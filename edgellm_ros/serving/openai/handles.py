@@ -33,7 +33,11 @@ class Handle(Protocol):
 
 
 class Submit(Protocol):
-    """Submits a request, from any thread, without waiting for it."""
+    """Submits a request, from any thread.
+
+    It may make the prompt, but does not wait for the answer. ValueError for an invalid request, which the
+    handle may raise too.
+    """
 
     def __call__(
         self, request: LLMGenerationRequest, priority: int = 0, deadline: float | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
@@ -32,8 +32,7 @@ def open_app(
         return tokenizer().encode_whole(text)
 
     vocabulary = Vocabulary(lambda token: tokenizer().token_bytes(token), runtime.config.stop_token_ids)
-    queue = OneAtATime(runtime)
-    try:
+    with closing(OneAtATime(runtime)) as queue:
         app = OpenAIApp(
             queue.submit,
             runtime.config,
@@ -44,6 +43,4 @@ def open_app(
             token=token,
         )
         yield app
-    finally:
-        queue.close()
     app.close()

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
+from itertools import islice
 
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse
 from edgellm_ros.serving.openai.handles import Handle, Submit
@@ -22,14 +24,17 @@ class StoppedError(Exception):
 class Runs:
     """Submits requests, and follows each on a thread of `threads`.
 
-    At most MAX_CHOICES of them are submitted at a time.
+    At most MAX_CHOICES of them are under way at a time. A request is submitted on its thread too, because
+    that may make its prompt.
     """
 
     def __init__(self, submit: Submit, requests: Sequence[LLMGenerationRequest], threads: Executor) -> None:
         self._submit = submit
         self._requests = requests
         self._threads = threads
+        self._lock = threading.Lock()
         self._handles: list[Handle] = []
+        self._is_cancelled = False
         self._queue: asyncio.Queue[tuple[int, Item | BaseException]] = asyncio.Queue()
 
     async def items(self) -> AsyncGenerator[tuple[int, Item], None]:
@@ -38,8 +43,9 @@ class Runs:
         Raises the first error of a request, StoppedError if the runtime cancels one. All requests end with
         this iterator.
         """
+        waiting = iter(range(len(self._requests)))
         try:
-            for index in range(min(MAX_CHOICES, len(self._requests))):
+            for index in islice(waiting, MAX_CHOICES):
                 self._start(index)
             left = len(self._requests)
             while left:
@@ -49,34 +55,33 @@ class Runs:
                 yield index, item
                 if isinstance(item, LLMGenerationResponse):
                     left -= 1
-                    if len(self._handles) < len(self._requests):
-                        self._start(len(self._handles))
+                    for following in islice(waiting, 1):
+                        self._start(following)
         finally:
-            self.cancel()
+            self._cancel()
 
-    async def responses(self) -> list[LLMGenerationResponse]:
-        """Return all responses, in the order of the requests."""
-        found: dict[int, LLMGenerationResponse] = {}
-        async for index, item in self.items():
-            if isinstance(item, LLMGenerationResponse):
-                found[index] = item
-        return [found[index] for index in range(len(self._requests))]
-
-    def cancel(self) -> None:
+    def _cancel(self) -> None:
         """End all requests."""
-        for handle in self._handles:
+        with self._lock:
+            self._is_cancelled = True
+            handles = list(self._handles)
+        for handle in handles:
             handle.cancel()
 
     def _start(self, index: int) -> None:
-        handle = self._submit(self._requests[index])
-        self._handles.append(handle)
-        self._threads.submit(self._follow, index, handle, asyncio.get_running_loop())
+        self._threads.submit(self._follow, index, asyncio.get_running_loop())
 
-    def _follow(self, index: int, handle: Handle, loop: asyncio.AbstractEventLoop) -> None:
-        """Pass on the pieces and the response of one request, on a thread."""
+    def _follow(self, index: int, loop: asyncio.AbstractEventLoop) -> None:
+        """Pass on the pieces and the response of one request."""
         item: Item | BaseException
         with suppress(RuntimeError):  # the loop was closed: the server has stopped
             try:
+                handle = self._submit(self._requests[index])
+                with self._lock:
+                    self._handles.append(handle)
+                    is_cancelled = self._is_cancelled
+                if is_cancelled:
+                    handle.cancel()
                 for piece in handle:
                     if piece.text:
                         loop.call_soon_threadsafe(self._queue.put_nowait, (index, piece.text))
