@@ -341,6 +341,9 @@ class TestTexts:
         assert logprobs == [choice.logprobs for choice in whole.choices]
         assert logprobs[0].text_offset == [0, 1, 2, 3, 4]
         assert [len(top) for top in logprobs[0].top_logprobs] == [2] * 5
+        none_likely = chat.client.completions.create(**{**asked, "logprobs": 0}).choices[0].logprobs
+        assert none_likely.token_logprobs == logprobs[0].token_logprobs
+        assert none_likely.top_logprobs == [None] * 5
 
     def test_an_embedding_is_the_last_state_with_length_one(self, chat, runtime):
         made = chat.client.embeddings.create(model=MODEL, input=["go", "stop", [72, 80]])

@@ -8,7 +8,7 @@ import logging
 import socket
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import openai
 import pytest
@@ -256,6 +256,20 @@ class TestFailures:
         assert [status for status, _ in answers] == [503, 503]
         assert b"the server stops" in answers[0][1]
         assert runtime.answered == []
+
+    def test_a_stream_ends_when_the_server_stops(self, runtime, serve, caplog):
+        runtime.go.clear()
+        with ExitStack() as stack:
+            with serve() as port:
+                answer = stack.enter_context(begun(port, "first one", stream=True))
+                while b"first" not in answer.readline():
+                    pass
+            rest = b""
+            with suppress(ConnectionResetError):
+                rest = answer.read()
+        assert b"[DONE]" not in rest
+        assert runtime.cancelled == ["first one"]
+        assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_metrics_count_tokens_times_and_statuses(runtime, serve):

@@ -72,6 +72,8 @@ class EventStream(Response):
             await unless_client_leaves(self._send(send), receive)
         except ClientLeftError:
             left = True
+        except asyncio.CancelledError:  # the server stops, and closes the connection
+            pass
         finally:
             await self._events.aclose()
             self._at_end(left)
