@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Answering: from a body to a response, whole or as a stream.
 
-slot, body -> thread: JSON -> requests -> submit -> pieces -> events, or one answer
-                                                \-> a client that leaves ends its own requests
+  slot, body -> JSON -> requests -> submit -> pieces -> events, or one answer
+                                         \-> a client that leaves ends its own requests
+
+Bodies are converted, and requests followed, on threads: the event loop only passes on what is ready.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from edgellm_ros.serving.openai.access import parse_body, read_body
 from edgellm_ros.serving.openai.errors import ApiError, bad_request
 from edgellm_ros.serving.openai.handles import Submit
 from edgellm_ros.serving.openai.limits import MAX_CHOICES, Limits
-from edgellm_ros.serving.openai.metrics import Metrics
+from edgellm_ros.serving.openai.metrics import AnswerClock, Metrics
 from edgellm_ros.serving.openai.runs import Item, Runs, StoppedError
 from edgellm_ros.serving.openai.slots import Slots
 from edgellm_ros.serving.openai.streams import DONE, EventStream, event, unless_client_leaves
@@ -88,11 +90,12 @@ class Answering:
     ) -> Response:
         self._slots.take()
         is_streamed = False
+        clock = self.metrics.clock()
         try:
             body = await read_body(request, self._limits)
             reading = self._in_thread(lambda: read(parse_body(body)))
             asked, whole, answers = await unless_client_leaves(reading, request.receive)
-            items = self._items(asked, field)
+            items = self._items(asked, field, clock)
             if not asked.stream or answers is None:
                 responses = await unless_client_leaves(_responses(items), request.receive)
                 return json_response(whole(responses))
@@ -107,9 +110,8 @@ class Answering:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
-    async def _items(self, asked: Asked, field: str) -> Items:
+    async def _items(self, asked: Asked, field: str, clock: AnswerClock) -> Items:
         """Yield the pieces and responses of the requests; measure them. ApiError."""
-        clock = self.metrics.clock()
         runs = Runs(self._submit, asked.requests, self._followers)
         try:
             async with aclosing(runs.items()) as items:
