@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenAI's API from several replicas behind Ray Serve: `ray_serve.py ENGINE_DIR [REPLICAS]`.
+"""OpenAI's API behind Ray Serve: `ray_serve.py ENGINE_DIR [REPLICAS]`.
 
 Needs `pip install 'edgellm[serve]' 'ray[serve]'`.
 """
