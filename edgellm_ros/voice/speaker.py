@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Speaks answers while they are generated, and stops at once.
 
-    planning thread            thread of the voice          thread of the sound
+    planning threads           thread of the voice          thread of the sound
     begin, add, end, stop -->  sentences -- Voice --> sounds -- chunks in real time --> play
                                                               (a chunk without samples: silence now)
 

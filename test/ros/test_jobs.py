@@ -42,16 +42,18 @@ def factory(outputs: object = None, speech: object = None, **changes: object) ->
         json_schema="",
         regex="",
         choices=[""],
+        client_priorities=[""],
     )
     parameters.__dict__.update(changes)
     quiet = SimpleNamespace(
         expire=lambda: None,
-        stream=lambda text: None,
+        stream=lambda answer, piece: None,
+        end_stream=lambda answer: None,
         begin=lambda answer: None,
         add=lambda answer, text: None,
         end=lambda answer: None,
         stop=lambda answer=None: None,
-        plan_done=lambda outcome: None,
+        plan_done=lambda outcome, kind: None,
         publish=lambda plan: None,
         publish_actions=lambda plan: None,
         get_logger=lambda: SimpleNamespace(warning=lambda text, **throttle: None),
@@ -140,14 +142,15 @@ def test_the_actions_of_a_plan_leave_before_its_last_words():
     left = []
     outputs = SimpleNamespace(
         publish_actions=lambda plan: left.append("actions"),
-        stream=lambda piece: left.append(piece),
+        stream=lambda answer, piece: left.append(piece),
         publish=lambda plan: left.append("rest"),
+        end_stream=lambda answer: left.append("end"),
     )
     job = factory(outputs).from_command(Command("go"), np.zeros((4, 4, 3), np.uint8))
     job.report(Progress("decode", "I", 1, 1))
     plan = SimpleNamespace(generation=SimpleNamespace(text="I go.", content="I go."), action_chunks=[])
     job.on_done(Outcome(COMPLETED, "", plan))
-    assert left == ["I", "actions", " go.", "rest"]
+    assert left == ["I", "actions", " go.", "rest", "end"]
 
 
 @pytest.fixture

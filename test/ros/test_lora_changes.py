@@ -264,7 +264,7 @@ def test_changes_that_wait_take_no_place_of_a_goal(bench, runtime):
     for number in range(bench.node.parameters.queue_size + 2):
         assert bench.set(f"adapter{number}").successful
     assert worker.waiting == 0
-    assert not worker.is_full
+    assert not worker.is_full()
 
 
 def test_the_number_of_changes_that_wait_is_bounded(bench, runtime):

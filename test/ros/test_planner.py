@@ -71,14 +71,15 @@ def plan_with(earlier: list[Frame], newest: Frame, arrived: Frame | None = None,
     """
     asked = []
 
-    def handle_request(request):
+    def submit(request, priority, deadline):
         asked.append(request)
         seconds = StageClock(CpuDevice().mark).metrics()
-        return LLMGenerationResponse("I go.", [1], "stop", 3, None, None, None, 0, "", seconds)
+        answer = LLMGenerationResponse("I go.", [1], "stop", 3, None, None, None, 0, "", seconds)
+        return SimpleNamespace(result=lambda: answer)
 
     config = SimpleNamespace(vision=True, audio=None, action=None, expert=None, policy=None)
     parts = EngineParts(config)
-    runtime = SimpleNamespace(config=config, parts=parts, handle_request=handle_request, active_lora="")
+    runtime = SimpleNamespace(config=config, parts=parts, submit=submit, active_lora="")
     now = SimpleNamespace(nanoseconds=20 * 10**9)
     quiet = SimpleNamespace(
         get_clock=lambda: SimpleNamespace(now=lambda: now),

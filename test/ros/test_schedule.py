@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of waiting jobs, without threads and with a clock of the test."""
+"""The order of jobs one after another, without threads and with a clock of the test."""
 
 from __future__ import annotations
 
@@ -12,16 +12,40 @@ from edgellm_ros.ros.node.worker.job import Job
 from edgellm_ros.ros.node.worker.schedule import COMMANDS_PER_GOAL, Schedule
 
 
-def job(name: str, client: str = "", **fields: bool) -> Job:
-    return Job(name, 30.0, lambda outcome: None, client=client, **fields)
+def job(name: str, client: str = "", **fields: object) -> Job:
+    return Job(name, 30.0, lambda outcome: None, **{"client": client, "arrival": 0.0, **fields})
+
+
+def frame(name: str = "frame", **fields: object) -> Job:
+    return job(name, is_driving=True, **fields)
+
+
+def change(name: str) -> Job:
+    """A change of adapters."""
+    return job(name, is_plan=False, runs_alone=True)
+
+
+def run(schedule: Schedule, driving_plans_per_goal: int = 1, now: float = 0.0) -> str | None:
+    """Run the next job to its end; return its name, None if none may start."""
+    taken = schedule.take(driving_plans_per_goal, now)
+    if taken is None:
+        return None
+    schedule.end(taken, now)
+    return taken.request
 
 
 def order(schedule: Schedule, driving_plans_per_goal: int = 1) -> list[str]:
-    """Return the names of the waiting jobs in the order in which they run."""
-    names = []
-    while schedule.is_waiting:
-        names.append(schedule.take(driving_plans_per_goal)[1].request)
-    return names
+    """Return the names of the waiting jobs in the order in which they run one after another."""
+    return list(iter(lambda: run(schedule, driving_plans_per_goal), None))
+
+
+def start(schedule: Schedule, now: float = 0.0) -> list[str]:
+    """Start what may start now beside what runs; return the names."""
+    return [taken.request for taken in iter(lambda: schedule.take(1, now), None)]
+
+
+def end(schedule: Schedule, name: str, now: float = 0.0) -> None:
+    schedule.end(next(each for each in schedule.running if each.request == name), now)
 
 
 class Robot:
@@ -40,16 +64,17 @@ class Robot:
             self.schedule.goals.append(job("goal", name))
         while now < seconds:
             while frames * self.camera_s <= now:
-                self.schedule.driving = job("frame")
+                self.schedule.driving = frame(arrival=now)
                 frames += 1
-            if not self.schedule.is_waiting:
+            taken = self.schedule.take(driving_plans_per_goal, now)
+            if taken is None:
                 now = frames * self.camera_s
                 continue
-            is_driving, taken = self.schedule.take(driving_plans_per_goal)
-            now += self.plan_s if is_driving else self.clients[taken.client]
-            self.ended["driving" if is_driving else taken.client].append(now)
-            if not is_driving:
-                self.schedule.goals.append(job("goal", taken.client))
+            now += self.plan_s if taken.is_driving else self.clients[taken.client]
+            self.schedule.end(taken, now)
+            self.ended["driving" if taken.is_driving else taken.client].append(now)
+            if not taken.is_driving:
+                self.schedule.goals.append(job("goal", taken.client, arrival=now))
         return self
 
     @property
@@ -100,16 +125,16 @@ def test_goals_of_unknown_clients_run_in_their_order():
 
 def test_other_work_keeps_its_place_between_goals():
     schedule = Schedule()
-    schedule.goals += [job("a1", "a"), job("a2", "a"), job("loras", is_plan=False), job("b1", "b")]
+    schedule.goals += [job("a1", "a"), job("a2", "a"), change("loras"), job("b1", "b")]
     assert order(schedule) == ["a1", "a2", "loras", "b1"]
 
 
 def test_a_command_runs_next_even_after_other_driving():
     schedule = Schedule()
     schedule.goals += [job("1"), job("2")]
-    schedule.driving = job("frame")
-    assert schedule.take(1)[1].request == "frame"
-    schedule.driving = job("command", is_command=True)
+    schedule.driving = frame()
+    assert run(schedule) == "frame"
+    schedule.driving = frame("command", is_command=True)
     assert order(schedule) == ["command", "1", "2"]
 
 
@@ -118,18 +143,18 @@ def test_commands_without_end_leave_a_share_to_goals():
     schedule.goals += [job("goal")]
     taken = Counter()
     for _ in range(COMMANDS_PER_GOAL + 1):
-        schedule.driving = job("command", is_command=True)
-        taken[schedule.take(1)[1].request] += 1
+        schedule.driving = frame("command", is_command=True)
+        taken[run(schedule)] += 1
     assert taken == {"command": COMMANDS_PER_GOAL, "goal": 1}
 
 
 def test_a_command_goes_before_a_goal_however_many_plans_ran_before_the_goal_came():
     schedule = Schedule()
     for _ in range(COMMANDS_PER_GOAL + 2):
-        schedule.driving = job("frame")
-        schedule.take(1)
+        schedule.driving = frame()
+        run(schedule)
     schedule.goals += [job("goal", "a")]
-    schedule.driving = job("command", is_command=True)
+    schedule.driving = frame("command", is_command=True)
     assert order(schedule) == ["command", "goal"]
 
 
@@ -138,8 +163,8 @@ def test_goals_of_a_client_that_left_take_no_slot_from_driving():
     schedule.goals += [job("dead", "dead")]
     schedule.gone = {"dead"}
     for _ in range(5):
-        schedule.driving = job("frame")
-        assert schedule.take(1)[1].request == "frame"
+        schedule.driving = frame()
+        assert run(schedule) == "frame"
     assert order(schedule) == ["dead"]
 
 
@@ -152,7 +177,7 @@ def test_goals_of_a_client_that_left_run_when_no_other_waits():
 
 def test_other_work_does_not_wait_for_goals_of_a_client_that_left():
     schedule = Schedule()
-    schedule.goals += [job("dead", "dead"), job("loras", is_plan=False), job("a1", "a")]
+    schedule.goals += [job("dead", "dead"), change("loras"), job("a1", "a")]
     schedule.gone = {"dead"}
     assert order(schedule) == ["loras", "a1", "dead"]
 
@@ -196,7 +221,7 @@ def test_a_full_queue_makes_no_room_for_the_client_that_fills_it():
 def test_jobs_that_started_are_counted_by_class():
     schedule = Schedule()
     assert schedule.started == {"driving": 0, "goals": 0}
-    schedule.driving = job("frame")
+    schedule.driving = frame()
     schedule.goals += [job("1"), job("2")]
     order(schedule)
     assert schedule.started == {"driving": 1, "goals": 2}

@@ -73,13 +73,13 @@ def test_runs_goals_in_their_order(busy):
 
 
 def test_is_full_only_when_a_goal_would_wait_too_long(plans):
-    assert not plans.worker.is_full
+    assert not plans.worker.is_full()
     for name in "abc":
-        assert not plans.worker.is_full
+        assert not plans.worker.is_full()
         plans.worker.submit_goal(plans.job(name))
         if name == "a":
             plans.started.acquire()
-    assert plans.worker.is_full
+    assert plans.worker.is_full()
 
 
 def test_driving_has_the_next_free_slot(busy):
@@ -116,7 +116,7 @@ def test_driving_goes_on_beside_clients_that_always_have_a_goal():
 def test_a_goal_of_another_client_takes_the_place_of_a_greedy_one(busy):
     for name in ("a1", "a2"):
         busy.worker.submit_goal(busy.job(name, client="a"))
-    assert busy.worker.is_full
+    assert busy.worker.is_full()
     assert not busy.worker.make_room("a")
     assert busy.worker.make_room("b")
     assert busy.outcomes == [("a2", ERROR)]

@@ -23,6 +23,8 @@ NAVIGATION = "navigation", "guidance"
 # Parameters with values that some engines do not take.
 CHECKED = ("chunking", "plan_on", "action_samples", *OF_WORDS)
 
+MOST_PLANS = 4  # at once by default: more share the computer's cores
+
 
 def check_before_loading(parameters: Parameters, config: EngineConfig) -> None:
     """Check parameters that only some kinds of engines take.
@@ -46,6 +48,13 @@ def check_before_loading(parameters: Parameters, config: EngineConfig) -> None:
     for name, value in language_model.items():
         if value:
             raise ValueError(f"parameter {_needs_words(name, config.policy.kind)}: leave it empty")
+
+
+def plans_at_once(wanted: int, config: EngineConfig) -> int:
+    """Return how many plans run at once, by the parameter `max_concurrent_plans`."""
+    if wanted:
+        return wanted
+    return 1 if config.policy is not None else min(config.builder.max_batch_size, MOST_PLANS)
 
 
 def engine_problem(name: str, value: Any, runtime: LLMInferenceRuntime) -> str:

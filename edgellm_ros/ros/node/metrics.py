@@ -17,7 +17,9 @@ from typing import Any
 from edgellm_ros.ros.node.worker.job import (
     CANCELLED,
     COMPLETED,
+    DRIVING,
     ERROR,
+    GOALS,
     PREEMPTED,
     SKIPPED,
     STALE_INPUT,
@@ -125,6 +127,7 @@ class NodeMetrics:
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(COUNTERS, 0)
         self._latencies: dict[str, deque[float]] = {name: deque(maxlen=WINDOW) for name in LATENCIES}
+        self._waits: dict[str, deque[float]] = {kind: deque(maxlen=WINDOW) for kind in (DRIVING, GOALS)}
         self.frames, self.odometry, self.sound, self.plans = Rate(), Rate(), Rate(), Rate()
         self.joint_states = Rate()
         self.gauges: dict[str, Callable[[], float]] = {}
@@ -135,8 +138,8 @@ class NodeMetrics:
         with self._lock:
             self._counts[name] += number
 
-    def plan_done(self, outcome: Outcome) -> None:
-        """Record the end of a plan; count a skipped frame as dropped."""
+    def plan_done(self, outcome: Outcome, kind: str = GOALS) -> None:
+        """Record the end of a plan of a class; count a skipped frame as dropped."""
         if outcome.reason == SKIPPED:
             self.count("frames_dropped")
             return
@@ -149,6 +152,7 @@ class NodeMetrics:
         with self._lock:
             for name, values in self._latencies.items():
                 values.append(getattr(outcome.result.generation, f"{name}_latency"))
+            self._waits[kind].append(outcome.result.generation.queue_latency)
 
     def values(self) -> dict[str, float]:
         """Return everything by name; times in seconds, memory in bytes."""
@@ -156,10 +160,12 @@ class NodeMetrics:
         values = {name: float(read()) for name, read in self.gauges.items()}
         with self._lock:
             values |= {name: float(count) for name, count in sorted(self._counts.items())}
-            for name, latencies in self._latencies.items():
-                if latencies:
-                    values[f"{name}_latency_median"] = median(latencies)
-                    values[f"{name}_latency_max"] = max(latencies)
+            measured = {f"{name}_latency": latencies for name, latencies in self._latencies.items()}
+            measured |= {f"{kind}_wait": waits for kind, waits in self._waits.items()}
+            for name, seconds in measured.items():
+                if seconds:
+                    values[f"{name}_median"] = median(seconds)
+                    values[f"{name}_max"] = max(seconds)
         values["image_rate"] = self.frames.per_second
         values["odometry_rate"] = self.odometry.per_second
         values["joint_state_rate"] = self.joint_states.per_second

@@ -3,11 +3,11 @@
 
     ~/audio --> SpeechInput --+
     ~/image ~/odom ~/command -+-> Inputs --+
-                                           +--> PlanWorker (own thread) --> Planner --> Outputs, results
+                                           +--> PlanWorker (own threads) -> Planner --> Outputs, results
     ~/plan (action) --> PlanServer --------+
 
 Configure loads the engines, activate opens the subscriptions, deactivate stops planning, cleanup frees the
-engines. Callbacks only move messages; the planning thread runs the engines. parts.py connects the parts.
+engines. Callbacks only move messages; the planning threads ask the runtime. parts.py connects the parts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from edgellm_ros.ros.node.settings.parameters import Parameters
 from edgellm_ros.ros.node.speech_input import audio_type
 from edgellm_ros.ros.node.speech_output import open_robots_voice
 
-STOP_TIMEOUT_S = 5.0  # for the running plan to end at its next token
+STOP_TIMEOUT_S = 5.0  # for running plans to end at their next tokens
 NOT_CONFIGURED = "not configured"
 
 
@@ -177,7 +177,7 @@ class EdgeLLMNode(LifecycleNode):
     def stop_planning(self, message: str) -> None:
         """End running and waiting plans as preempted, and accept no more."""
         if self._parts is not None and not self._parts.stop(message, STOP_TIMEOUT_S):
-            self.get_logger().warning(f"the running plan did not end within {STOP_TIMEOUT_S:g} s")
+            self.get_logger().warning(f"a running plan did not end within {STOP_TIMEOUT_S:g} s")
 
     def _release(self) -> None:
         parts, self._parts = self._parts, None

@@ -16,6 +16,7 @@ from edgellm_ros.engine_directory.parts import check_without
 from edgellm_ros.ros.node.messages import sampling_from_parameters
 from edgellm_ros.ros.node.settings.loras import parse_loras
 from edgellm_ros.ros.node.settings.parameters import SPECS, Parameters
+from edgellm_ros.ros.node.settings.priorities import parse_priorities
 from edgellm_ros.ros.parameter_table import OFF, Specs, check_changes, declare, value_problem
 
 
@@ -60,6 +61,8 @@ def _problem(specs: Specs, name: str, value: Any) -> str:
     try:
         if not problem and name == "loras":
             parse_loras(value)
+        if not problem and name == "client_priorities":
+            parse_priorities(value)
         if not problem and name == "without":
             check_without([part for part in value if part])
     except ValueError as error:

@@ -13,6 +13,7 @@ from edgellm_ros.hearing.transcriber import Transcriber
 from edgellm_ros.multimodal.audio.voice_activity import VoiceActivity
 from edgellm_ros.ros.camera_topic import camera_names
 from edgellm_ros.ros.node.camera.camera_source import CameraSource
+from edgellm_ros.ros.node.engine_checks import plans_at_once
 from edgellm_ros.ros.node.inputs import Inputs
 from edgellm_ros.ros.node.listener import Listener
 from edgellm_ros.ros.node.metrics import NodeMetrics
@@ -34,7 +35,7 @@ from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
 from edgellm_ros.ros.node.speech_input import SpeechInput
 from edgellm_ros.ros.node.speech_output import SpeechOutput
 from edgellm_ros.ros.node.worker.clients import Clients
-from edgellm_ros.ros.node.worker.job import PREEMPTED
+from edgellm_ros.ros.node.worker.job import DRIVING, GOALS, PREEMPTED
 from edgellm_ros.ros.node.worker.worker import PlanWorker
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.voice.voice import Voice
@@ -57,14 +58,14 @@ class Parts:
         transcriber: Transcriber | None,
         robots_voice: Voice | None,
     ) -> None:
-        """Make topics and services, open the action, and start the planning thread.
+        """Make topics and services, open the action, and start the planning threads.
 
         `voice` is None if nothing hears: no speech engine, and the audio encoder is missing or left out.
         `robots_voice` is None if the robot is silent. After an exception the threads have ended.
         """
         self.runtime = runtime
         config, start = runtime.config, parameters.current
-        # State that callbacks fill and the planning thread reads
+        # State that callbacks fill and the planning threads read
         self.metrics = NodeMetrics()
         self.odometry = OdometryBuffer()
         self.trigger = CommandTrigger(start.plan_on, needs_frame=not runtime.parts.missing(VISUAL))
@@ -94,7 +95,10 @@ class Parts:
         self.planner = Planner(node, parameters, runtime, observed, self.chunking)
         with ExitStack() as undo:  # if a part cannot be made: the thread would keep the process alive
             self.worker = PlanWorker(
-                self.planner.plan, start.queue_size, lambda: parameters.current.driving_plans_per_goal
+                self.planner.plan,
+                start.queue_size,
+                lambda: parameters.current.driving_plans_per_goal,
+                plans_at_once(start.max_concurrent_plans, config),
             )
             undo.callback(self.worker.close)
             self.camera = CameraSource(node, parameters)
@@ -188,8 +192,10 @@ class Parts:
             "jobs_pending": lambda: self.worker.pending + self.outputs.pending,
             "goals_waiting": lambda: self.worker.waiting,
             "goals_orphaned": lambda: self.worker.orphaned,
-            "driving_started": lambda: self.worker.started("driving"),
-            "goals_started": lambda: self.worker.started("goals"),
+            "goals_running": lambda: self.worker.running(GOALS),
+            "driving_running": lambda: self.worker.running(DRIVING),
+            "driving_started": lambda: self.worker.started(DRIVING),
+            "goals_started": lambda: self.worker.started(GOALS),
             "speaking": lambda: self.speech_output.speaking,
             "echo_gain": lambda: self.speech_output.echo_gain,
             "chunk_delay": lambda: self.chunking.delay,
@@ -213,7 +219,7 @@ class Parts:
     def stop(self, message: str, timeout_s: float) -> bool:
         """End running and waiting plans as preempted, and accept no more.
 
-        False if the running plan did not end within `timeout_s`; it still ends at its next token.
+        False if a running plan did not end within `timeout_s`; it still ends at its next token.
         """
         self.plan_server.accepts = False
         self.inputs.close()
@@ -225,7 +231,7 @@ class Parts:
         return ended
 
     def destroy(self) -> None:
-        """End the planning thread and remove topics and services.
+        """End the planning threads and remove topics and services.
 
         The runtime remains open, and so does the action for those who want a result.
         """

@@ -158,7 +158,7 @@ class PlanServer:
             if self._node.executor is not None:
                 self._node.executor.wake()
 
-        def on_progress(progress: Any) -> None:  # on the planning thread
+        def on_progress(progress: Any) -> None:  # on the thread that runs the plan, or the runtime's
             handle.publish_feedback(
                 PlanAction.Feedback(text=progress.text, tokens=progress.tokens, stage=progress.stage)
             )

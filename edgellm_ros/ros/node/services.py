@@ -132,7 +132,7 @@ class Services:
         if self._worker.closed:
             response.message = "the node shuts down"
             return response
-        if self._worker.is_full:
+        if self._worker.is_full():
             response.message = f"{self._worker.waiting} goals wait already (parameter queue_size)"
             return response
         try:
@@ -154,7 +154,8 @@ class Services:
             else:
                 runtime.gen_and_save_system_prompt_kv_cache(prompt, request.lora)
 
-        self._worker.submit_goal(Job(execute, self._parameters.current.plan_timeout, on_done))
+        timeout_s = self._parameters.current.plan_timeout
+        self._worker.submit_goal(Job(execute, timeout_s, on_done, runs_alone=True))
         outcome = await self._wait_for(future)
         response.success = outcome.reason == COMPLETED
         response.message = outcome.message

@@ -16,6 +16,7 @@ from edgellm_ros.msg import ActionChunk, AudioChunk, Generation, Transcript
 from edgellm_ros.ros.messaging import overridable
 from edgellm_ros.ros.node.camera.camera_source import CameraSource
 from edgellm_ros.ros.node.metrics import NodeMetrics
+from edgellm_ros.ros.node.outputs.answer_stream import AnswerStream
 from edgellm_ros.ros.node.outputs.display import Display
 from edgellm_ros.ros.node.outputs.markers import clear_markers, make_markers
 from edgellm_ros.ros.node.outputs.overlay import draw_paths
@@ -42,8 +43,9 @@ TOPICS: dict[str, tuple[type, QoSProfile]] = {
 class Outputs:
     """Lifecycle publishers, silent while the node is not active.
 
-    May be used from the planning thread. Every message is counted: `generation_published` and so on. What
-    people look at (path, markers, overlay) leaves from a thread of its own (`Display`).
+    May be used from any thread; plans are published one at a time. Every message is counted:
+    `generation_published` and so on. What people look at (path, markers, overlay) leaves from a thread of
+    its own (`Display`).
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Outputs:
             for name, (message_type, qos) in TOPICS.items()
         }
         self._display = Display(self._show, node.get_logger())
+        self._stream = AnswerStream(lambda piece: self._publish("text_stream", String(data=piece)))
 
     @property
     def pending(self) -> int:
@@ -110,9 +113,13 @@ class Outputs:
         """Publish the next chunk of the robot's voice; one without data = silence."""
         self._publish("speech", chunk)
 
-    def stream(self, piece: str) -> None:
-        """Publish the next piece of an unfinished answer."""
-        self._publish("text_stream", String(data=piece))
+    def stream(self, answer: object, piece: str) -> None:
+        """Publish the next piece of an unfinished answer, after those of earlier answers."""
+        self._stream.add(answer, piece)
+
+    def end_stream(self, answer: object) -> None:
+        """End the pieces of an answer, if it had any."""
+        self._stream.end(answer)
 
     def destroy(self) -> None:
         """End, and remove the topics."""

@@ -7,7 +7,6 @@ docs/real_time_chunking.md describes when a plan continues a chunk.
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,7 +54,8 @@ class _Published:
 class Chunking:
     """The last published chunk, and the latencies of the last chunks.
 
-    Used by the planning thread, and cleared while no plan runs.
+    Plans begin and end on several threads: `publishing` is called by one at a time, `clear` while no plan
+    runs, the rest on any thread.
     """
 
     def __init__(
@@ -67,14 +67,11 @@ class Chunking:
         self._clock = node.get_clock()
         self._logger = node.get_logger()
         self._last: _Published | None = None
-        self._latencies: deque[float] = deque(maxlen=LATENCIES)
+        self._latencies: tuple[float, ...] = ()
 
     @property
     def delay(self) -> int:
-        """Actions expected to be executed until a new chunk arrives; 0 if unknown.
-
-        May be read on any thread.
-        """
+        """Actions expected to be executed until a new chunk arrives; 0 if unknown."""
         longest = max(self._latencies, default=None)
         if self._action is None or longest is None:
             return 0
@@ -83,7 +80,7 @@ class Chunking:
     def clear(self) -> None:
         """Forget the chunk and the latencies."""
         self._last = None
-        self._latencies.clear()
+        self._latencies = ()
 
     def publishing(self, chunk: ActionChunk, motion: Motion) -> None:
         """Remember a chunk that is about to be published.
@@ -98,7 +95,7 @@ class Chunking:
         if not 0 <= latency <= chunk.dt * chunk.horizon:
             self.clear()
             return
-        self._latencies.append(latency)
+        self._latencies = (*self._latencies, latency)[-LATENCIES:]
         values = np.array(chunk.values, np.float32).reshape(chunk.horizon, len(chunk.names))
         self._last = _Published(motion, values)
 

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes jobs for the planning thread from commands and goals.
+"""Makes jobs for the planning threads from commands and goals.
 
 Routes the progress and the outcome of each job.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -29,6 +31,7 @@ from edgellm_ros.ros.node.messages import (
 )
 from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.outputs.outputs import Outputs
+from edgellm_ros.ros.node.plan import Plan
 from edgellm_ros.ros.node.planning.chunking import Chunking
 from edgellm_ros.ros.node.planning.command_trigger import Command
 from edgellm_ros.ros.node.planning.plan_request import PlanRequest
@@ -37,8 +40,9 @@ from edgellm_ros.ros.node.sensors.frame_history import FrameHistory
 from edgellm_ros.ros.node.sensors.input_time import Frame
 from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
 from edgellm_ros.ros.node.settings.parameters import Parameters
+from edgellm_ros.ros.node.settings.priorities import parse_priorities
 from edgellm_ros.ros.node.speech_output import SpeechOutput
-from edgellm_ros.ros.node.worker.job import COMPLETED, PREEMPTED, SKIPPED, Job, Outcome
+from edgellm_ros.ros.node.worker.job import COMPLETED, DRIVING, GOALS, PREEMPTED, SKIPPED, Job, Outcome
 from edgellm_ros.ros.node.worker.worker import PlanWorker
 from edgellm_ros.runtime.conversation import Message
 from edgellm_ros.runtime.request import Progress
@@ -110,6 +114,7 @@ class JobFactory:
         self._metrics = metrics
         self._chunking = chunking
         self._logger = node.get_logger()
+        self._publishing = threading.Lock()
         self._numbers: Counter[str] = Counter()
         self._spoken: weakref.ref[Command] = weakref.ref(Command())  # the last command with a spoken answer
 
@@ -162,7 +167,7 @@ class JobFactory:
             self._spoken = weakref.ref(command)
             return is_first and not request.has_grammar
 
-        return self._make(request, lambda progress: None, report, is_spoken=is_spoken)
+        return self._make(request, lambda progress: None, report, is_spoken=is_spoken, kind=DRIVING)
 
     def from_goal(
         self,
@@ -207,7 +212,9 @@ class JobFactory:
             has_grammar=any(texts_of_grammar(goal.sampling)),
         )
         spoken = not request.has_grammar  # other answers are for programs
-        return self._make(request, on_progress, on_done, client=goal.client, is_spoken=lambda: spoken)
+        return self._make(
+            request, on_progress, on_done, is_spoken=lambda: spoken, kind=GOALS, client=goal.client
+        )
 
     def _make(
         self,
@@ -216,6 +223,7 @@ class JobFactory:
         on_done: Callable[[Outcome], None],
         *,
         is_spoken: Callable[[], bool],
+        kind: str,
         client: str = "",
     ) -> Job:
         streamed = 0
@@ -224,7 +232,7 @@ class JobFactory:
         def stream(text: str) -> None:
             nonlocal streamed
             if len(text) > streamed:
-                self._outputs.stream(text[streamed:])
+                self._outputs.stream(speech, text[streamed:])
                 speech.add(text[streamed:])
                 streamed = len(text)
 
@@ -245,25 +253,33 @@ class JobFactory:
             on_progress(now)
             stream(now.text)
 
+        def publish(plan: Plan) -> None:
+            with self._publishing:  # chunks leave in the order in which they are remembered
+                if plan.action_chunks:
+                    self._chunking.publishing(plan.action_chunks[0], plan.motion)
+                self._outputs.publish_actions(plan)
+                stream(plan.generation.text)
+                self._outputs.publish(plan)
+
         def done(outcome: Outcome) -> None:
             try:
-                on_done(outcome)
-                self._metrics.plan_done(outcome)
-                if outcome.reason == COMPLETED:
-                    if outcome.result.action_chunks:
-                        self._chunking.publishing(outcome.result.action_chunks[0], outcome.result.motion)
-                    self._outputs.publish_actions(outcome.result)
-                    stream(outcome.result.generation.text)
-                    self._outputs.publish(outcome.result)
-                    speech.end(outcome.result.generation.content)
-                else:
-                    speech.stop()
-            except Exception:  # one failed plan must not end the planning thread
+                with ExitStack() as end:
+                    end.callback(self._outputs.end_stream, speech)
+                    on_done(outcome)
+                    self._metrics.plan_done(outcome, kind)
+                    if outcome.reason == COMPLETED:
+                        publish(outcome.result)
+                        speech.end(outcome.result.generation.content)
+                    else:
+                        speech.stop()
+            except Exception:  # one failed plan must not end a planning thread
                 self._logger.error(traceback.format_exc())
 
         # None of these functions refers to the job: a reference cycle would hold its frame and sound in
         # memory until the next garbage collection.
-        return Job(request, self._parameters.current.plan_timeout, done, progress, client=client)
+        parameters = self._parameters.current
+        priority = parse_priorities(parameters.client_priorities).get(client, 0)
+        return Job(request, parameters.plan_timeout, done, progress, client=client, priority=priority)
 
 
 def _words(text: str, parameters: Parameters) -> dict[str, Any]:

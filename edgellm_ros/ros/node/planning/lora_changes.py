@@ -23,7 +23,7 @@ MAX_WAITING = 100  # changes; a plan in front of them may take an hour
 
 
 class LoraChanges:
-    """Queues each new value of the parameter as a job for the planning thread.
+    """Queues each new value of the parameter as a job for the planning threads.
 
     Jobs run in the order of their arrival, between plans: a goal sent after a change can name the new
     adapters. After a change that failed the parameter is set back to the adapters that are loaded. All
@@ -41,7 +41,7 @@ class LoraChanges:
         self._node = node
         self._runtime = runtime
         self._worker = worker
-        self._loaded = list(parameters.current.loras)  # written by the planning thread
+        self._loaded = list(parameters.current.loras)  # written by a planning thread
         self._requested = self._loaded  # the newest value; differs while changes wait
         self._built_in = set(runtime.lora_names()) - set(parse_loras(self._loaded))
         self._waiting: deque[Future] = deque()  # of each change, oldest first
@@ -74,7 +74,8 @@ class LoraChanges:
             return
         self._requested = list(values)
         self._waiting.append(Future())
-        self._worker.submit_goal(Job(lambda: self._apply(values), math.inf, self._on_done, is_plan=False))
+        change = Job(lambda: self._apply(values), math.inf, self._on_done, is_plan=False, runs_alone=True)
+        self._worker.submit_goal(change)
 
     def destroy(self) -> None:
         """Finish all changes, after the worker was closed."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collects what the robot sees and where it is, at the start of a plan.
 
-Runs on the planning thread.
+Runs on the planning threads.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ObservedInputs:
 
 
 class PlanInputs:
-    """Frames and the robot's state: filled by callbacks, for one plan after another."""
+    """Frames and the robot's state, filled by callbacks; thread-safe, as are its sources."""
 
     def __init__(
         self,

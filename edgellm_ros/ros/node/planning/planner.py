@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes one plan: from what the robot sees and a command to text and trajectories.
 
-Runs on the planning thread, the only thread that blocks.
+Runs on the planning threads, the only threads that block.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationRespo
 
 
 class Planner:
-    """Runs jobs whose request is a `PlanRequest`, or a function.
+    """Runs jobs whose request is a `PlanRequest`, or a function; thread-safe.
 
     A function does other work with the runtime.
     """
@@ -64,7 +64,7 @@ class Planner:
         self._logger = node.get_logger()
 
     def plan(self, job: Job) -> Outcome:
-        """Plan one job. Errors become outcomes."""
+        """Plan one job, on any thread. Errors become outcomes."""
         try:
             return self._plan(job)
         except StaleInputError as error:
@@ -89,7 +89,8 @@ class Planner:
         seen = self._inputs.observe(request, drives=samples > 0)
         lora = canonical_name(request.lora or self._runtime.active_lora)
         motion = Motion(request.instruction, lora, seen.start)
-        response = self._runtime.handle_request(
+        response = self._answer(
+            job,
             LLMGenerationRequest(
                 **self._prompt(request, seen.images, seen.video, sounds),
                 **seen.fields,
@@ -104,7 +105,7 @@ class Planner:
                 on_progress=job.report,
                 cancel=job.cancel,
                 previous_chunk=self._previous_chunk(request, motion, samples),
-            )
+            ),
         )
         motion = dataclasses.replace(motion, lora=response.lora)
         plan = self._to_messages(job, response, seen.header, seen.frame, motion)
@@ -112,6 +113,19 @@ class Planner:
             stopped = job.stopped or Outcome(CANCELLED, "cancelled")
             return Outcome(stopped.reason, stopped.message, plan)
         return Outcome(COMPLETED, "", plan)
+
+    def _answer(self, job: Job, request: LLMGenerationRequest) -> LLMGenerationResponse:
+        """Wait for the runtime's answer, at the level of the job.
+
+        It ends at the job's deadline, at which the job is stopped. InterruptedWorkError if it had not begun.
+        """
+        handle = self._runtime.submit(request, priority=job.level, deadline=job.deadline)
+        try:
+            return handle.result()
+        except TimeoutError:
+            raise InterruptedWorkError from None
+        finally:
+            job.check_time()
 
     def _samples(self, request: PlanRequest) -> int:
         """Return the chunks to sample; 0 if the action head is missing."""

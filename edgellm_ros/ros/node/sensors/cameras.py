@@ -21,7 +21,7 @@ class Cameras:
     """The last frames of each camera.
 
     Of the first one they are stored only if plans take earlier observations. Callbacks fill them, and the
-    planning thread reads them.
+    planning threads read them.
     """
 
     def __init__(self, names: tuple[str, ...], earlier: tuple[float, ...] = ()) -> None:

@@ -17,7 +17,7 @@ EARLY = 0.1  # share of the interval that a frame may be early, because cameras 
 
 
 class FrameHistory:
-    """Stores frames at an interval; filled by callbacks, read by the planning thread."""
+    """Stores frames at an interval; filled by callbacks, read by the planning threads."""
 
     def __init__(self, frames_per_plan: int) -> None:
         self._most = frames_per_plan - 1

@@ -22,7 +22,7 @@ OUT_OF_ORDER_S = 0.5  # a stamp further behind the newest means that the clock w
 
 
 class SampleBuffer:
-    """Samples of one topic. Filled by a callback, read by the planning thread."""
+    """Samples of one topic. Filled by a callback, read by the planning threads."""
 
     def __init__(self, name: str, read: Callable[[Any], tuple[float, ...]]) -> None:
         """Hold no samples.

@@ -177,6 +177,19 @@ class Parameters(SampledParameters):
         1,
         1000,
     )
+    max_concurrent_plans: int = declared(
+        0,
+        "Maximum number of plans that run at once, plans of driving included: their tokens are computed "
+        "together. 1 = one after another; 0 = max_batch_size of the engine, at most 4, and 1 for a policy.",
+        0,
+        64,
+        fixed=True,
+    )
+    client_priorities: list[str] = declared(
+        [""],
+        "Priorities of clients' goals as NAME=PRIORITY, from -10 to 10, by the field client of the goal; "
+        "goals of other clients have 0. A goal that waits gains one per second.",
+    )
     service_depth: int = declared(
         SERVICE_DEPTH,
         "QoS history depth of the action and of each service. When more requests or answers are unread, the "

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planning thread, its jobs, and the order in which they run."""
+"""The planning threads, their jobs, and the order in which these run."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request to the planning thread, and how it ended."""
+"""One request to the planning threads, and how it ended."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 COMPLETED, CANCELLED, PREEMPTED = "completed", "cancelled", "preempted"
 TIMEOUT, STALE_INPUT, ERROR = "timeout", "stale_input", "error"
 SKIPPED = "skipped"  # a waiting frame that a newer one replaced: not a plan
+DRIVING, GOALS = "driving", "goals"  # the classes of jobs
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,24 @@ class Job:
     arrival: float = field(default_factory=time.monotonic)
     started: float = 0.0
     is_plan: bool = True  # False for other work in the queue, which `stop_all` leaves there
+    runs_alone: bool = False  # while no plan runs: it changes the runtime for all
+    is_driving: bool = False  # a command or a camera frame, not a goal
     is_command: bool = False  # of driving: a command, or a frame that replaced a waiting command
     client: str = ""  # of a goal: who sent it; "" = unknown
+    priority: int = 0  # of a goal: its client's
+    level: int = 0  # set by the schedule: the priority among the plans that run
     cancel: threading.Event = field(default_factory=threading.Event)
     stopped: Outcome | None = None  # the outcome to end with, after `stop`
+
+    @property
+    def kind(self) -> str:
+        """Its class."""
+        return DRIVING if self.is_driving else GOALS
+
+    @property
+    def deadline(self) -> float:
+        """When the time of the job is over; may be infinite."""
+        return self.arrival + self.timeout_s
 
     def stop(self, reason: str, message: str) -> None:
         """End the job at the next token or Euler step. The first reason counts."""
@@ -52,5 +67,5 @@ class Job:
 
     def check_time(self) -> None:
         """Stop the job if its time is over."""
-        if time.monotonic() - self.arrival > self.timeout_s:
+        if time.monotonic() >= self.deadline:
             self.stop(TIMEOUT, f"no result within {self.timeout_s:g} s")

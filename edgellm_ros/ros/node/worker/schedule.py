@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of the planning thread's jobs: which one gets the next free slot.
+"""The order of the jobs: which one may start now, and at which level it runs.
 
-    driving   [ the newest command or camera frame ] --+
-                                                       +--> next free slot
-    goals     [ a1  a2  b1 | loras | a3  c1 ] ---------+
+    driving   [ the newest command or camera frame ] ---> a lane: one plan, at DRIVING_LEVEL or that of goals
+    goals     [ a1  a2  b1 | loras | a3  c1 ] ----------> places: one plan each, at its client's priority
 
-No job is interrupted for another class: a job that waits for its turn waits for the running job at most, and
-for the jobs that the rule of `take` puts before it.
+With one plan at a time (`most` = 1) both share one place. The runtime computes plans of the highest level
+first; no plan is ended for another class.
 """
 
 from __future__ import annotations
@@ -14,51 +13,78 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Set
 
-from edgellm_ros.ros.node.worker.job import Job
+from edgellm_ros.ros.node.worker.job import DRIVING, GOALS, Job
 
 COMMANDS_PER_GOAL = 10  # a source of commands that never rests must leave something to goals
+AGING_S = 1.0  # of waiting, which raise a goal by one level, up to the highest that waits
+KEPT_S = 10.0  # after a plan of driving: a place is kept for the next one
+DRIVING_LEVEL = 100  # above all goals
+GONE_LEVEL = -100  # of goals whose client has left: below all others
 
 
 class Schedule:
-    """The jobs that wait. Not thread-safe: the worker holds its lock.
+    """The jobs that wait and those that run. Not thread-safe: the worker holds its lock.
 
-    `gone`: clients that have left; their goals wait until no other goal does.
+    - most: plans that run at once
+    - gone: clients that have left; their goals start when nothing else waits or runs
+
+    `now`: the time of `Job.arrival`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 1) -> None:
         self.driving: Job | None = None
         self.goals: list[Job] = []
+        self.running: list[Job] = []
         self.gone: Set[str] = frozenset()
-        self.started: Counter[str] = Counter({"driving": 0, "goals": 0})
-        self._in_a_row = 0  # driving jobs since the last goal
-        self._passed_by = 0  # those of them that started while a goal waited
-        self._last_client: str | None = None  # of the last goal
+        self.started: Counter[str] = Counter({DRIVING: 0, GOALS: 0})
+        self._most = most
+        self._in_a_row = 0  # driving jobs since the last goal ended
+        self._passed_by = 0  # those of them that started while a goal waited or ran
+        self._last_client: str | None = None  # of the last goal that started
+        self._drove = float("-inf")  # when driving last started or ended
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a job waits."""
-        return self.driving is not None or bool(self.goals)
+    def take(self, driving_plans_per_goal: int, now: float) -> Job | None:
+        """Start the next job: remove it from those that wait; None if none may start now.
 
-    def take(self, driving_plans_per_goal: int) -> tuple[bool, Job]:
-        """Remove the job that runs next; return whether it is of driving, and the job.
-
-        Driving goes first, unless a goal waits and since the last goal `driving_plans_per_goal` jobs of
-        driving have started. A command goes first until 10 jobs, or `driving_plans_per_goal` if that is more,
-        have started while a goal waited. Goals of clients that have left never go before driving. Among
-        goals, clients take turns.
+        Driving goes first, unless it is the goals' turn: a goal waits or runs, and since the last goal ended
+        `driving_plans_per_goal` jobs of driving have started. For a command it is the goals' turn after 10
+        jobs, or `driving_plans_per_goal` if that is more, that started while a goal waited or ran. Goals of
+        clients that have left get no turn. On the goals' turn, driving shares the level of the goals that run
+        beside it; it waits if plans run one at a time, or if the next goal's job runs alone.
         """
-        driving = self.driving
-        if driving is not None and not self._goals_go_first(driving, driving_plans_per_goal):
-            self.driving = None
-            self._in_a_row += 1
-            self._passed_by += bool(self.goals)
-            self.started["driving"] += 1
-            return True, driving
-        job = self._next_goal()
-        self.goals.remove(job)
-        self._in_a_row, self._passed_by, self._last_client = 0, 0, job.client
-        self.started["goals"] += 1
-        return False, job
+        goal = self._next_goal(now)
+        if self.driving is not None and self._has_lane:
+            goals_turn = self._is_goals_turn(self.driving, driving_plans_per_goal)
+            if not goals_turn or goal is None or not (self._most == 1 or goal.runs_alone):
+                return self._start_driving(self.driving, goals_turn, goal, now)
+        if goal is None or not self._may_start(goal, now):
+            return None
+        self.goals.remove(goal)
+        self.running.append(goal)
+        self._last_client = goal.client
+        self.started[GOALS] += 1
+        return goal
+
+    def end(self, job: Job, now: float) -> None:
+        """Note that a running job has ended."""
+        self.running.remove(job)
+        if job.is_driving:
+            self._drove = now
+        else:
+            self._in_a_row = self._passed_by = 0
+
+    def would_wait(self, client: str, now: float) -> int:
+        """Return the number of goals that could not start at once, if one of `client` came."""
+        running = self._clients_that_run()
+        free = self._places(now) - (len(self._plans_that_run()) if self._most == 1 else running.total())
+        held_up = 0
+        for each in (*(job.client for job in self.goals if job.is_plan), client):
+            if free > 0 and running[each] < self._most_of_a_client(now):
+                free -= 1
+                running[each] += 1
+            else:
+                held_up += 1
+        return held_up
 
     def displaced_by(self, client: str) -> Job | None:
         """Return the waiting goal that makes room for one of `client`; None if none does.
@@ -77,28 +103,75 @@ class Schedule:
             return None
         return next(job for job in reversed(named) if job.client == greediest)
 
-    def _goals_go_first(self, driving: Job, driving_plans_per_goal: int) -> bool:
-        if all(job.is_plan and job.client in self.gone for job in self.goals):
+    @property
+    def _has_lane(self) -> bool:
+        """Whether a plan of driving may run beside those that run."""
+        if self._most == 1:
+            return not self.running
+        return not any(job.is_driving or job.runs_alone for job in self.running)
+
+    def _is_goals_turn(self, driving: Job, driving_plans_per_goal: int) -> bool:
+        if not any(job.client not in self.gone or not job.is_plan for job in (*self.goals, *self.running)):
             return False
         if driving.is_command:
             return self._passed_by >= max(driving_plans_per_goal, COMMANDS_PER_GOAL)
         return self._in_a_row >= driving_plans_per_goal
 
-    def _next_goal(self) -> Job:
-        """Return the goal whose client is next; other work keeps its place in the queue.
+    def _start_driving(self, driving: Job, goals_turn: bool, goal: Job | None, now: float) -> Job:
+        driving.level = DRIVING_LEVEL
+        if goals_turn:
+            beside = [*self.running, *([goal] if goal is not None else [])]
+            driving.level = max(job.level for job in beside)
+        self._in_a_row += 1
+        self._passed_by += bool(self.goals or self.running)
+        self._drove = now
+        self.started[DRIVING] += 1
+        self.driving = None
+        self.running.append(driving)
+        return driving
 
-        Goals of clients that have left go to the end, after the other work too.
+    def _may_start(self, goal: Job, now: float) -> bool:
+        if self._most == 1 or goal.runs_alone or goal.client in self.gone:
+            return not self.running
+        runs_alone = any(job.runs_alone for job in self.running)
+        return not runs_alone and self._clients_that_run().total() < self._places(now)
+
+    def _places(self, now: float) -> int:
+        """Return how many goals may run at once: one less while the node drives."""
+        drives = self.driving is not None or any(job.is_driving for job in self.running)
+        return max(1, self._most - (drives or now < self._drove + KEPT_S))
+
+    def _most_of_a_client(self, now: float) -> int:
+        """Return how many goals of one client may run: the last place is for another one."""
+        return max(1, self._places(now) - 1)
+
+    def _plans_that_run(self) -> list[Job]:
+        return [job for job in self.running if job.is_plan]
+
+    def _clients_that_run(self) -> Counter[str]:
+        """Return the number of running goals of each client."""
+        return Counter(job.client for job in self._plans_that_run() if not job.is_driving)
+
+    def _next_goal(self, now: float) -> Job | None:
+        """Return the goal that is next; None if none waits, or those that wait may not run yet.
+
+        The one of the highest level, then of the client with the fewest running goals; clients take turns.
+        Jobs that run alone keep their place in the queue, and goals do not pass them. Goals of clients that
+        have left go to the end, after these jobs too.
         """
         self.goals.sort(key=lambda job: job.client in self.gone)
-        first = self.goals[0]
-        if not first.is_plan or first.client in self.gone:
-            return first
-        barrier = next(
-            (i for i, job in enumerate(self.goals) if not job.is_plan or job.client in self.gone),
+        end = next(
+            (i for i, job in enumerate(self.goals) if job.runs_alone or job.client in self.gone),
             len(self.goals),
         )
-        before = self.goals[:barrier]
+        before = self.goals[:end]
+        for job in self.goals[end:]:
+            job.level = GONE_LEVEL
+        running, most = self._clients_that_run(), self._most_of_a_client(now)
+        top = max((job.priority for job in before), default=0)
+        for job in before:
+            job.level = min(top, job.priority + int((now - job.arrival) / AGING_S))
         # The client that had the last turn goes to the back. As jobs keep their places, clients take turns.
-        before.sort(key=lambda job: job.client == self._last_client)
-        self.goals[:barrier] = before
-        return before[0]
+        before.sort(key=lambda job: (-job.level, running[job.client], job.client == self._last_client))
+        self.goals[:end] = before
+        return next((job for job in before or self.goals if running[job.client] < most), None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planning thread: runs one job after another, in the order of the schedule."""
+"""The planning threads: each runs one job after another, in the order of the schedule."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from collections.abc import Callable, Set
 from edgellm_ros.ros.node.worker.job import ERROR, PREEMPTED, SKIPPED, TIMEOUT, Job, Outcome
 from edgellm_ros.ros.node.worker.schedule import Schedule
 
+LOOK_S = 1.0  # between two looks at goals that wait: a place is kept for driving for some time only
+
 
 class PlanWorker:
-    """Runs `plan(job) -> Outcome` on its own thread, one job at a time.
+    """Runs `plan(job) -> Outcome` on threads of its own, up to `most` jobs at once.
 
-    Neither `plan` nor `on_done` may raise. `driving_plans_per_goal` returns the present share of driving
+    With `most` above 1 a job of driving starts beside them. Neither `plan` nor `on_done` may raise; both are
+    called on any of the threads. `driving_plans_per_goal` returns the present share of driving
     (`Schedule.take`). Jobs of topics are those of driving.
     """
 
@@ -23,17 +26,18 @@ class PlanWorker:
         plan: Callable[[Job], Outcome],
         queue_size: int,
         driving_plans_per_goal: Callable[[], int] = lambda: 1,
+        most: int = 1,
     ) -> None:
         self._plan = plan
         self._queue_size = queue_size
         self._driving_plans_per_goal = driving_plans_per_goal
         self._changed = threading.Condition()
-        self._schedule = Schedule()
-        self._running: Job | None = None
-        self._running_is_topic = False
+        self._schedule = Schedule(most)
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="edgellm-plan")
-        self._thread.start()
+        count = most + (most > 1)
+        self._threads = [threading.Thread(target=self._run, name=f"edgellm-plan-{i}") for i in range(count)]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def waiting(self) -> int:
@@ -54,8 +58,13 @@ class PlanWorker:
             return {job.client for job in self._schedule.goals if job.client}
 
     def started(self, kind: str) -> int:
-        """Return the number of jobs started so far; kind: "driving" or "goals"."""
+        """Return the number of jobs of a class started so far; kind: DRIVING or GOALS."""
         return self._schedule.started[kind]
+
+    def running(self, kind: str) -> int:
+        """Return the number of jobs of a class that run; kind: DRIVING or GOALS."""
+        with self._changed:
+            return sum(job.kind == kind for job in self._schedule.running)
 
     @property
     def pending(self) -> int:
@@ -65,18 +74,15 @@ class PlanWorker:
         """
         with self._changed:
             schedule = self._schedule
-            return len(schedule.goals) + (schedule.driving is not None) + (self._running is not None)
+            return len(schedule.goals) + (schedule.driving is not None) + len(schedule.running)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the queue has no room for another goal.
+    def is_full(self, client: str = "") -> bool:
+        """Return whether the queue has no room for another goal of a client.
 
-        A goal with no plan before it needs no room.
+        A goal that can start at once needs no room.
         """
         with self._changed:
-            waiting = self.waiting
-            idle = waiting == 0 and (self._running is None or not self._running.is_plan)
-            return not idle and waiting >= self._queue_size
+            return self._schedule.would_wait(client, time.monotonic()) > self._queue_size
 
     @property
     def closed(self) -> bool:
@@ -90,7 +96,7 @@ class PlanWorker:
         """
         with self._changed:
             self._schedule.goals.append(job)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def make_room(self, client: str) -> bool:
         """Make room for a goal of a client; False if the queue stays full.
@@ -98,12 +104,12 @@ class PlanWorker:
         A goal of a client that has left, or of one with more goals in the queue, may end for it.
         """
         with self._changed:
-            if not self.is_full:
+            if not self.is_full(client):
                 return True
             displaced = self._schedule.displaced_by(client)
             if displaced is None:
                 return False
-            self._schedule.goals.remove(displaced)
+            self._drop(displaced)
             has_left = displaced.client in self._schedule.gone
         why = "its client has left" if has_left else "a client with fewer goals in it sent another"
         displaced.on_done(Outcome(ERROR, f"the queue is full, and {why} (parameter queue_size)"))
@@ -121,12 +127,13 @@ class PlanWorker:
         PREEMPTED. False: the job carries a newer frame; the replaced job ends as SKIPPED, the running one
         goes on.
         """
+        job.is_driving = True
         with self._changed:
             replaced, self._schedule.driving = self._schedule.driving, job
             job.is_command = preempt or (replaced is not None and replaced.is_command)
-            if preempt and self._running is not None and self._running_is_topic:
-                self._running.stop(PREEMPTED, "a newer command arrived")
-            self._changed.notify()
+            if preempt:
+                self._stop_driving("a newer command arrived")
+            self._changed.notify_all()
         if replaced is not None:
             skipped = Outcome(SKIPPED, "a newer frame arrived")
             replaced.on_done(Outcome(PREEMPTED, "a newer command arrived") if preempt else skipped)
@@ -135,8 +142,7 @@ class PlanWorker:
         """End the running topic job and drop the waiting one."""
         with self._changed:
             dropped, self._schedule.driving = self._schedule.driving, None
-            if self._running is not None and self._running_is_topic:
-                self._running.stop(PREEMPTED, message)
+            self._stop_driving(message)
         if dropped is not None:
             dropped.on_done(Outcome(PREEMPTED, message))
 
@@ -145,7 +151,7 @@ class PlanWorker:
         with self._changed:
             waits = job in self._schedule.goals
             if waits:
-                self._schedule.goals.remove(job)
+                self._drop(job)
             else:
                 job.stop(reason, message)
         if waits:
@@ -154,7 +160,7 @@ class PlanWorker:
     def stop_all(self, reason: str, message: str, timeout_s: float) -> bool:
         """End every plan and wait until none runs; after `close`, end every job.
 
-        False if the running job did not end in time.
+        False if a running job did not end in time.
         """
         with self._changed:
             schedule = self._schedule
@@ -163,51 +169,70 @@ class PlanWorker:
             if schedule.driving is not None:
                 dropped.append(schedule.driving)
                 schedule.driving = None
-            if self._running is not None and self._running.is_plan:
-                self._running.stop(reason, message)
+            for job in self._plans_that_run():
+                job.stop(reason, message)
         for job in dropped:
             job.on_done(Outcome(reason, message))
         with self._changed:
-            return self._changed.wait_for(
-                lambda: self._running is None or not self._running.is_plan, timeout_s
-            )
+            return self._changed.wait_for(lambda: not self._plans_that_run(), timeout_s)
 
     def close(self) -> None:
-        """End every job and the thread.
+        """End every job and the threads.
 
-        Blocks until the next token or Euler step of the running job.
+        Blocks until the next token or Euler step of the running jobs.
         """
         with self._changed:
             self._closed = True
-            self._changed.notify()
+            self._changed.notify_all()
         self.stop_all(PREEMPTED, "the node shuts down", timeout_s=0.0)
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def expire(self) -> None:
         """End the waiting goals whose time is over.
 
-        To be called regularly, also while a job runs.
+        To be called regularly, also while jobs run.
         """
         with self._changed:
             now = time.monotonic()
-            expired = [job for job in self._schedule.goals if now - job.arrival > job.timeout_s]
+            expired = [job for job in self._schedule.goals if now >= job.deadline]
             for job in expired:
-                self._schedule.goals.remove(job)
+                self._drop(job)
         for job in expired:
             job.on_done(Outcome(TIMEOUT, f"waited {job.timeout_s:g} s for other plans"))
+
+    def _drop(self, goal: Job) -> None:
+        """Remove a waiting goal, which others may have waited for."""
+        self._schedule.goals.remove(goal)
+        self._changed.notify_all()
+
+    def _plans_that_run(self) -> list[Job]:
+        return [job for job in self._schedule.running if job.is_plan]
+
+    def _stop_driving(self, message: str) -> None:
+        for job in self._schedule.running:
+            if job.is_driving:
+                job.stop(PREEMPTED, message)
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._schedule.is_waiting)
-                if self._closed:
+                job = self._take()
+                while job is None and not self._closed:
+                    self._changed.wait(LOOK_S if self._schedule.goals else None)
+                    job = self._take()
+                if job is None:
                     return
-                self._running_is_topic, job = self._schedule.take(self._driving_plans_per_goal())
-                self._running = job
             job.started = time.monotonic()
             job.check_time()
             job.on_done(job.stopped or self._plan(job))
-            del job  # frees its frames while the thread waits
             with self._changed:
-                self._running = None
+                self._schedule.end(job, time.monotonic())
                 self._changed.notify_all()
+            del job  # frees its frames while the thread waits
+
+    def _take(self) -> Job | None:
+        """Take the next job; None if none may start, or after `close`."""
+        if self._closed:
+            return None
+        return self._schedule.take(self._driving_plans_per_goal(), time.monotonic())
