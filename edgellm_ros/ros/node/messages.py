@@ -202,9 +202,10 @@ def to_generation(
 ) -> Generation:
     """Convert an answer without its actions.
 
-    `queue_s` and `total_s` count from the request's arrival.
+    `queue_s` and `total_s` count from the request's arrival; the runtime's own queue comes after `queue_s`.
     """
     metrics = response.metrics
+    queued_s = metrics.get("queued_s", 0.0)  # of a submitted request
     return Generation(
         header=header,
         request_id=request_id,
@@ -221,11 +222,11 @@ def to_generation(
         grammar_complete=bool(response.grammar_complete),
         lora=response.lora,
         action_chunk_count=0 if response.actions is None else len(response.actions),
-        queue_latency=queue_s,
+        queue_latency=queue_s + queued_s,
         vision_latency=metrics["vision_s"],
         audio_latency=metrics["audio_s"],
         prefill_latency=metrics["prefill_s"],
-        first_token_latency=metrics["first_token_s"],
+        first_token_latency=metrics["first_token_s"] - queued_s,
         decode_latency=metrics["decode_s"],
         action_latency=metrics["action_s"],
         total_latency=total_s,

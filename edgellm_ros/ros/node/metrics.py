@@ -183,6 +183,7 @@ def runtime_values(runtime: Any) -> dict[str, float]:
         "spec_decode": runtime.spec_decode_generation_metrics,
         "multimodal": runtime.multimodal_metrics,
         "action": runtime.action_metrics,
+        "scheduling": runtime.scheduling_metrics,
     }
     return {
         f"{stage}_{name}": float(value)

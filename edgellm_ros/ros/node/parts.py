@@ -94,12 +94,7 @@ class Parts:
         )
         self.planner = Planner(node, parameters, runtime, observed, self.chunking)
         with ExitStack() as undo:  # if a part cannot be made: the thread would keep the process alive
-            self.worker = PlanWorker(
-                self.planner.plan,
-                start.queue_size,
-                lambda: parameters.current.driving_plans_per_goal,
-                plans_at_once(start.max_concurrent_plans, config),
-            )
+            self.worker = self._make_worker(parameters)
             undo.callback(self.worker.close)
             self.camera = CameraSource(node, parameters)
             self.outputs = Outputs(node, parameters, self.camera, self.metrics)
@@ -127,6 +122,16 @@ class Parts:
             plan_server.open(self.worker, self.jobs, self.metrics, self.clients)
             undo.pop_all()
         self.metrics.gauges = self._gauges(node)
+
+    def _make_worker(self, parameters: LiveParameters) -> PlanWorker:
+        start = parameters.current
+        most = plans_at_once(start.max_concurrent_plans, self.runtime.config)
+        return PlanWorker(
+            self.planner.plan,
+            start.queue_size,
+            lambda: parameters.current.driving_plans_per_goal,
+            most,
+        )
 
     def _make_speech(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams the texts of answers one after another, while they are generated side by side."""
+"""Streams texts of answers, generated side by side, one after another."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -261,17 +260,21 @@ class JobFactory:
                 stream(plan.generation.text)
                 self._outputs.publish(plan)
 
+        def finish(outcome: Outcome) -> None:
+            try:
+                on_done(outcome)
+                self._metrics.plan_done(outcome, kind)
+                if outcome.reason == COMPLETED:
+                    publish(outcome.result)
+                    speech.end(outcome.result.generation.content)
+                else:
+                    speech.stop()
+            finally:
+                self._outputs.end_stream(speech)
+
         def done(outcome: Outcome) -> None:
             try:
-                with ExitStack() as end:
-                    end.callback(self._outputs.end_stream, speech)
-                    on_done(outcome)
-                    self._metrics.plan_done(outcome, kind)
-                    if outcome.reason == COMPLETED:
-                        publish(outcome.result)
-                        speech.end(outcome.result.generation.content)
-                    else:
-                        speech.stop()
+                finish(outcome)
             except Exception:  # one failed plan must not end a planning thread
                 self._logger.error(traceback.format_exc())
 

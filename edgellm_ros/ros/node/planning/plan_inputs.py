@@ -45,7 +45,7 @@ class ObservedInputs:
 
 
 class PlanInputs:
-    """Frames and the robot's state, filled by callbacks; thread-safe, as are its sources."""
+    """Frames and the robot's state, filled by callbacks; thread-safe."""
 
     def __init__(
         self,
