@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of jobs one after another, without threads and with a clock of the test."""
+"""The order of jobs, without threads and with a clock of the test."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(schedule: Schedule, driving_plans_per_goal: int = 1, now: float = 0.0) -
 
 
 def order(schedule: Schedule, driving_plans_per_goal: int = 1) -> list[str]:
-    """Return the names of the waiting jobs in the order in which they run one after another."""
+    """Return the names of the waiting jobs in the order in which they run."""
     return list(iter(lambda: run(schedule, driving_plans_per_goal), None))
 
 

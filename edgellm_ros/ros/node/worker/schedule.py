@@ -23,7 +23,9 @@ GONE_LEVEL = -100  # of goals whose client has left: below all others
 
 
 class Schedule:
-    """The jobs that wait and those that run. Not thread-safe: the worker holds its lock.
+    """The jobs that wait and those that run.
+
+    Not thread-safe: the worker holds its lock.
 
     - most: plans that run at once
     - gone: clients that have left; their goals start when nothing else waits or runs
@@ -74,7 +76,7 @@ class Schedule:
             self._in_a_row = self._passed_by = 0
 
     def would_wait(self, client: str, now: float) -> int:
-        """Return the number of goals that could not start at once, if one of `client` came."""
+        """Return how many goals would wait, if one of `client` came."""
         running = self._clients_that_run()
         free = self._places(now) - (len(self._plans_that_run()) if self._most == 1 else running.total())
         held_up = 0
@@ -153,9 +155,9 @@ class Schedule:
         return Counter(job.client for job in self._plans_that_run() if not job.is_driving)
 
     def _next_goal(self, now: float) -> Job | None:
-        """Return the goal that is next; None if none waits, or those that wait may not run yet.
+        """Return the goal that is next; None if none waits, or may run yet.
 
-        The one of the highest level, then of the client with the fewest running goals; clients take turns.
+        It is the one of the highest level, then of the client with the fewest running goals; clients take turns.
         Jobs that run alone keep their place in the queue, and goals do not pass them. Goals of clients that
         have left go to the end, after these jobs too.
         """

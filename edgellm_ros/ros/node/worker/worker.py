@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planning threads: each runs one job after another, in the order of the schedule."""
+"""The planning threads, each of which runs one job after another."""
 
 from __future__ import annotations
 
