@@ -13,7 +13,8 @@ MOST_PRIORITY = 10
 def parse_priorities(values: Sequence[str]) -> dict[str, int]:
     """Return the priority of each client's goals, by the client's name.
 
-    Priorities are from -10 to 10. Empty strings are ignored: ROS has no empty list. ValueError for strings of another form.
+    Priorities are from -10 to 10. Empty strings are ignored: ROS has no empty list. ValueError for strings of
+    another form.
     """
     priorities: dict[str, int] = {}
     for value in filter(None, values):
