@@ -101,11 +101,14 @@ def start_node(domain, tmp_path_factory) -> Iterator[Callable]:
 
 
 @pytest.fixture(scope="module")
-def node(start_node, peer, arena_engine):
-    """The node, active, with the demo's engines, and limits for a busy computer."""
+def node(request, start_node, peer, arena_engine):
+    """The node, active, with the demo's engines, and limits for a busy computer.
+
+    A module's PARAMETERS are further parameters.
+    """
     child = start_node(
         engine_dir=arena_engine, autostart="true", max_input_age=3.0, plan_timeout=30.0,
-        input_reliability="reliable", tool_call_format="hermes",
+        input_reliability="reliable", tool_call_format="hermes", **getattr(request.module, "PARAMETERS", {}),
     )  # fmt: skip
     peer.connect()
     return child

@@ -48,7 +48,12 @@ FLOODER = f"""
 @pytest.fixture(scope="module")
 def node(start_node, peer, arena_engine):
     child = start_node(
-        engine_dir=arena_engine, autostart="true", queue_size=20, plan_timeout=120.0, max_input_age=600.0
+        engine_dir=arena_engine,
+        autostart="true",
+        max_concurrent_plans=1,
+        queue_size=20,
+        plan_timeout=120.0,
+        max_input_age=600.0,
     )
     peer.connect()
     return child

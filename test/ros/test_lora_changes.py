@@ -31,7 +31,7 @@ class SlowRuntime:
     """
 
     def __init__(self) -> None:
-        builder = SimpleNamespace(max_action_samples=1)
+        builder = SimpleNamespace(max_action_samples=1, max_batch_size=4)
         self.config = SimpleNamespace(
             audio=None, vision=None, action=None, expert=None, policy=None, builder=builder
         )

@@ -29,6 +29,8 @@ LARGE_SCHEMA = json.dumps(
     {"type": "object", "properties": {f"p{index}": {"type": "integer"} for index in range(5000)}}
 )
 
+PARAMETERS = {"max_concurrent_plans": 1}  # a goal that runs makes others wait
+
 
 @pytest.fixture(autouse=True)
 def fresh(node, peer):
