@@ -6,7 +6,8 @@ Measures
 With `plan_on: image`, 0 to 4 clients that ask "what do you see?" in a loop: driving chunks and the longest
 gap between them, goals of each client, and the longest time that a goal kept the engine. Target: a gap of at
 most that time plus 1.5 times the gap without clients. With `plan_on: command`, typed commands at one per
-second beside 3 such clients. Target: each is answered.
+second beside 0 and 4 such clients. Target: each is answered, and the median gap between two chunks is at most
+1.2 times that without clients.
 
 Conditions
 ----------
@@ -19,6 +20,7 @@ Examples
 --------
     python -m benchmarks.driving_share
     python -m benchmarks.driving_share --seconds 60 --driving-plans-per-goal 3
+    python -m benchmarks.driving_share --max-concurrent-plans 1
 
 Last JSON line: `driving` (one entry for each number of clients), `commands`, `changed` (parameters) and
 `passed`.
@@ -51,8 +53,9 @@ from edgellm_ros.client import PlanClient, PlanError
 
 QUESTION = "what do you see?"
 FRAMES_HZ, ODOMETRY_HZ = 10.0, 20.0
-CLIENTS, CLIENTS_BESIDE_COMMANDS = 4, 3
+CLIENTS = 4
 START_S, WARM_UP_S, COMMAND_PERIOD_S, LAST_ANSWER_S = 30.0, 2.0, 1.0, 5.0
+MOST_OF_GAP_ALONE = 1.2  # the gap between the chunks of commands beside clients
 
 
 class Robot:
@@ -200,24 +203,27 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument(
         "--driving-plans-per-goal", type=int, help="parameter of the node (default: the node's)"
     )
+    parser.add_argument(
+        "--max-concurrent-plans", type=int, help="parameter of the node (default: the node's)"
+    )
     args = parser.parse_args(arguments)
     engine = common.engine(args)
-    changes: dict[str, int] = {}
-    if args.driving_plans_per_goal is not None:
-        changes["driving_plans_per_goal"] = args.driving_plans_per_goal
+    given = {name: getattr(args, name) for name in ("driving_plans_per_goal", "max_concurrent_plans")}
+    changes = {name: value for name, value in given.items() if value is not None}
     print("the node's defaults, except", {"plan_on": "image (driving)", **changes}, flush=True)
     driving = drive(engine, args.seconds, changes)
-    commands = command(engine, args.seconds, changes)
+    alone, beside = command(engine, args.seconds, changes)
     passed = (
         all(run["longest_gap"] <= run["allowed_gap"] for run in driving)
-        and commands["answered"] == commands["sent"]
+        and beside["answered"] == beside["sent"]
+        and beside["median_gap"] <= MOST_OF_GAP_ALONE * alone["median_gap"]
     )
     return common.finish(
         "driving_share",
         changes={"plan_on": "image in the runs of driving", **changes},
         seconds=args.seconds,
         driving=driving,
-        commands=commands,
+        commands=[alone, beside],
         passed=passed,
     )
 
@@ -264,19 +270,38 @@ def drive(engine: Path, seconds: float, changes: dict[str, int]) -> list[dict[st
     return runs
 
 
-def command(engine: Path, seconds: float, changes: dict[str, int]) -> dict[str, Any]:
-    """Send a typed command each second beside 3 clients."""
+def command(engine: Path, seconds: float, changes: dict[str, int]) -> list[dict[str, Any]]:
+    """Send a typed command each second, beside 0 and 4 clients."""
+    runs: list[dict[str, Any]] = []
     with NodeProcess(engine, **changes) as process:
         robot = Robot(process)
-        with Asking(robot, CLIENTS_BESIDE_COMMANDS) as clients:
-            sent = round(seconds / COMMAND_PERIOD_S)
-            for _ in range(sent):
-                robot.say(robot.command)
-                robot.live(COMMAND_PERIOD_S)
-            process.spin_until(lambda: len(robot.answered) == sent, LAST_ANSWER_S)
-            goals = [each.goals for each in clients.stop()]
-    print(f"{len(robot.answered)} of {sent} commands answered beside {CLIENTS_BESIDE_COMMANDS} clients")
-    return {"sent": sent, "answered": len(robot.answered), "goals": goals}
+        for count in (0, CLIENTS):
+            with Asking(robot, count) as clients:
+                robot.chunks.clear()
+                robot.answered.clear()
+                sent = round(seconds / COMMAND_PERIOD_S)
+                for _ in range(sent):
+                    robot.say(robot.command)
+                    robot.live(COMMAND_PERIOD_S)
+                process.spin_until(lambda sent=sent: len(robot.answered) == sent, LAST_ANSWER_S)
+                goals = [each.goals for each in clients.stop()]
+            gaps = [after - before for before, after in pairwise(robot.chunks)]
+            run = {
+                "clients": count,
+                "sent": sent,
+                "answered": len(robot.answered),
+                "median_gap": statistics.median(gaps),
+                "longest_gap": max(gaps),
+                "goals": goals,
+            }
+            runs.append(run)
+            print(
+                f"{run['answered']} of {sent} commands answered beside {count} clients, median gap "
+                f"{run['median_gap']:.2f} s, longest {max(gaps):.2f} s, goals "
+                f"{', '.join(map(str, goals)) or '-'}",
+                flush=True,
+            )
+    return runs
 
 
 if __name__ == "__main__":

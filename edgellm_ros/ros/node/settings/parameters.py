@@ -172,8 +172,9 @@ class Parameters(SampledParameters):
     )
     driving_plans_per_goal: int = declared(
         1,
-        "With plan_on = image: number of plans for camera frames between two goals, while both wait. 1 = "
-        "frames and goals take turns. A plan for a command does not wait for its turn.",
+        "With plan_on = image: number of plans for camera frames with the first claim for each goal that "
+        "ends, while goals wait or run. 1 = frames and goals take turns. A plan for a command does not wait "
+        "for its turn.",
         1,
         1000,
     )
