@@ -84,11 +84,12 @@ def test_the_last_place_is_for_another_client(schedule):
 
 
 def test_a_client_with_fewer_running_goals_is_next(schedule):
-    schedule.goals += [goal("a0", "a"), goal("a1", "a"), goal("a2", "a"), goal("b0", "b"), goal("c0", "c")]
-    assert start(schedule) == ["a0", "b0", "c0", "a1"]
-    schedule.goals.append(goal("b1", "b"))
-    end(schedule, "c0")
-    assert start(schedule) == ["b1"]
+    schedule.goals += [goal("a0", "a"), goal("a1", "a")]
+    assert start(schedule) == ["a0", "a1"]
+    schedule.goals.append(goal("b0", "b"))
+    assert start(schedule) == ["b0"]
+    schedule.goals += [goal("a2", "a"), goal("b1", "b")]
+    assert start(schedule) == ["b1"]  # b had the last turn, and has one running goal to the two of a
 
 
 def test_goals_of_a_higher_priority_are_next_at_their_level(schedule):

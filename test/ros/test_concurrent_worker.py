@@ -18,6 +18,7 @@ from edgellm_ros.ros.node.planning.plan_inputs import Observation
 from edgellm_ros.ros.node.planning.plan_request import PlanRequest
 from edgellm_ros.ros.node.planning.planner import Planner
 from edgellm_ros.ros.node.settings.priorities import parse_priorities
+from edgellm_ros.ros.node.worker import worker
 from edgellm_ros.ros.node.worker.job import (
     CANCELLED,
     COMPLETED,
@@ -153,27 +154,29 @@ def test_work_that_changes_the_runtime_runs_alone_and_goals_after_it_wait(plans)
     plans.wait(lambda: "after" in plans.running)
 
 
-def test_a_waiting_change_that_is_stopped_lets_the_goals_after_it_start(plans):
+def test_a_waiting_change_that_is_stopped_lets_the_goals_after_it_start(plans, monkeypatch):
+    monkeypatch.setattr(worker, "LOOK_S", 2 * WAIT_S)
     plans.goals("a")
     change = plans.job("change")
     change.runs_alone = True
     plans.worker.submit_goal(change)
     plans.worker.submit_goal(plans.job("after"))
+    time.sleep(0.1)  # the idle threads have looked, and wait
     plans.worker.stop(change, CANCELLED, "")
     plans.wait(lambda: plans.running == {"a", "after"})
 
 
 def test_a_thousand_jobs_of_many_threads_end_once_each():
     ended: list[int] = []
-    worker = PlanWorker(lambda job: Outcome(COMPLETED), 10_000, most=4)
+    planning = PlanWorker(lambda job: Outcome(COMPLETED), 10_000, most=4)
 
     def send(first: int) -> None:
         for number in range(first, first + 250):
             job = Job(number, 30.0, lambda outcome, number=number: ended.append(number), client=str(first))
             if number % 5:
-                worker.submit_goal(job)
+                planning.submit_goal(job)
             else:
-                worker.submit_topic(job, preempt=number % 2 == 0)
+                planning.submit_topic(job, preempt=number % 2 == 0)
 
     threads = [threading.Thread(target=send, args=(first,)) for first in range(0, 1000, 250)]
     for thread in threads:
@@ -181,9 +184,9 @@ def test_a_thousand_jobs_of_many_threads_end_once_each():
     for thread in threads:
         thread.join()
     end = time.monotonic() + WAIT_S
-    while worker.pending and time.monotonic() < end:
+    while planning.pending and time.monotonic() < end:
         time.sleep(0.002)
-    worker.close()
+    planning.close()
     assert sorted(ended) == list(range(1000))
 
 
@@ -200,15 +203,15 @@ def planned(runtime: LLMInferenceRuntime, *requests: PlanRequest) -> list[Outcom
     chunking = SimpleNamespace(condition=lambda motion: None)
     parameters = SimpleNamespace(current=SimpleNamespace(frame_id="base"))
     inputs = SimpleNamespace(observe=lambda request, drives: seen)
-    worker = PlanWorker(Planner(node, parameters, runtime, inputs, chunking).plan, 10, most=4)
+    planning = PlanWorker(Planner(node, parameters, runtime, inputs, chunking).plan, 10, most=4)
     outcomes: dict[int, Outcome] = {}
     for index, request in enumerate(requests):
         done = lambda outcome, index=index: outcomes.__setitem__(index, outcome)  # noqa: E731
-        worker.submit_goal(Job(request, 60.0, done, client=str(index)))
+        planning.submit_goal(Job(request, 60.0, done, client=str(index)))
     end = time.monotonic() + WAIT_S
-    while worker.pending and time.monotonic() < end:
+    while planning.pending and time.monotonic() < end:
         time.sleep(0.002)
-    worker.close()
+    planning.close()
     return [outcomes[index] for index in range(len(requests))]
 
 
