@@ -13,10 +13,9 @@ import openai
 import pytest
 
 from edgellm_ros.builder import export
-from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.mutated_http import PNG, Request, data_url, good_bodies, mutated, send
-from fixtures.served_openai import KEY, MODEL, client, serving
+from fixtures.served_openai import KEY, MODEL, ScriptedRuntime, client, serving
 
 MUTATIONS = 300  # 10,000 were sent by hand: docs/serve.md
 SAY = {"messages": [{"role": "user", "content": "u"}]}
@@ -260,14 +259,8 @@ class TestToken:
 
 
 def test_an_engine_that_answers_with_actions_only_is_refused(act_engine):
-    class Policy:
-        config = EngineConfig.load(act_engine)
-
-        def lora_names(self):
-            return []
-
     refused = pytest.raises(ValueError, match="OpenAI's API needs an engine that answers with text")
-    with refused, serving(Policy(), act_engine):
+    with refused, serving(ScriptedRuntime(act_engine), act_engine):
         pass
 
 

@@ -4,18 +4,13 @@
 from __future__ import annotations
 
 import itertools
-import threading
-from concurrent.futures import CancelledError
 
 import pytest
 
-from edgellm_ros.runtime.request import LLMGenerationRequest
 from edgellm_ros.serving.openai.errors import bad_request
-from edgellm_ros.serving.openai.one_at_a_time import OneAtATime
 from edgellm_ros.serving.openai.wire.call_marks import before_calls
 from edgellm_ros.serving.openai.wire.fields import Fields
 from edgellm_ros.serving.openai.wire.tools import read_tools
-from fixtures.served_openai import ScriptedRuntime
 
 
 class TestBeforeCalls:
@@ -88,72 +83,3 @@ def test_errors_name_fields_of_the_request(text, param, message):
     names = {"messages": "messages", "json_schema": "response_format"}
     error = bad_request(ValueError(text), names, "prompt")
     assert (error.param, error.message) == (param, message)
-
-
-class TestOneAtATime:
-    @pytest.fixture
-    def runtime(self, tiny_engine):
-        return ScriptedRuntime(tiny_engine)
-
-    @pytest.fixture
-    def queue(self, runtime):
-        queue = OneAtATime(runtime)
-        yield queue
-        queue.close()
-
-    @staticmethod
-    def request(*ids: int) -> LLMGenerationRequest:
-        return LLMGenerationRequest(prompt_ids=ids)
-
-    def test_pieces_join_to_the_answer_of_the_result(self, queue):
-        handle = queue.submit(self.request(1, 2, 3))
-        pieces = list(handle)
-        assert [piece.text for piece in pieces] == ["1", " 2", " 3", ""]
-        assert pieces[-1].token_ids == tuple(handle.result(1).token_ids) == (5, 5, 5)
-        assert handle.done
-        assert list(handle) == []
-
-    def test_high_priorities_and_early_deadlines_come_first(self, queue, runtime):
-        runtime.go.clear()
-        first = queue.submit(self.request(1, 1))
-        next(iter(first))
-        handles = [
-            queue.submit(self.request(2)),
-            queue.submit(self.request(3), deadline=9.0),
-            queue.submit(self.request(4), deadline=5.0),
-            queue.submit(self.request(5), priority=1),
-        ]
-        runtime.go.set()
-        for handle in handles:
-            handle.result(5)
-        assert runtime.begun == ["1 1", "5", "4", "3", "2"]
-
-    def test_a_cancelled_request_ends_at_its_next_token_or_is_never_begun(self, queue, runtime):
-        runtime.go.clear()
-        first, second = queue.submit(self.request(1, 2)), queue.submit(self.request(3))
-        next(iter(first))
-        second.cancel()
-        first.cancel()
-        assert first.result(5).finish_reason == "cancelled"
-        with pytest.raises(CancelledError):
-            second.result(5)
-        assert list(second) == []
-        assert runtime.begun == ["1 2"]
-
-    def test_errors_are_those_of_the_runtime(self, queue, runtime):
-        runtime.error = ValueError("no")
-        handle = queue.submit(self.request(1))
-        assert [piece.text for piece in handle] == ["1"]
-        with pytest.raises(ValueError, match="no"):
-            handle.result(5)
-
-    def test_after_the_end_nothing_is_taken_or_left_open(self, runtime):
-        queue = OneAtATime(runtime)
-        runtime.go.clear()
-        handles = [queue.submit(self.request(index, index)) for index in range(3)]
-        next(iter(handles[0]))
-        queue.close()
-        assert all(handle.done for handle in handles)
-        with pytest.raises(CancelledError):
-            queue.submit(self.request(1))
-        assert "answers" not in {thread.name for thread in threading.enumerate()}

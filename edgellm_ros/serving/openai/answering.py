@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -59,11 +59,14 @@ class Answering:
         self._slots = Slots(limits.max_requests)
         self._readers = ThreadPoolExecutor(READERS, "readers")
         self._followers = ThreadPoolExecutor(limits.max_requests * MAX_CHOICES, "followers")
+        self._runs: set[Runs] = set()
         self.metrics = Metrics(lambda: self._slots.taken)
         self.device_is_lost = False
 
     def close(self) -> None:
-        """End the threads, once the requests have ended."""
+        """End all requests and the threads."""
+        for runs in list(self._runs):
+            runs.cancel()
         self._readers.shutdown()
         self._followers.shutdown()
 
@@ -113,6 +116,7 @@ class Answering:
     async def _items(self, asked: Asked, field: str, clock: AnswerClock) -> Items:
         """Yield the pieces and responses of the requests; measure them. ApiError."""
         runs = Runs(self._submit, asked.requests, self._followers)
+        self._runs.add(runs)
         try:
             async with aclosing(runs.items()) as items:
                 async for index, item in items:
@@ -123,6 +127,8 @@ class Answering:
                     yield index, item
         except Exception as error:
             raise self.failure(error, field) from error
+        finally:
+            self._runs.discard(runs)
 
     async def _events(
         self, answers: Answers, first: tuple[int, Item], items: Items
@@ -162,7 +168,7 @@ class Answering:
             return error
         if isinstance(error, ValueError):
             return bad_request(error, RUNTIME_FIELDS, field)
-        if isinstance(error, (StoppedError, CancelledError)):
+        if isinstance(error, StoppedError):
             return ApiError(503, STOPS)
         if isinstance(error, EngineError):
             self.device_is_lost |= isinstance(error, DeviceLostError)

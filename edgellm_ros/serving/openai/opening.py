@@ -13,7 +13,6 @@ from edgellm_ros.runtime.text.tokenizer import Tokenizer
 from edgellm_ros.serving.openai.app import OpenAIApp
 from edgellm_ros.serving.openai.limits import Limits
 from edgellm_ros.serving.openai.models import Models
-from edgellm_ros.serving.openai.one_at_a_time import OneAtATime
 from edgellm_ros.serving.openai.wire.logprobs import Vocabulary
 
 
@@ -32,15 +31,14 @@ def open_app(
         return tokenizer().encode_whole(text)
 
     vocabulary = Vocabulary(lambda token: tokenizer().token_bytes(token), runtime.config.stop_token_ids)
-    with closing(OneAtATime(runtime)) as queue:
-        app = OpenAIApp(
-            queue.submit,
-            runtime.config,
-            Models(runtime, name),
-            vocabulary=vocabulary,
-            encode=encode,
-            limits=limits,
-            token=token,
-        )
+    app = OpenAIApp(
+        runtime.submit,
+        runtime.config,
+        Models(runtime, name),
+        vocabulary=vocabulary,
+        encode=encode,
+        limits=limits,
+        token=token,
+    )
+    with closing(app):
         yield app
-    app.close()

@@ -58,9 +58,9 @@ class Runs:
                     for following in islice(waiting, 1):
                         self._start(following)
         finally:
-            self._cancel()
+            self.cancel()
 
-    def _cancel(self) -> None:
+    def cancel(self) -> None:
         """End all requests."""
         with self._lock:
             self._is_cancelled = True
