@@ -76,26 +76,33 @@ def requests() -> list[LLMGenerationRequest]:
     ]
 
 
+@pytest.fixture(scope="module")
+def runtimes(model, runtime_device):
+    """A runtime without prefix cache (0 bytes), and one with a prefix cache of any size (None)."""
+    with (
+        LLMInferenceRuntime(model[0], runtime_device, prefix_cache_bytes=0) as without,
+        LLMInferenceRuntime(model[0], runtime_device) as caching,
+    ):
+        yield {0: without, None: caching}
+
+
 @pytest.mark.parametrize("prefix_cache_bytes", [0, None])
-def test_a_batch_gives_the_greedy_tokens_of_transformers(model, runtime_device, prefix_cache_bytes):
-    engine, reference = model
-    with LLMInferenceRuntime(engine, runtime_device, prefix_cache_bytes=prefix_cache_bytes) as runtime:
-        found = runtime.handle_request(requests())
-        prompts = runtime.base_model_input_token_ids
-        stops = runtime.pipeline.config.stop_token_ids
+def test_a_batch_gives_the_greedy_tokens_of_transformers(model, runtimes, prefix_cache_bytes):
+    _, reference = model
+    runtime = runtimes[prefix_cache_bytes]
+    found = runtime.handle_request(requests())
+    prompts = runtime.base_model_input_token_ids
+    stops = runtime.pipeline.config.stop_token_ids
     for response, prompt, limit in zip(found, prompts, LIMITS, strict=True):
         greedy_logits(reference, prompt, response.token_ids, limit, stops)
 
 
-def test_a_batch_with_a_reused_system_prompt_gives_the_same_tokens(model, runtime_device):
-    engine, _ = model
+def test_a_batch_with_a_reused_system_prompt_gives_the_same_tokens(runtimes):
     system = "turn left at the red box " * 3
     batch = [dataclasses.replace(request, system_prompt=system) for request in requests()]
-    with LLMInferenceRuntime(engine, runtime_device, prefix_cache_bytes=0) as runtime:
-        expected = runtime.handle_request(batch)
-    with LLMInferenceRuntime(engine, runtime_device) as runtime:
-        tokens = runtime.gen_and_save_system_prompt_kv_cache(system)
-        found = runtime.handle_request(batch)
+    expected = runtimes[0].handle_request(batch)
+    tokens = runtimes[None].gen_and_save_system_prompt_kv_cache(system)
+    found = runtimes[None].handle_request(batch)
     assert [response.reused_tokens for response in found] == [tokens] * len(batch)
     assert [response.token_ids for response in found] == [response.token_ids for response in expected]
 

@@ -172,30 +172,34 @@ def test_the_tokens_are_those_of_the_engine(request, decoders, name):
 @pytest.mark.parametrize(
     "name", ["llama", "qwen3", "rounded", "fp8_weights", "k_quants", "act_order", "fp8_cache"]
 )
-@pytest.mark.parametrize(("rows", "context"), [(1, 0), (3, 40), (2, 200)])
-def test_a_step_has_the_engines_logits_and_kv_rows(request, decoders, device, name, rows, context):
+def test_a_step_has_the_engines_logits_and_kv_rows(request, decoders, device, name):
     found = {}
     for decode in ("engine", "fused"):
         with LLMInferenceRuntime(request.getfixturevalue(name), device, decode=decode) as runtime:
-            pipeline, cache = runtime.pipeline, runtime.pipeline.runner.kv_cache
-            rng = np.random.default_rng(0)
-            contents = rng.standard_normal(cache._slots.shape).astype(cache.dtype)
-            device.upload(cache._slots, contents)
-            lengths = context + np.arange(rows)
-            device.upload(cache.lengths(range(rows)), lengths)
-            tokens = device.empty((rows, 1), np.int64)
-            device.upload(tokens, 7 + np.arange(rows)[:, None])
-            logits = pipeline.logits.rows(0, rows)
-            embeds = pipeline.embedder.embed_tokens(tokens)
-            pipeline.runner.execute_vanilla_decoding_step(embeds, logits)
-            slots = device.download(cache._slots)[:, np.arange(rows), :, lengths]
-            found[decode] = device.download(logits), slots.astype(np.float32)
-            unchanged = np.ones(contents.shape, bool)
-            unchanged[:, np.arange(rows), :, lengths] = False
-            assert (device.download(cache._slots)[unchanged] == contents[unchanged]).all()
+            found[decode] = [step_of(runtime, device, *sizes) for sizes in ((1, 0), (3, 40), (2, 200))]
     neighbours = 1 / 8 if name == "fp8_cache" else 0  # a value of E4M3 may be rounded to its neighbour
-    for mine, expected, rtol in zip(found["fused"], found["engine"], (0, neighbours), strict=True):
-        np.testing.assert_allclose(mine, expected, atol=2e-2 * np.abs(expected).max(), rtol=rtol)
+    for fused, engine in zip(found["fused"], found["engine"], strict=True):
+        for mine, expected, rtol in zip(fused, engine, (0, neighbours), strict=True):
+            np.testing.assert_allclose(mine, expected, atol=2e-2 * np.abs(expected).max(), rtol=rtol)
+
+
+def step_of(runtime, device, rows: int, context: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return logits and new KV rows of a step of `rows` sequences over a random KV cache."""
+    pipeline, cache = runtime.pipeline, runtime.pipeline.runner.kv_cache
+    rng = np.random.default_rng(0)
+    contents = rng.standard_normal(cache._slots.shape).astype(cache.dtype)
+    device.upload(cache._slots, contents)
+    lengths = context + np.arange(rows)
+    device.upload(cache.lengths(range(rows)), lengths)
+    tokens = device.empty((rows, 1), np.int64)
+    device.upload(tokens, 7 + np.arange(rows)[:, None])
+    logits = pipeline.logits.rows(0, rows)
+    pipeline.runner.execute_vanilla_decoding_step(pipeline.embedder.embed_tokens(tokens), logits)
+    slots = device.download(cache._slots)
+    unchanged = np.ones(contents.shape, bool)
+    unchanged[:, np.arange(rows), :, lengths] = False
+    assert (slots[unchanged] == contents[unchanged]).all()
+    return device.download(logits), slots[:, np.arange(rows), :, lengths].astype(np.float32)
 
 
 def test_hidden_states_of_a_step_are_written(decoders, device, llama):
