@@ -15,6 +15,7 @@ from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeD
 from edgellm_ros.runtime.grammar.grammar import GrammarMatcher
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.answers_of_grammars import GRAMMARS, PLAN, WORD, check, random_requests
+from fixtures.draws import draws
 from fixtures.requests_for_tests import assert_same_with_drafting, request
 
 LOOKUP = SpecDecodeDraftingConfig(1, 7, 8, "lookup", falls_back=False)
@@ -68,7 +69,7 @@ def test_random_trees_with_random_grammars(answers, seed):
 
 @pytest.mark.slow
 @pytest.mark.only_on("cpu", "cuda", reason="the test above has random grammars for every device")
-@pytest.mark.parametrize("seed", range(100, 110))
+@pytest.mark.parametrize("seed", range(100, draws(104, 110)))
 def test_random_trees_with_many_random_grammars(answers, seed):
     random_grammars_with_trees(answers, seed, 50)
 
