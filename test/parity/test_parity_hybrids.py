@@ -78,7 +78,7 @@ def requests() -> list[LLMGenerationRequest]:
 
 @pytest.fixture(scope="module")
 def runtimes(model, runtime_device):
-    """A runtime without prefix cache (0 bytes), and one with a prefix cache of any size (None)."""
+    """A runtime without prefix cache (0), and one with a prefix cache (None)."""
     with (
         LLMInferenceRuntime(model[0], runtime_device, prefix_cache_bytes=0) as without,
         LLMInferenceRuntime(model[0], runtime_device) as caching,

@@ -184,7 +184,7 @@ def test_a_step_has_the_engines_logits_and_kv_rows(request, decoders, device, na
 
 
 def step_of(runtime, device, rows: int, context: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return logits and new KV rows of a step of `rows` sequences over a random KV cache."""
+    """Return logits and new KV rows of a step of sequences with random KV rows."""
     pipeline, cache = runtime.pipeline, runtime.pipeline.runner.kv_cache
     rng = np.random.default_rng(0)
     contents = rng.standard_normal(cache._slots.shape).astype(cache.dtype)
