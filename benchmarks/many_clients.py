@@ -5,8 +5,8 @@ Measures
 --------
 Tokens per second of all clients, the time to the first token and the time between two tokens of an answer, as
 the clients see them: with `handle_request`, where clients wait for each other, and with `submit`, where their
-requests share a batch. With --long, one more client asks with long prompts meanwhile. The answers of both are
-compared.
+requests share a batch. With --long, one more client asks with long prompts meanwhile, as often as it can: it
+gets more answers with `submit`, and the others take longer. The answers of both ways are compared.
 
 Conditions
 ----------
@@ -21,7 +21,8 @@ Examples
     python -m benchmarks.many_clients --device cuda --shape qwen3-1.7b --precision fp16 --clients 1,4,8
 
 Last JSON line, by number of clients and way: `tokens_per_second`, `cpu_seconds_per_token` (of all threads),
-`first_token`, `between_tokens` in seconds (median, p90, longest); `ratios` of `submit` to `handle_request`.
+`long_prompts_per_second`, `first_token`, `between_tokens` in seconds (median, p90, longest); `ratios` of
+`submit` to `handle_request`.
 
 """
 
@@ -156,7 +157,8 @@ def _round(
         threading.Thread(target=_client, args=(ask, args, each, 100 * seed + index))
         for index, each in enumerate(times)
     ]
-    beside = threading.Thread(target=_long_client, args=(ask, args.long, stop))
+    long_prompts: list[float] = []
+    beside = threading.Thread(target=_long_client, args=(ask, args.long, stop, long_prompts))
     start, cpu = time.perf_counter(), time.process_time()
     if args.long:
         beside.start()
@@ -168,10 +170,11 @@ def _round(
     stop.set()
     if args.long:
         beside.join()
-    tokens = sum(each.tokens for each in times)
+    tokens, last = sum(each.tokens for each in times), start + seconds
     return {
         "tokens_per_second": tokens / seconds,
         "cpu_seconds_per_token": cpu / tokens,
+        "long_prompts_per_second": sum(end <= last for end in long_prompts) / seconds,
         "first_token": _spread([each for client in times for each in client.first]),
         "between_tokens": _spread([each for client in times for each in client.between]),
     }, [each.answers for each in times]
@@ -197,12 +200,16 @@ def _client(ask: Ask, args: argparse.Namespace, times: Times, seed: int) -> None
         times.answers.append(response.token_ids)
 
 
-def _long_client(ask: Ask, tokens: int, stop: threading.Event) -> None:
-    """Ask with prompts of about so many tokens until told to stop."""
+def _long_client(ask: Ask, tokens: int, stop: threading.Event, ends: list[float]) -> None:
+    """Ask with prompts of about so many tokens until told to stop.
+
+    Appends the time of each answer to `ends`.
+    """
     rng = np.random.default_rng(1)
     while not stop.is_set():
         words = random_words(rng, tokens // 6)
         ask(LLMGenerationRequest(words, sampling=SamplingParams(max_tokens=2, temperature=0.0)))
+        ends.append(time.perf_counter())
 
 
 def _spread(seconds: list[float]) -> dict[str, float]:

@@ -30,6 +30,7 @@ def pytest_addoption(parser) -> None:
     parser.addoption(
         "--device", choices=DEVICES, default="cpu", help="where tests execute engines and kernels"
     )
+    parser.addoption("--schedules", type=int, default=12, help="random schedules of test_random_schedules.py")
 
 
 def pytest_configure(config) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random schedules of submitted requests: every answer is the one alone.
 
-On a CPU, with drafting, on a hybrid, and on a device that records steps and runs queued work late.
+On a CPU, with drafting, on a hybrid, and on a device that records steps and runs queued work late. More of
+them: `pytest --schedules 1000 test/runtime/test_random_schedules.py`.
 """
 
 import pytest
@@ -13,7 +14,6 @@ from fixtures.requests_for_tests import assert_same_bits, assert_same_with_draft
 
 pytestmark = pytest.mark.only_on("cpu", reason="a GPU gives numbers up to rounding")
 POOL = 24
-SCHEDULES = 12
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +48,9 @@ def alone(opened, pool):
 
 
 @pytest.mark.parametrize("part", [256, 24])
-@pytest.mark.parametrize("first", range(0, SCHEDULES, 4))
-def test_answers_are_those_alone(opened, pool, alone, monkeypatch, first, part):
+def test_answers_are_those_alone(opened, pool, alone, monkeypatch, request, part):
     monkeypatch.setattr(rows, "PART_TOKENS", part)
-    for seed in range(first, first + 4):
+    for seed in range(request.config.getoption("--schedules")):
         schedule = Schedule.of(seed, len(pool))
         check(schedule, play(opened, schedule, pool), alone)
 
