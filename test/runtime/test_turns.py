@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.scheduling import entry, rows
 from fixtures.answers_of_grammars import SCHEMA
@@ -227,6 +227,21 @@ class TestFailures:
         for _, _, slots in cache._bindings:
             slots.rows(row, row + 1).array[...] = float("nan")
         self.check(runtime, played, running, (held, waiting), "logits are not finite at token")
+
+    def test_of_the_device(self, runtime, played, three, monkeypatch):
+        """All with a row fail; those in the queue begin, and fail if it is still lost."""
+        held, running, waiting = three
+
+        def fail(*args):
+            monkeypatch.undo()
+            raise DeviceLostError("the device is gone")
+
+        monkeypatch.setattr(runtime.pipeline.runner, "execute_vanilla_decoding_step", fail)
+        played.turn()
+        for each in (held, running):
+            with pytest.raises(DeviceLostError, match="the device is gone"):
+                answer(each)
+        self.check(runtime, played, held, (waiting,), "the device is gone")
 
     @pytest.mark.parametrize("stage", ["encode_images", "prefills.parts", "reuse.match"])
     def test_of_a_prompt(self, runtime, played, three, monkeypatch, stage):

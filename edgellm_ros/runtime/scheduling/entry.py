@@ -135,9 +135,7 @@ class Entry:
     def _push(self, text: str, tokens: Sequence[int]) -> None:
         """Push what the answer has grown by."""
         piece = TextPiece(text[self._sent_text :], tuple(tokens[self._sent_tokens :]))
-        self._sent_text, self._sent_tokens = (
-            max(self._sent_text, len(text)),
-            max(self._sent_tokens, len(tokens)),
-        )
+        self._sent_text = max(self._sent_text, len(text))
+        self._sent_tokens = max(self._sent_tokens, len(tokens))
         if piece.text or piece.token_ids:
             self.outcome.push(piece)
