@@ -179,6 +179,42 @@ def test_a_prompt_that_is_too_long_has_the_code_that_frameworks_know(port):
         assert "messages: the prompt has 10" in content["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param", "code"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "a" * 20_000}]}, "messages", True),
+        (
+            "chat/completions",
+            {**SAY, "tools": [{"function": {"name": "f", "description": "a" * 20_000}}]},
+            "messages",
+            True,
+        ),
+        ("completions", {"prompt": ["a", "a" * 20_000]}, "prompt[1]", True),
+        ("embeddings", {"input": [5] * 20_000}, "input", True),
+        ("chat/completions", {**SAY, "regex": "a" * 70_000}, "regex", False),
+        ("chat/completions", {**SAY, "choices": ["a" * 40_000] * 2}, "choices", False),
+        (
+            "chat/completions",
+            {
+                **SAY,
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"const": "a" * 70_000}},
+                },
+            },
+            "response_format",
+            False,
+        ),
+    ],
+)
+def test_texts_that_are_much_too_long_are_refused_before_work_is_done_on_them(port, path, body, param, code):
+    status, content = ask(port, body, f"/v1/{path}")
+    error = content["error"]
+    assert (status, error["param"]) == (400, param)
+    assert "characters" in error["message"]
+    assert (error["code"] == "context_length_exceeded") == code
+
+
 def test_too_many_and_too_large_images_are_refused(port):
     part = {"type": "image_url", "image_url": {"url": data_url(PNG)}}
     status, content = ask(port, {"messages": [{"role": "user", "content": [part] * 3}]})

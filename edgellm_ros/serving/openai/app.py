@@ -128,7 +128,7 @@ class OpenAIApp:
 
     async def _complete(self, request: Request) -> Response:
         def read(content: Any) -> Answers:
-            asked = read_completion(content, self._encode, self._models, self._limits)
+            asked = read_completion(content, self._encode, self._models, self._config, self._limits)
             return TextAnswers(asked, self._vocabulary)
 
         return await self._answering.answer(request, read, "prompt")

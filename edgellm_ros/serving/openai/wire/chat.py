@@ -13,6 +13,7 @@ from edgellm_ros.serving.openai.limits import MAX_CHOICES, Limits
 from edgellm_ros.serving.openai.models import Models
 from edgellm_ros.serving.openai.wire.asked import Asked, repeated
 from edgellm_ros.serving.openai.wire.fields import Fields
+from edgellm_ros.serving.openai.wire.lengths import characters_of, check_prompt, text_of_messages
 from edgellm_ros.serving.openai.wire.media import limited_readers
 from edgellm_ros.serving.openai.wire.sampling import IGNORED, read_sampling, read_streaming
 from edgellm_ros.serving.openai.wire.tools import ToolUse, read_tools
@@ -37,6 +38,7 @@ def read_chat(data: Any, config: EngineConfig, models: Models, limits: Limits) -
     adapter = models.adapter(model)
     messages = _messages(fields, config, limits)
     tools = read_tools(fields)
+    check_prompt(text_of_messages(messages) + characters_of(tools.tools), config, "messages")
     grammar = _grammar(fields, tools)
     sampling = read_sampling(fields, limits, MAX_TOKENS, limits.max_tokens, grammar)
     choices = fields.integer("n", 1, MAX_CHOICES, 1)

@@ -14,6 +14,7 @@ from edgellm_ros.serving.openai.limits import MAX_CHOICES, MAX_PROMPTS, Limits
 from edgellm_ros.serving.openai.models import Models
 from edgellm_ros.serving.openai.wire.asked import Asked, repeated
 from edgellm_ros.serving.openai.wire.fields import Fields
+from edgellm_ros.serving.openai.wire.lengths import characters_of, check_prompt
 from edgellm_ros.serving.openai.wire.sampling import IGNORED, read_sampling, read_streaming
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ MAX_LOGPROBS = 5
 DEFAULT_TOKENS = 16  # of a completion, as in OpenAI's API
 
 
-def read_completion(data: Any, encode: Encode, models: Models, limits: Limits) -> Asked:
+def read_completion(data: Any, encode: Encode, models: Models, config: EngineConfig, limits: Limits) -> Asked:
     """Read a request to /v1/completions.
 
     encode: converts a text to ids. ApiError 400 for a field that is wrong, 404 for an unknown model.
@@ -32,7 +33,7 @@ def read_completion(data: Any, encode: Encode, models: Models, limits: Limits) -
     fields = Fields(data)
     model = fields.text("model", models.base)
     adapter = models.adapter(model)
-    prompts = _prompts(fields, "prompt", encode)
+    prompts = _prompts(fields, "prompt", encode, config)
     sampling = read_sampling(fields, limits, ("max_tokens",), DEFAULT_TOKENS, {})
     choices = fields.integer("n", 1, MAX_CHOICES, 1)
     fields.neutral("best_of", choices)
@@ -63,7 +64,7 @@ def read_embedding(data: Any, encode: Encode, models: Models, config: EngineConf
             f"--hidden-states {config.llm.num_hidden_layers}",
             "model",
         )
-    prompts = _prompts(fields, "input", encode)
+    prompts = _prompts(fields, "input", encode, config)
     as_base64 = fields.choice("encoding_format", ("float", "base64"), "float") == "base64"
     fields.neutral("dimensions", config.llm.hidden_size)
     fields.done(IGNORED)
@@ -80,24 +81,25 @@ def _at_least_one(logprobs: int | None) -> int:
     return 0 if logprobs is None else max(logprobs, 1)
 
 
-def _prompts(fields: Fields, name: str, encode: Encode) -> list[tuple[str, list[int]]]:
+def _prompts(fields: Fields, name: str, encode: Encode, config: EngineConfig) -> list[tuple[str, list[int]]]:
     """Return places and ids of a text or of ids, or of each item of a list of these."""
     given = fields.need(name)
     if isinstance(given, str) or (isinstance(given, list) and given and _is_id(given[0])):
-        return [(name, _ids(given, name, encode))]
+        return [(name, _ids(given, name, encode, config))]
     if not isinstance(given, list) or not given:
         raise fields.refuse(name, f"expected a text, token ids, or a list of these, got {described(given)}")
     if len(given) > MAX_PROMPTS:
         raise fields.refuse(name, f"expected at most {MAX_PROMPTS} items, got {len(given)}")
     places = [f"{name}[{index}]" for index in range(len(given))]
-    return [(place, _ids(item, place, encode)) for place, item in zip(places, given, strict=True)]
+    return [(place, _ids(item, place, encode, config)) for place, item in zip(places, given, strict=True)]
 
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _ids(given: Any, place: str, encode: Encode) -> list[int]:
+def _ids(given: Any, place: str, encode: Encode, config: EngineConfig) -> list[int]:
+    check_prompt(characters_of(given), config, place)
     if isinstance(given, str):
         try:
             ids = list(encode(given))

@@ -12,6 +12,7 @@ from edgellm_ros.runtime.sampling_params import SamplingParams
 from edgellm_ros.serving.openai.errors import bad_request
 from edgellm_ros.serving.openai.limits import MAX_STOPS, Limits
 from edgellm_ros.serving.openai.wire.fields import Fields
+from edgellm_ros.serving.openai.wire.lengths import check_grammar
 
 RULES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 GRAMMARS = ("regex", "choices")  # of SamplingParams; OpenAI's API does not have them
@@ -46,6 +47,9 @@ def read_sampling(
     seed = fields.integer("seed", 0, 2**64 - 1)
     given["seed"] = secrets.randbits(64) if seed is None else seed
     given |= {name: value for name in GRAMMARS if (value := fields.take(name)) is not None}
+    for name in GRAMMARS:
+        check_grammar(given.get(name), name)
+    check_grammar(grammar.get("json_schema"), str(grammar.get("field")))
     names = {name: name for name in (*RULES, "stop", *GRAMMARS)}
     try:
         return SamplingParams(**given, **{key: grammar[key] for key in grammar if key == "json_schema"})
