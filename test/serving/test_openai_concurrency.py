@@ -137,7 +137,12 @@ class TestClientsThatLeave:
 
 
 class TestSlowReaders:
-    LONG = " ".join(["x" * 100_000] * 80)  # more than the buffers of a connection
+    LONG = " ".join(["x"] * 80)
+    WORD = "x" * 100_000  # in place of each: more than the buffers of a connection
+
+    @pytest.fixture(autouse=True)
+    def long_answers(self, runtime):
+        runtime.says["x"] = self.WORD
 
     def test_a_slow_reader_holds_no_other_up_and_gets_its_whole_answer(self, runtime, serve):
         with serve() as port, begun(port, self.LONG, receive_buffer=4096, stream=True) as answer:
@@ -147,7 +152,9 @@ class TestSlowReaders:
             assert _running(port) == 1
             lines = answer.read().split(b"\r\n")
         events = [json.loads(line[6:]) for line in lines if line.startswith(b'data: {"')]
-        assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == self.LONG
+        assert "".join(
+            event["choices"][0]["delta"].get("content", "") for event in events
+        ) == self.LONG.replace("x", self.WORD)
 
     def test_a_client_that_reads_nothing_is_disconnected(self, runtime, serve):
         with serve(stall_s=0.2) as port, begun(port, self.LONG, receive_buffer=4096, stream=True) as answer:
