@@ -10,7 +10,13 @@ from itertools import pairwise
 import pytest
 
 from edgellm_ros.ros.node.worker.job import Job
-from edgellm_ros.ros.node.worker.schedule import DRIVING_LEVEL, GONE_LEVEL, KEPT_S, Schedule
+from edgellm_ros.ros.node.worker.schedule import (
+    DENSE_S,
+    DRIVING_LEVEL,
+    GONE_LEVEL,
+    KEPT_S,
+    Schedule,
+)
 
 MOST = 4
 
@@ -70,6 +76,17 @@ def test_a_place_is_kept_for_driving_for_some_time_after_its_last_plan(schedule)
     end(schedule, "frame", 2.0)
     assert start(schedule, 2.0 + KEPT_S - 0.1) == []
     assert start(schedule, 2.0 + KEPT_S) == ["d"]
+
+
+def test_fewer_goals_start_beside_plans_of_driving_that_follow_each_other():
+    schedule = Schedule(MOST, most_beside=1)
+    schedule.driving = frame()
+    schedule.goals += [goal(name, name) for name in "abcd"]
+    assert start(schedule) == ["frame", "a"]
+    end(schedule, "frame", 1.0)
+    assert start(schedule, 1.0 + DENSE_S - 0.01) == []
+    assert start(schedule, 1.0 + DENSE_S) == ["b", "c"]
+    assert start(schedule, 1.0 + KEPT_S) == ["d"]
 
 
 def test_the_last_place_is_for_another_client(schedule):
@@ -139,10 +156,10 @@ def test_a_change_of_adapters_waits_for_running_plans_and_nothing_passes_it(sche
 
 def test_frames_at_full_rate_leave_a_change_of_adapters_its_turn(schedule):
     schedule.goals.append(change())
-    started = []
+    schedule.driving, started = frame(), []
     for _ in range(4):
-        schedule.driving = frame()
         started += start(schedule, driving_plans_per_goal=3)
+        schedule.driving = frame()  # waits when the one before ends
         end(schedule, started[-1])
     assert started == ["frame", "frame", "frame", "loras"]
 
@@ -164,15 +181,25 @@ def test_on_the_goals_turn_driving_runs_at_their_level_until_one_has_ended(
 ):
     schedule.goals += [goal("a", "a", priority=2), goal("b", "b")]
     start(schedule)
-    found = []
+    schedule.driving, found = frame(is_command=is_command), []
     for number in range(first_claims + 3):
         if number == first_claims + 2:
             end(schedule, "a")
-        schedule.driving = frame(is_command=is_command)
         start(schedule, driving_plans_per_goal=2)
         found.append(levels(schedule)["frame"])
+        schedule.driving = frame(is_command=is_command)  # waits when the one before ends
         end(schedule, "frame")
     assert found == [DRIVING_LEVEL] * first_claims + [2, 2, DRIVING_LEVEL]
+
+
+def test_driving_that_leaves_goals_time_always_has_its_own_level(schedule):
+    schedule.goals += [goal("a", "a")]
+    start(schedule)
+    for _ in range(30):
+        schedule.driving = frame()
+        start(schedule)
+        assert levels(schedule)["frame"] == DRIVING_LEVEL
+        end(schedule, "frame")
 
 
 def test_without_goals_driving_always_has_its_own_level(schedule):

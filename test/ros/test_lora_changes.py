@@ -37,6 +37,7 @@ class SlowRuntime:
         )
         self.parts = EngineParts(self.config)
         self.active_lora = ""
+        self.has_draft_model = False
         self.closed = False
         self.go = threading.Event()
         self.loading = threading.Event()

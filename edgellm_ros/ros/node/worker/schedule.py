@@ -18,6 +18,7 @@ from edgellm_ros.ros.node.worker.job import DRIVING, GOALS, Job
 COMMANDS_PER_GOAL = 10  # a source of commands that never rests must leave something to goals
 AGING_S = 1.0  # of waiting, which raise a goal by one level, up to the highest that waits
 KEPT_S = 10.0  # after a plan of driving: a place is kept for the next one
+DENSE_S = 0.3  # between two plans of driving that follow each other, as for a camera's frames
 DRIVING_LEVEL = 100  # above all goals
 GONE_LEVEL = -100  # of goals whose client has left: below all others
 
@@ -28,19 +29,21 @@ class Schedule:
     Not thread-safe: the worker holds its lock.
 
     - most: plans that run at once
+    - most_beside: goals that run beside plans of driving that follow each other; None = `most` - 1
     - gone: clients that have left; their goals start when nothing else waits or runs
 
     `now`: the time of `Job.arrival`.
     """
 
-    def __init__(self, most: int = 1) -> None:
+    def __init__(self, most: int = 1, most_beside: int | None = None) -> None:
         self.driving: Job | None = None
         self.goals: list[Job] = []
         self.running: list[Job] = []
         self.gone: Set[str] = frozenset()
         self.started: Counter[str] = Counter({DRIVING: 0, GOALS: 0})
         self._most = most
-        self._in_a_row = 0  # driving jobs since the last goal ended
+        self._most_beside = most - 1 if most_beside is None else most_beside
+        self._in_a_row = 0  # driving jobs without a pause, since the last goal ended
         self._passed_by = 0  # those of them that started while a goal waited or ran
         self._last_client: str | None = None  # of the last goal that started
         self._drove = float("-inf")  # when driving last started or ended
@@ -50,9 +53,11 @@ class Schedule:
 
         Driving goes first, unless it is the goals' turn: a goal waits or runs, and since the last goal ended
         `driving_plans_per_goal` jobs of driving have started. For a command it is the goals' turn after 10
-        jobs, or `driving_plans_per_goal` if that is more, that started while a goal waited or ran. Goals of
-        clients that have left get no turn. On the goals' turn, driving shares the level of the goals that run
-        beside it; it waits if plans run one at a time, or if the next goal's job runs alone.
+        jobs, or `driving_plans_per_goal` if that is more, that started while a goal waited or ran. With more
+        than one place the goals need a turn only after jobs of driving that left them no time: each waited
+        already when the one before it ended. Goals of clients that have left get no turn. On the goals' turn,
+        driving shares the level of the goals that run beside it; it waits if plans run one at a time, or if
+        the next goal's job runs alone.
         """
         goal = self._next_goal(now)
         if self.driving is not None and self._has_lane:
@@ -72,7 +77,7 @@ class Schedule:
         self.running.remove(job)
         if job.is_driving:
             self._drove = now
-        else:
+        if not job.is_driving or (self._most > 1 and self.driving is None):
             self._in_a_row = self._passed_by = 0
 
     def would_wait(self, client: str, now: float) -> int:
@@ -139,9 +144,11 @@ class Schedule:
         return not runs_alone and self._clients_that_run().total() < self._places(now)
 
     def _places(self, now: float) -> int:
-        """Return how many goals may run at once: one less while the node drives."""
+        """Return how many goals may run at once: fewer while the node drives."""
         drives = self.driving is not None or any(job.is_driving for job in self.running)
-        return max(1, self._most - (drives or now < self._drove + KEPT_S))
+        if drives or now < self._drove + DENSE_S:
+            return max(1, min(self._most_beside, self._most - 1))
+        return max(1, self._most - (now < self._drove + KEPT_S))
 
     def _most_of_a_client(self, now: float) -> int:
         """Return how many goals of one client may run: the last place is for another one."""
