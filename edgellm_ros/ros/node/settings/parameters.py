@@ -173,8 +173,8 @@ class Parameters(SampledParameters):
     driving_plans_per_goal: int = declared(
         1,
         "With plan_on = image: number of plans for camera frames with the first claim for each goal that "
-        "ends, while goals wait or run. 1 = frames and goals take turns. A plan for a command does not wait "
-        "for its turn.",
+        "ends, where frames leave goals no time. 1 = frames and goals take turns. A plan for a command does "
+        "not wait for its turn.",
         1,
         1000,
     )
