@@ -138,6 +138,15 @@ def test_a_command_has_the_instruction_of_a_goal_with_its_words_and_its_grammar(
     assert bound.request.instruction == instruction(sampling=SamplingParams(regex="left|right"))
 
 
+def test_a_goal_has_the_priority_of_its_client():
+    jobs = factory(client_priorities=["/agent=3", "/logger=-2"])
+
+    def priority(client: str) -> int:
+        return jobs.from_goal(Plan.Goal(client=client), "1", lambda progress: None, print).priority
+
+    assert [priority(client) for client in ("/agent", "/logger", "/other", "")] == [3, -2, 0, 0]
+
+
 def test_the_actions_of_a_plan_leave_before_its_last_words():
     left = []
     outputs = SimpleNamespace(

@@ -104,6 +104,13 @@ def test_values_set_together_are_checked_together():
     assert check_parameters(changes, read(), configured=True).successful
 
 
+def test_a_priority_of_another_form_is_refused():
+    changes = [Parameter("client_priorities", value=["/agent=3", "/logger"])]
+    assert "NAME=PRIORITY" in check_parameters(changes, read(), configured=True).reason
+    changes = [Parameter("client_priorities", value=["/agent=3", "/logger=-3"])]
+    assert check_parameters(changes, read(), configured=True).successful
+
+
 def test_a_grammar_of_commands_is_one_of_three_parameters():
     assert sampling_from_parameters(read()).grammar is None
     assert sampling_from_parameters(read(choices=["left", "", "right"])).choices == ("left", "right")
