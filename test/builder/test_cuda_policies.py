@@ -111,12 +111,17 @@ def test_graphs_of_policies_have_no_operator_that_cuda_lacks(tmp_path, name, pre
         assert lacking(model) == set(), path
 
 
-def test_patches_need_no_cudnn(tmp_path):
-    for write in (write_pi, write_smolvla):
-        folder = tmp_path / write.__name__
-        folder.mkdir()
-        graphs = plan_export(write(folder), ExportOptions(precision="bf16")).graphs
-        assert "Conv" not in {node.op_type for node in graphs["visual/model.onnx"].graph}
+@pytest.mark.parametrize(
+    "write, path",
+    [
+        (write_pi, "visual/model.onnx"),
+        (write_smolvla, "visual/model.onnx"),
+        (write_diffusion, "action/model.onnx"),
+    ],
+)
+def test_patches_and_trajectories_need_no_cudnn(tmp_path, write, path):
+    graph = plan_export(write(tmp_path), ExportOptions(precision="bf16")).graphs[path]
+    assert not {"Conv", "ConvTranspose"} & {node.op_type for node in graph.graph}
 
 
 def test_no_split_has_more_results_than_a_cuda_graph_records(tmp_path):

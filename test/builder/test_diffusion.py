@@ -143,7 +143,7 @@ def test_a_crop_ratio_of_1_leaves_the_resized_image_whole(checkpoint, tmp_path):
         ({"down_dims": []}, r"down_dims \[\]: expected at least one number"),
         ({"down_dims": [8, 18]}, "down_dims .*: expected multiples of n_groups 4"),
         ({"down_dims": [4, 8]}, "down_dims .*: expected a multiple of 8 as the first one"),
-        ({"down_dims": [8, 24]}, "down_modules.1.0.conv1.block.0.weight"),
+        ({"down_dims": [8, 24]}, "down_modules.1.0.cond_encoder.1.weight"),
         ({"kernel_size": 4}, "kernel_size 4: expected an odd number"),
         ({"diffusion_step_embed_dim": 2}, "diffusion_step_embed_dim 2: expected an even number"),
         ({"use_film_scale_modulation": False}, "cond_encoder.1.weight"),

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graph of Diffusion Policy's U-Net: from noisy actions to noise or clean ones.
 
+Features are [n,channels,T]: the values that a norm takes together are side by side.
+
 Source of the model: LeRobot 0.4.4, policies/diffusion/modeling_diffusion.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +17,11 @@ import onnx_ir as ir
 from edgellm_ros.builder.graph.graph import FLOAT
 from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.policies.diffusion.architecture import DiffusionArchitecture, UNetShape
+from edgellm_ros.builder.policies.diffusion.convolution import (
+    TrajectoryBuilder,
+    doubled_taps,
+    taps,
+)
 from edgellm_ros.builder.policies.group_norm import group_norm
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory import binding_names as names
@@ -36,35 +44,30 @@ def build_unet(architecture: DiffusionArchitecture, weights: Weights, precision:
 
     Output: prediction [n,T,A] fp32: the noise, or the clean actions.
     """
-    graph = ModelBuilder("action", weights, precision)
     actions = [architecture.horizon, architecture.action_dim]
-    trajectory = graph.input(names.TRAJECTORY, FLOAT, ["n", *actions])
+    graph = TrajectoryBuilder("action", weights, precision, actions)
     time = graph.input(names.TIME, FLOAT, [1])
     condition = graph.input(names.CONDITION, FLOAT, [1, architecture.condition])
     shape = architecture.unet
     with graph.module("diffusion"), graph.module(architecture.unet_name):
         embedded = _time(graph, time, shape.time_width)
         joined = graph.op("Concat", embedded, graph.from_fp32(condition), axis=1)
-        # all blocks begin with the same Mish
-        film = _Film(mish(graph, joined), shape.time_width + architecture.condition)
-        x = graph.transpose(graph.from_fp32(trajectory), (0, 2, 1))
+        film = _film(graph, shape, joined, shape.time_width + architecture.condition)
+        x = graph.transpose(graph.from_fp32(graph.trajectory), (0, 2, 1))
         x = _levels(graph, shape, film, x, actions)
         first = shape.widths[0]
         with graph.module("final_conv"):
             last = _Sizes((first, first), architecture.horizon)
             x = _conv_block(graph, "0.block", x, last, shape.kernel, LAST_GROUPS)
-            x = _convolution(graph, "1", x, (first, architecture.action_dim), 1)
-        result = graph.to_fp32(graph.transpose(x, (0, 2, 1)))
+            places = taps(architecture.horizon, 1)
+            x = graph.convolved_rows("1", x, (first, architecture.action_dim), places)
+        result = graph.to_fp32(x)
     graph.output(result, names.PREDICTION, FLOAT, ["n", *actions])
     return graph
 
 
-@dataclass(frozen=True)
-class _Film:
-    """What scales and moves the features of all blocks."""
-
-    condition: ir.Value  # [1,size]
-    size: int
+# From the name of a block to the scale and the shift of its features, [width,1] each; None = no scale.
+_Film = Mapping[str, tuple[ir.Value | None, ir.Value]]
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,31 @@ def _time(graph: ModelBuilder, time: ir.Value, width: int) -> ir.Value:
         return graph.linear("3", mish(graph, raised), inner, width, bias=True)
 
 
-def _levels(graph: ModelBuilder, shape: UNetShape, film: _Film, x: ir.Value, actions: list[int]) -> ir.Value:
+# condition -- Mish --+-- film.0 -- Split -- scales, shifts of the blocks of level 0
+#                     +-- ...
+def _film(graph: ModelBuilder, shape: UNetShape, condition: ir.Value, size: int) -> _Film:
+    """Add what a condition [1,size] makes of the features of all blocks.
+
+    One product for each level: its parts have one size, as ONNX Runtime's CUDA provider needs to split them
+    without a copy from the host.
+    """
+    raised, last = mish(graph, condition), len(shape.widths) - 1
+    film: dict[str, tuple[ir.Value | None, ir.Value]] = {}
+    for level, width in enumerate(shape.widths):
+        up = "mid_modules" if level == last else f"up_modules.{last - 1 - level}"
+        up_names = (f"{up}.0", f"{up}.1")
+        blocks, count = (f"down_modules.{level}.0", f"down_modules.{level}.1", *up_names), 1 + shape.scales
+        parts = {f"{block}.cond_encoder.1": count * width for block in blocks}
+        values = graph.joined_linears(f"film.{level}", parts, raised, size, bias=True)
+        columns = graph.split(graph.reshape(values, [-1, 1]), [width] * (count * len(blocks)), axis=0)
+        scales = columns[::2] if shape.scales else [None] * len(blocks)
+        film |= dict(zip(blocks, zip(scales, columns[count - 1 :: count], strict=True), strict=True))
+    return film
+
+
+def _levels(
+    graph: TrajectoryBuilder, shape: UNetShape, film: _Film, x: ir.Value, actions: list[int]
+) -> ir.Value:
     """Add the levels down and up: [n,A,T] -> [n,widths[0],T]; actions: T and A."""
     widths, skips, (steps, dim) = shape.widths, [], actions
 
@@ -99,82 +126,48 @@ def _levels(graph: ModelBuilder, shape: UNetShape, film: _Film, x: ir.Value, act
         return _block(graph, name, shape, film, x, _Sizes((before, after), steps))
 
     for level, (before, width) in enumerate(zip((dim, *widths), widths, strict=False)):
-        with graph.module(f"down_modules.{level}"):
-            x = block("0", x, before, width)
-            x = block("1", x, width, width)
-            skips.append(x)
-            if level < len(widths) - 1:
-                x = _convolution(graph, "2", x, (width, width), 3, stride=2)
-                steps //= 2
+        module = f"down_modules.{level}"
+        x = block(f"{module}.0", x, before, width)
+        x = block(f"{module}.1", x, width, width)
+        skips.append(x)
+        if level < len(widths) - 1:
+            x = graph.convolution(f"{module}.2", x, (width, width), taps(steps, 3, stride=2))
+            steps //= 2
     for number in range(2):
         x = block(f"mid_modules.{number}", x, widths[-1], widths[-1])
     for level in range(len(widths) - 1):
         width, after = widths[-1 - level], widths[-2 - level]
-        with graph.module(f"up_modules.{level}"):
-            x = graph.op("Concat", x, skips.pop(), axis=1)
-            x = block("0", x, 2 * width, after)
-            x = block("1", x, after, after)
-            x = _doubled(graph, "2", x, after)
-            steps *= 2
+        module = f"up_modules.{level}"
+        x = graph.op("Concat", x, skips.pop(), axis=1)
+        x = block(f"{module}.0", x, 2 * width, after)
+        x = block(f"{module}.1", x, after, after)
+        x = graph.convolution(f"{module}.2", x, (after, after), doubled_taps(steps))
+        steps *= 2
     return x
 
 
 # x --+-- conv1 -- FiLM -- conv2 --(+)-->
 #     +-- residual_conv ------------+
 def _block(
-    graph: ModelBuilder, name: str, shape: UNetShape, film: _Film, x: ir.Value, sizes: _Sizes
+    graph: TrajectoryBuilder, name: str, shape: UNetShape, film: _Film, x: ir.Value, sizes: _Sizes
 ) -> ir.Value:
     """Add a residual block: [n,widths[0],T] -> [n,widths[1],T]."""
     before, width = sizes.widths
     with graph.module(name):
         y = _conv_block(graph, "conv1.block", x, sizes, shape.kernel, shape.groups)
-        values = (1 + shape.scales) * width
-        moved = graph.linear("cond_encoder.1", film.condition, film.size, values, bias=True)
-        moved = graph.op("Unsqueeze", moved, graph.constant([2]))
-        if shape.scales:
-            scale, moved = graph.split(moved, [width, width], axis=1)
-            y = graph.op("Mul", scale, y)
-        y = graph.op("Add", y, moved)
+        scale, shift = film[name]
+        y = graph.op("Add", y if scale is None else graph.op("Mul", scale, y), shift)
         inner = _Sizes((width, width), sizes.steps)
         y = _conv_block(graph, "conv2.block", y, inner, shape.kernel, shape.groups)
         if before != width:
-            x = _convolution(graph, "residual_conv", x, sizes.widths, 1)
+            x = graph.convolution("residual_conv", x, sizes.widths, taps(sizes.steps, 1))
         return graph.op("Add", y, x)
 
 
-# x -- 0 (Conv) -- 1 (group norm) -- Mish -->
+# x -- 0 (convolution) -- 1 (group norm) -- Mish -->
 def _conv_block(
-    graph: ModelBuilder, name: str, x: ir.Value, sizes: _Sizes, kernel: int, groups: int
+    graph: TrajectoryBuilder, name: str, x: ir.Value, sizes: _Sizes, kernel: int, groups: int
 ) -> ir.Value:
     with graph.module(name):
-        y = _convolution(graph, "0", x, sizes.widths, kernel)
+        y = graph.convolution("0", x, sizes.widths, taps(sizes.steps, kernel))
         return mish(graph, group_norm(graph, "1", y, sizes.widths[1], groups, (sizes.steps,)))
-
-
-def _convolution(
-    graph: ModelBuilder, name: str, x: ir.Value, widths: tuple[int, int], kernel: int, *, stride: int = 1
-) -> ir.Value:
-    """Add a convolution over time, [n,widths[0],T] -> [n,widths[1],T / stride]."""
-    with graph.module(name):
-        weight, bias = graph.tensor("weight", widths[1], widths[0], kernel), graph.tensor("bias", widths[1])
-        pads = [kernel // 2] * 2
-        return graph.op("Conv", x, weight, bias, kernel_shape=[kernel], strides=[stride], pads=pads)
-
-
-def _doubled(graph: ModelBuilder, name: str, x: ir.Value, width: int) -> ir.Value:
-    """Add a transposed convolution over time, [n,width,T] -> [n,width,2 T].
-
-    Computed in fp32 in place of bf16, which TensorRT does not have for it.
-    """
-    is_bf16 = graph.dtype == ir.DataType.BFLOAT16
-    with graph.module(name):
-        weights, full = graph.weights, graph.full_name("weight")
-        dtype = FLOAT if is_bf16 else graph.dtype
-        weights.require(full, (width, width, 4))
-        weights.require(graph.full_name("bias"), (width,))
-        weight = graph.weight(full, (width, width, 4), lambda: weights.read(full), dtype)
-        bias_name = graph.full_name("bias")
-        bias = graph.weight(bias_name, (width,), lambda: weights.read(bias_name), dtype)
-        x = graph.to_fp32(x) if is_bf16 else x
-        y = graph.op("ConvTranspose", x, weight, bias, kernel_shape=[4], strides=[2], pads=[1, 1])
-        return graph.from_fp32(y) if is_bf16 else y
