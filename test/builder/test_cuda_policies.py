@@ -15,6 +15,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+from edgellm_ros.builder import export
 from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.builder.exporter.plan import plan_export
 from edgellm_ros.builder.passes.pools import pool_by_maxima
@@ -122,6 +123,29 @@ def test_graphs_of_policies_have_no_operator_that_cuda_lacks(tmp_path, name, pre
 def test_patches_and_trajectories_need_no_cudnn(tmp_path, write, path):
     graph = plan_export(write(tmp_path), ExportOptions(precision="bf16")).graphs[path]
     assert not {"Conv", "ConvTranspose"} & {node.op_type for node in graph.graph}
+
+
+@pytest.mark.parametrize(
+    "write, parts", [(write_pi, ("visual", "action")), (write_smolvla, ("visual",))], ids=["pi", "smolvla"]
+)
+def test_graphs_for_cuda_compute_the_same_without_transposed_heads(tmp_path, write, parts):
+    export(write(tmp_path / "checkpoint"), tmp_path / "engine")
+    rng, sizes = np.random.default_rng(0), {"n": 2, "N": 2, "S": 11}
+    for part in parts:
+        paths = [tmp_path / "engine" / part / name for name in ("model.onnx", "model.cuda.onnx")]
+        standard, special = (
+            onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]) for path in paths
+        )
+        inputs = {
+            each.name: rng.uniform(-1, 1, [sizes.get(size, size) for size in each.shape]).astype(np.float32)
+            for each in standard.get_inputs()
+        }
+        (expected,), (found,) = (session.run(None, inputs) for session in (standard, special))
+        np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+        before, after = (onnx.load(path, load_external_data=False).graph.node for path in paths)
+        count = [sum(node.op_type == "Transpose" for node in nodes) for nodes in (before, after)]
+        # a patch embedding keeps its own, SmolVLA's blocks of patches theirs
+        assert count[1] <= 2 < count[0]
 
 
 def test_no_split_has_more_results_than_a_cuda_graph_records(tmp_path):

@@ -35,10 +35,11 @@ def policy_of(folder, **options):
 
 
 def read_weights(folder, **options):
-    """Read all weights of the graphs that an export would write."""
+    """Read all weights of an export; graphs for CUDA have none of their own."""
     return {
         (path, name): value.const_value.numpy()
         for path, graph in plan_export(folder, ExportOptions(**options)).graphs.items()
+        if ".cuda." not in path
         for name, value in graph.graph.initializers.items()
     }
 

@@ -38,7 +38,7 @@ def test_the_engine_has_the_graphs_and_the_tokenizer_alone(engine):
     parts = ("action", "prefix", "visual")
     graphs = [f"{part}/model.onnx{end}" for part in parts for end in ("", ".data")]
     files = sorted(path.relative_to(engine).as_posix() for path in engine.rglob("*") if path.is_file())
-    assert files == sorted([*graphs, "config.json", "tokenizer.json"])
+    assert files == sorted([*graphs, "visual/model.cuda.onnx", "config.json", "tokenizer.json"])
 
 
 def test_the_configuration_tells_cameras_state_and_actions(engine, checkpoint):

@@ -23,6 +23,9 @@ class StepHeads:
     heads: int
     kv_heads: int
     head_dim: int
+    # Whether operators take rows [n,T,heads*D] as products write them, so that ONNX Runtime's CUDA provider
+    # transposes nothing. Needs one head of keys and values.
+    rows: bool = False
 
 
 def repeat(graph: ModelBuilder, x: ir.Value, samples: ir.Value, rank: int) -> ir.Value:
@@ -46,10 +49,15 @@ def time_features(graph: ModelBuilder, time: ir.Value, periods: tuple[float, flo
 
 
 def project_steps(graph: ModelBuilder, x: ir.Value, sizes: StepHeads) -> Sequence[ir.Value]:
-    """Add the projection of x [n,T,hidden] to queries, keys and values [n,heads,T,D]."""
+    """Add the projection of x [n,T,hidden] to queries, keys and values [n,heads,T,D].
+
+    With `rows` of the sizes they are [n,T,heads*D].
+    """
     counts = {"q_proj": sizes.heads, "k_proj": sizes.kv_heads, "v_proj": sizes.kv_heads}
     widths = {name: count * sizes.head_dim for name, count in counts.items()}
     projected = graph.linears("qkv_proj", widths, x, sizes.hidden_size)
+    if sizes.rows:
+        return projected
 
     def heads(rows: ir.Value, count: int) -> ir.Value:
         if count == 1:  # ONNX Runtime's CUDA provider copies what it transposes, even so
@@ -69,23 +77,29 @@ def attend_with_context(
     visible: Sequence[ir.Value | None],
     sizes: StepHeads,
 ) -> ir.Value:
-    """Add attention of steps [n,heads,T,D] to their own keys and to a context's.
+    """Add attention of steps to their own keys and to a context's.
 
-    Returns [n,T,hidden]. context: keys and values [n,Hkv,P,D]; visible: the inputs of Attention behind the
-    values.
+    qkv: as `project_steps` returns them; context: keys and values [n,Hkv,P,D]; visible: the inputs of
+    Attention behind the values. Returns [n,T,hidden].
     """
     q, *own = qkv
     keys, values = (_join(graph, *pair, sizes) for pair in zip(own, context, strict=True))
-    attended = graph.op("Attention", q, keys, values, *visible, scale=sizes.head_dim**-0.5)
-    width = sizes.heads * sizes.head_dim
-    attended = graph.reshape(graph.transpose(attended, (0, 2, 1, 3)), [0, sizes.steps, width])
+    scale, width = sizes.head_dim**-0.5, sizes.heads * sizes.head_dim
+    if sizes.rows:
+        heads = {"q_num_heads": sizes.heads, "kv_num_heads": sizes.kv_heads}
+        attended = graph.op("Attention", q, keys, values, *visible, scale=scale, **heads)
+    else:
+        attended = graph.op("Attention", q, keys, values, *visible, scale=scale)
+        attended = graph.reshape(graph.transpose(attended, (0, 2, 1, 3)), [0, sizes.steps, width])
     return graph.linear("o_proj", attended, width, sizes.hidden_size)
 
 
 def _join(graph: ModelBuilder, own: ir.Value, context: ir.Value, sizes: StepHeads) -> ir.Value:
     """Concatenate rows [n,Hkv,T,D] and rows [n,Hkv,P,D] to [n,Hkv,T+P,D].
 
-    Along the last axis, because ONNX Runtime's CUDA kernel copies sizes from the host along others.
+    With `rows` of the sizes the first are [n,T,D], and the result is [n,T+P,D]. Along the last
+    axis, because ONNX Runtime's CUDA kernel copies sizes from the host along others.
     """
     flat = (graph.reshape(rows, [0, sizes.kv_heads, -1]) for rows in (own, context))
-    return graph.reshape(graph.op("Concat", *flat, axis=-1), [0, sizes.kv_heads, -1, sizes.head_dim])
+    shape = [0, -1, sizes.head_dim] if sizes.rows else [0, sizes.kv_heads, -1, sizes.head_dim]
+    return graph.reshape(graph.op("Concat", *flat, axis=-1), shape)

@@ -246,8 +246,8 @@ def _policy_graphs(model: PolicyModel, precision: str) -> dict[str, GraphBuilder
     graphs: dict[str, GraphBuilder] = {}
     for part, build in model.parts.items():
         graphs[artefact_path(part)] = standard = build(precision)
-        on_cuda = build(precision)
-        if pool_by_maxima(on_cuda.graph):
+        on_cuda = model.cuda_parts.get(part, build)(precision)
+        if pool_by_maxima(on_cuda.graph) or part in model.cuda_parts:
             on_cuda.share_weights(standard, file_name(part))
             graphs[artefact_path(part, CUDA)] = on_cuda
     return graphs

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
@@ -40,6 +40,8 @@ class PolicyModel:
     tokenizer: bytes | None  # contents of tokenizer.json; None for a policy without text
     parts: Mapping[str, Callable[[str], ModelBuilder]]
     # ^ folder in the engine directory ("visual", "prefix", "action") -> function of the precision
+    cuda_parts: Mapping[str, Callable[[str], ModelBuilder]] = field(default_factory=dict)
+    # ^ the same for the parts with another graph for ONNX Runtime's CUDA provider; its weights are the same
 
 
 @dataclass(frozen=True)

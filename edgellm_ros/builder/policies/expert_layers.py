@@ -73,5 +73,9 @@ def attend_rows_and_context(
         q, k, v = project_steps(graph, x, sizes)
         size = graph.op("Concat", samples, graph.constant([1, 1]), axis=0)
         cos_sin = [graph.op("Expand", each, size) for each in rope]
-        q, k = (graph.op("RotaryEmbedding", each, *cos_sin) for each in (q, k))
+        if sizes.rows:
+            q = graph.op("RotaryEmbedding", q, *cos_sin, num_heads=sizes.heads)
+            k = graph.op("RotaryEmbedding", k, *cos_sin, num_heads=sizes.kv_heads)
+        else:
+            q, k = (graph.op("RotaryEmbedding", each, *cos_sin) for each in (q, k))
         return attend_with_context(graph, (q, k, v), context, visible, sizes)

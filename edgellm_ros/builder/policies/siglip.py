@@ -8,12 +8,15 @@ Source of the model: transformers, modeling_siglip.py and modeling_smolvlm.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from edgellm_ros.builder.graph.graph import ORT_DOMAIN
 from edgellm_ros.builder.graph.layers import ModelBuilder
+from edgellm_ros.builder.graph.residual import NormSizes, add_norm, product
 
 
 @dataclass(frozen=True)
@@ -43,34 +46,42 @@ class SiglipTower(SiglipLayers):
 
 # pixels -- patch_embedding --(+)-- siglip_layers -->
 #                          positions
-def siglip_rows(graph: ModelBuilder, tower: SiglipTower, pixels: ir.Value, positions: np.ndarray) -> ir.Value:
+def siglip_rows(
+    graph: ModelBuilder, tower: SiglipTower, pixels: ir.Value, positions: np.ndarray, cuda: bool = False
+) -> ir.Value:
     """Add the tower's rows [N,P,hidden] of images [N,3,side,side] fp32 from -1 to 1.
 
     positions [P]: the row of the learned grid for each patch. The names of tensors are those of the current
-    module.
+    module. cuda: attention takes rows as the projections write them, and biases are added by the operators
+    behind them, which are ONNX Runtime's own.
     """
     hidden, patch = tower.hidden_size, tower.patch_size
     with graph.module("embeddings"):
         x = graph.linear("patch_embedding", _patches(graph, tower, pixels), 3 * patch**2, hidden, bias=True)
         x = graph.op("Add", x, _positions(graph, tower, positions))
-    return siglip_layers(graph, tower, x)
+    return siglip_layers(graph, tower, x, cuda)
 
 
 # x -- layers.0 -- ... -- layers.L-1 -- post_layernorm -->
-def siglip_layers(graph: ModelBuilder, tower: SiglipLayers, x: ir.Value) -> ir.Value:
-    """Add the layers and the norm after them, over patches [N,P,hidden] of N images."""
+def siglip_layers(graph: ModelBuilder, tower: SiglipLayers, x: ir.Value, cuda: bool = False) -> ir.Value:
+    """Add the layers and the norm after them, over patches [N,P,hidden] of N images.
+
+    cuda: in the form for ONNX Runtime's CUDA provider.
+    """
     hidden = tower.hidden_size
+    sizes = NormSizes(hidden, tower.epsilon)
+    attend, raise_rows = (_attention_cuda, _raised_cuda) if cuda else (_attention, _raised)
+    normed = sizes.norm(graph, "encoder.layers.0.layer_norm1", x)
     for i in range(tower.depth):
         with graph.module(f"encoder.layers.{i}", nodes=f"layers.{i}"):
-            normed = graph.layer_norm("layer_norm1", x, hidden, tower.epsilon)
-            x = graph.op("Add", x, _attention(graph, tower, normed))
-            normed = graph.layer_norm("layer_norm2", x, hidden, tower.epsilon)
-            raised = graph.linear("mlp.fc1", normed, hidden, tower.intermediate_size, bias=True)
-            raised = graph.op("Gelu", raised, approximate="tanh")
-            x = graph.op(
-                "Add", x, graph.linear("mlp.fc2", raised, tower.intermediate_size, hidden, bias=True)
-            )
-    return graph.layer_norm("post_layernorm", x, hidden, tower.epsilon)
+            with graph.module("self_attn"):
+                update = product(graph, "out_proj", attend(graph, tower, normed), hidden, hidden)
+            x, normed = add_norm(graph, sizes, "layer_norm2", x, update, cuda=cuda)
+            raised = raise_rows(graph, tower, normed)
+            update = product(graph, "mlp.fc2", raised, tower.intermediate_size, hidden)
+        following = f"encoder.layers.{i + 1}.layer_norm1" if i + 1 < tower.depth else "post_layernorm"
+        x, normed = add_norm(graph, sizes, following, x, update, cuda=cuda)
+    return normed
 
 
 def _patches(graph: ModelBuilder, tower: SiglipTower, pixels: ir.Value) -> ir.Value:
@@ -91,18 +102,44 @@ def _positions(graph: ModelBuilder, tower: SiglipTower, rows: np.ndarray) -> ir.
     return graph.weight(full, (len(rows), tower.hidden_size), lambda: graph.weights.read(full)[rows])
 
 
-# x --+-- q_proj --+
-#     +-- k_proj --+-- Attention -- out_proj -->
-#     +-- v_proj --+
+# x -- qkv_proj --+-- q --+
+#                 +-- k --+-- Attention -->
+#                 +-- v --+
 def _attention(graph: ModelBuilder, tower: SiglipLayers, x: ir.Value) -> ir.Value:
-    """Add attention among the patches of an image: [N,P,hidden] -> the same."""
-    hidden, heads = tower.hidden_size, tower.num_heads
-    head_dim = hidden // heads
-    with graph.module("self_attn"):
-        rows = (graph.linear(f"{name}_proj", x, hidden, hidden, bias=True) for name in "qkv")
-        q, k, v = (
-            graph.transpose(graph.reshape(part, [0, 0, heads, head_dim]), (0, 2, 1, 3)) for part in rows
-        )
-        attended = graph.op("Attention", q, k, v, scale=head_dim**-0.5)
-        attended = graph.reshape(graph.transpose(attended, (0, 2, 1, 3)), [0, 0, hidden])
-        return graph.linear("out_proj", attended, hidden, hidden, bias=True)
+    """Add attention among the patches of an image without its last projection.
+
+    [N,P,hidden] -> the same.
+    """
+    heads, head_dim = tower.num_heads, tower.hidden_size // tower.num_heads
+    q, k, v = (
+        graph.transpose(graph.reshape(part, [0, 0, heads, head_dim]), (0, 2, 1, 3))
+        for part in _projections(graph, tower, x)
+    )
+    attended = graph.op("Attention", q, k, v, scale=head_dim**-0.5)
+    return graph.reshape(graph.transpose(attended, (0, 2, 1, 3)), [0, 0, tower.hidden_size])
+
+
+def _attention_cuda(graph: ModelBuilder, tower: SiglipLayers, x: ir.Value) -> ir.Value:
+    """Add `_attention` on rows as the projections write them."""
+    heads, scale = tower.num_heads, (tower.hidden_size // tower.num_heads) ** -0.5
+    parts = _projections(graph, tower, x)
+    return graph.op("Attention", *parts, scale=scale, q_num_heads=heads, kv_num_heads=heads)
+
+
+def _projections(graph: ModelBuilder, tower: SiglipLayers, x: ir.Value) -> Sequence[ir.Value]:
+    """Add queries, keys and values [N,P,hidden]."""
+    hidden = tower.hidden_size
+    return graph.linears("qkv_proj", {f"{name}_proj": hidden for name in "qkv"}, x, hidden, bias=True)
+
+
+# x -- fc1 -- Gelu -->
+def _raised(graph: ModelBuilder, tower: SiglipLayers, x: ir.Value) -> ir.Value:
+    """Add the inner rows [N,P,intermediate_size] of the feed-forward block."""
+    raised = graph.linear("mlp.fc1", x, tower.hidden_size, tower.intermediate_size, bias=True)
+    return graph.op("Gelu", raised, approximate="tanh")
+
+
+def _raised_cuda(graph: ModelBuilder, tower: SiglipLayers, x: ir.Value) -> ir.Value:
+    """Add `_raised` with the bias as an input of the activation."""
+    raised = product(graph, "mlp.fc1", x, tower.hidden_size, tower.intermediate_size)
+    return graph.ops("FastGelu", raised.rows, raised.bias, outputs=1, domain=ORT_DOMAIN)[0]

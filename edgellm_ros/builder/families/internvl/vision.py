@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.graph.graph import FLOAT, ORT_DOMAIN
 from edgellm_ros.builder.graph.layers import ModelBuilder
+from edgellm_ros.builder.graph.residual import NormSizes, Product, add_norm
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.multimodal.vision_config import InternVLVisionConfig
@@ -63,23 +64,23 @@ def build_vision(
     config, hidden = architecture.config, architecture.config.hidden_size
     merged = config.patches_per_token * hidden
     attend = _attention_cuda if cuda else _attention
-    add_norm = _add_norm_cuda if cuda else _add_norm
+    sizes = NormSizes(hidden, architecture.epsilon, architecture.rms_norms)
     pixels = graph.input(names.PIXEL_VALUES, FLOAT, ["T", config.tile_patches, config.patch_dim])
     with graph.module(f"{architecture.prefix}vision_tower", nodes="vision_tower"):
         x = _embeddings(graph, architecture, pixels)
-        normed = _norm(graph, architecture, "encoder.layer.0.layernorm_before", x)
+        normed = sizes.norm(graph, "encoder.layer.0.layernorm_before", x)
         for i in range(config.depth):
             with graph.module(f"encoder.layer.{i}", nodes=f"layer.{i}"):
                 with graph.module("attention"):
                     attended = attend(graph, architecture, normed)
                 update = _scaled_linear(graph, "attention.projection_layer", "lambda_1", attended, hidden)
-                x, normed = add_norm(graph, architecture, "layernorm_after", x, update)
+                x, normed = add_norm(graph, sizes, "layernorm_after", x, update, cuda=cuda)
                 raised = graph.linear("mlp.fc1", normed, hidden, architecture.intermediate_size, bias=True)
                 raised = graph.op("Gelu", raised, approximate="none")
                 update = _scaled_linear(graph, "mlp.fc2", "lambda_2", raised, hidden)
             if i + 1 < config.depth:
                 following = f"encoder.layer.{i + 1}.layernorm_before"
-                x, normed = add_norm(graph, architecture, following, x, update)
+                x, normed = add_norm(graph, sizes, following, x, update, cuda=cuda)
         x = graph.op("Add", x, update.with_bias(graph))
         if architecture.last_norm:
             x = graph.layer_norm("layernorm", x, hidden, architecture.epsilon)
@@ -144,18 +145,7 @@ def merge_order(config: InternVLVisionConfig) -> np.ndarray:
     return patches.transpose(0, 2, 1, 3).reshape(-1)
 
 
-@dataclass(frozen=True)
-class _Product:
-    """The result of a linear layer whose bias is not added yet."""
-
-    rows: ir.Value  # [T,1+P,hidden]
-    bias: ir.Value  # [hidden]
-
-    def with_bias(self, graph: ModelBuilder) -> ir.Value:
-        return graph.op("Add", self.rows, self.bias)
-
-
-def _scaled_linear(graph: ModelBuilder, name: str, scale: str, x: ir.Value, fan_out: int) -> _Product:
+def _scaled_linear(graph: ModelBuilder, name: str, scale: str, x: ir.Value, fan_out: int) -> Product:
     """Add a linear layer with the layer scale `scale` in its weights.
 
     The scale multiplies the outputs; the weights contain the factor.
@@ -170,39 +160,10 @@ def _scaled_linear(graph: ModelBuilder, name: str, scale: str, x: ir.Value, fan_
 
     with graph.scope(name):
         matrix = graph.weight(weight, (fan_in, fan_out), lambda: (read(weight) * read(factor)[:, None]).T)
-        return _Product(
+        return Product(
             graph.op("MatMul", x, matrix),
             graph.weight(bias, (fan_out,), lambda: read(bias) * read(factor)),
         )
-
-
-def _norm(graph: ModelBuilder, architecture: VisionArchitecture, name: str, x: ir.Value) -> ir.Value:
-    norm = graph.rms_norm if architecture.rms_norms else graph.layer_norm
-    return norm(name, x, architecture.config.hidden_size, architecture.epsilon)
-
-
-def _add_norm(
-    graph: ModelBuilder, architecture: VisionArchitecture, name: str, x: ir.Value, added: _Product
-) -> tuple[ir.Value, ir.Value]:
-    """Add a residual connection and the norm of its sum; return both."""
-    x = graph.op("Add", x, added.with_bias(graph))
-    return x, _norm(graph, architecture, name, x)
-
-
-def _add_norm_cuda(
-    graph: ModelBuilder, architecture: VisionArchitecture, name: str, x: ir.Value, added: _Product
-) -> tuple[ir.Value, ir.Value]:
-    """Add `_add_norm` as one operator."""
-    hidden, epsilon = architecture.config.hidden_size, architecture.epsilon
-    with graph.module(name):
-        kind, parameters = "SkipSimplifiedLayerNormalization", [graph.tensor("weight", hidden)]
-        if not architecture.rms_norms:
-            kind = "SkipLayerNormalization"
-            parameters.append(graph.tensor("bias", hidden))
-        normed, *_, total = graph.ops(
-            kind, added.rows, x, *parameters, added.bias, outputs=4, domain=ORT_DOMAIN, epsilon=epsilon
-        )
-    return total, normed
 
 
 # (q_norm and k_norm: only with qk_norms)

@@ -63,6 +63,10 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights, sources: Pol
             PREFIX: partial(build_prefix, architecture, named),
             "action": partial(build_expert, architecture, named),
         },
+        {
+            "visual": partial(build_vision, architecture, named, cuda=True),
+            "action": partial(build_expert, architecture, named, cuda=True),
+        },
     )
 
 

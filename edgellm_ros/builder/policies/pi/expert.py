@@ -41,8 +41,10 @@ Norm = Callable[[str, ir.Value], tuple[ir.Value, ir.Value | None]]
 # trajectory -- action_in_proj ------ layers.0 -- ... -- layers.L-1 -- norm -- action_out_proj -- velocity
 # state ------- state_proj (pi0) -----+ |                    |           |
 # time -------- time_mlp (pi0.5) -------+--------------------+-----------+
-def build_expert(architecture: PiArchitecture, weights: Weights, precision: str) -> ModelBuilder:
-    """Build `action/model.onnx`.
+def build_expert(
+    architecture: PiArchitecture, weights: Weights, precision: str, cuda: bool = False
+) -> ModelBuilder:
+    """Build `action/model.onnx`, or with `cuda` `action/model.cuda.onnx`.
 
     The graph takes n chunks of T actions of A values, all with one context and one time.
 
@@ -62,7 +64,8 @@ def build_expert(architecture: PiArchitecture, weights: Weights, precision: str)
     samples = graph.op("Shape", trajectory, start=0, end=1)
     x, norms = _embed(graph, architecture, trajectory, time, samples)
     length = steps if architecture.adaptive else steps + 1
-    sizes = StepHeads(hidden, length, llm.num_attention_heads, llm.num_key_value_heads, llm.head_dim)
+    heads = llm.num_attention_heads, llm.num_key_value_heads
+    sizes = StepHeads(hidden, length, *heads, llm.head_dim, rows=cuda)
     shape: list[Dim] = [1, llm.num_key_value_heads, "S", llm.head_dim]
     context = [
         (

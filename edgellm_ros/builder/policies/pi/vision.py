@@ -17,8 +17,10 @@ from edgellm_ros.engine_directory import binding_names as names
 
 
 # pixel_values -- vision_tower -- multi_modal_projector -- image_embeds
-def build_vision(architecture: PiArchitecture, weights: Weights, precision: str) -> ModelBuilder:
-    """Build `visual/model.onnx`.
+def build_vision(
+    architecture: PiArchitecture, weights: Weights, precision: str, cuda: bool = False
+) -> ModelBuilder:
+    """Build `visual/model.onnx`, or with `cuda` `visual/model.cuda.onnx`.
 
     Input: pixel_values [N,3,side,side] fp32, of N cameras, from -1 to 1.
 
@@ -29,7 +31,7 @@ def build_vision(architecture: PiArchitecture, weights: Weights, precision: str)
     size = tower.image_size
     pixels = graph.input(names.PIXEL_VALUES, FLOAT, ["N", 3, size, size])
     with graph.module(TOWER, nodes="vision_tower"):
-        x = siglip_rows(graph, tower, pixels, np.arange(tower.side**2))
+        x = siglip_rows(graph, tower, pixels, np.arange(tower.side**2), cuda)
     with graph.module(PROJECTOR, nodes="projector"):
         x = graph.linear("linear", x, tower.hidden_size, out_size, bias=True)
     x = graph.reshape(x, [-1, out_size])

@@ -39,6 +39,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights, sources: Pol
             PREFIX: partial(build_prefix, architecture, weights),
             "action": partial(build_expert, architecture, weights),
         },
+        {"visual": partial(build_vision, architecture, weights, cuda=True)},
     )
 
 

@@ -20,8 +20,10 @@ from edgellm_ros.engine_directory import binding_names as names
 
 
 # pixel_values -- vision_model -- blocks of merge x merge patches -- proj -- image_embeds
-def build_vision(architecture: SmolVLAArchitecture, weights: Weights, precision: str) -> ModelBuilder:
-    """Build `visual/model.onnx`.
+def build_vision(
+    architecture: SmolVLAArchitecture, weights: Weights, precision: str, cuda: bool = False
+) -> ModelBuilder:
+    """Build `visual/model.onnx`, or with `cuda` `visual/model.cuda.onnx`.
 
     Input: pixel_values [N,3,side,side] fp32, of N cameras, from -1 to 1.
 
@@ -33,7 +35,7 @@ def build_vision(architecture: SmolVLAArchitecture, weights: Weights, precision:
     hidden, side, size = tower.hidden_size, tower.side, tower.image_size
     pixels = graph.input(names.PIXEL_VALUES, FLOAT, ["N", 3, size, size])
     with graph.module(f"{VLM}.vision_model", nodes="vision_model"):
-        x = siglip_rows(graph, tower, pixels, position_rows(tower))
+        x = siglip_rows(graph, tower, pixels, position_rows(tower), cuda)
     with graph.scope("connector"):
         merge, blocks = tower.merge, side // tower.merge
         x = graph.reshape(x, [-1, blocks, merge, blocks, merge, hidden])
