@@ -47,15 +47,20 @@ def _filtered(image: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 
 def _resized(image: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """Resize an image to [3, rows, columns] float32 from 0 to 255."""
-    pixels = np.moveaxis(image, 2, 0).astype(np.float32, order="C")
-    if rows != image.shape[0]:
+    """Resize an image to [3, rows, columns] float32 from 0 to 255.
+
+    Rows become floats after they are chosen: an image that shrinks has few of them.
+    """
+    if rows == image.shape[0]:
+        pixels = image.astype(np.float32)
+    else:
         above, below, share = _neighbours(image.shape[0], rows)
-        pixels = _mixed(np.take(pixels, above, axis=1), np.take(pixels, below, axis=1), share[:, None])
+        chosen = (np.take(image, each, axis=0).astype(np.float32) for each in (above, below))
+        pixels = _mixed(*chosen, share[:, None, None])
     if columns != image.shape[1]:
         left, right, share = _neighbours(image.shape[1], columns)
-        pixels = _mixed(np.take(pixels, left, axis=2), np.take(pixels, right, axis=2), share)
-    return pixels
+        pixels = _mixed(np.take(pixels, left, axis=1), np.take(pixels, right, axis=1), share[:, None])
+    return np.moveaxis(pixels, 2, 0)
 
 
 def _mixed(first: np.ndarray, second: np.ndarray, share: np.ndarray) -> np.ndarray:
