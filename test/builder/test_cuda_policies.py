@@ -126,7 +126,9 @@ def test_patches_and_trajectories_need_no_cudnn(tmp_path, write, path):
 
 
 @pytest.mark.parametrize(
-    "write, parts", [(write_pi, ("visual", "action")), (write_smolvla, ("visual",))], ids=["pi", "smolvla"]
+    "write, parts",
+    [(partial(write_pi, sizes=SIZES["pi05"]), ("visual", "action")), (write_smolvla, ("visual",))],
+    ids=["pi05", "smolvla"],
 )
 def test_graphs_for_cuda_compute_the_same_without_transposed_heads(tmp_path, write, parts):
     export(write(tmp_path / "checkpoint"), tmp_path / "engine")
