@@ -126,6 +126,8 @@ class CameraConfig:
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) != len(self.names):
             raise ValueError(f"names must be different and at least one, got {self.names}")
+        if "" in self.names:
+            raise ValueError(f"names must not be empty, got {self.names}")
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ CONFIG_ERRORS = [
     ("text_config.hidden_size", ..., "text_config: key 'hidden_size' is missing"),
     ("text_config.hidden_size", "48", "hidden_size '48': expected an integer"),
     ("text_config.rms_norm_eps", True, "rms_norm_eps True: expected a number"),
+    ("text_config.rms_norm_eps", -1e-6, "rms_norm_eps -1e-06: expected at least 0"),
     ("text_config.rms_norm_eps", float("inf"), "rms_norm_eps inf: expected finite numbers"),
     ("text_config.rms_norm_eps", 10**400, "expected finite numbers"),
     ("text_config.num_attention_heads", 0, "num_attention_heads 0: expected at least 1"),

@@ -132,6 +132,18 @@ def of_model(**changes):
     return "config.json", lambda data: data.update(changes)
 
 
+# the layers of the model code
+without_vl = "config.json", lambda data: data.pop("vl_self_attention_cfg")
+
+
+def of_vlm(**changes):
+    def change(data):
+        for key, value in changes.items():
+            data[key] = {**data[key], **value} if isinstance(value, dict) else value
+
+    return "vlm/config.json", change
+
+
 def of_processor(**changes):
     return "processor_config.json", lambda data: data["processor_kwargs"].update(changes)
 
@@ -154,7 +166,18 @@ def of_statistics(modality, key, **changes):
         (of_model(use_alternate_vl_dit=False), "use_alternate_vl_dit False: supported: True"),
         (of_model(state_history_length=2), "state_history_length 2: supported: 1"),
         (of_model(select_layer=2), "select_layer 2: expected more layers than the 2 deepstack features"),
-        (of_model(select_layer=9), "num_hidden_layers 4: the last layer in model.safetensors is"),
+        (of_model(select_layer=9), "select_layer 4: the last layer in model.safetensors is"),
+        (
+            of_model(vl_self_attention_cfg=None),
+            "num_layers 0: model.safetensors has 1 layers of action_head.vl_s",
+        ),
+        (without_vl, "num_layers 4: the last layer in model.safetensors is"),
+        (of_vlm(image_token_id=0), r"vlm/config.json: image_token_id 0: expected that of <\|image_pad\|> in"),
+        (
+            of_vlm(vision_config={"deepstack_visual_indexes": [0]}),
+            r"model.safetensors has 2 layers of \S+deepst",
+        ),
+        (of_model(num_inference_timesteps=1001), "num_inference_timesteps 1001: expected at most 1000"),
         (of_model(backbone_embedding_dim=50), "backbone_embedding_dim 50: expected hidden_size 48 of "),
         (of_model(input_embedding_dim=26), "input_embedding_dim 26: expected an even number, the 24 of"),
         (of_model(hidden_size=21), "hidden_size 21: expected output_dim of diffusion_model_cfg"),
@@ -172,6 +195,11 @@ def of_statistics(modality, key, **changes):
             of_processor(use_albumentations=False, image_crop_size=[31, 32]),
             r"image_crop_size \[31, 32\]: expected \[32, 32\] less an even number",
         ),
+        (of_processor(shortest_image_edge=9000), "shortest_image_edge 9000: expected at most 8192"),
+        (
+            of_modality("video", modality_keys=["", "wrist"]),
+            r"modality_keys \['', 'wrist'\]: expected a list of names",
+        ),
         (of_modality("video", modality_keys=[]), r"modality_keys \[\]: expected a list of names"),
         (
             of_modality("video", delta_indices=[-15]),
@@ -185,6 +213,10 @@ def of_statistics(modality, key, **changes):
             "mean_std_embedding_keys .*: supported: None",
         ),
         (of_modality("state", exclude_state=True), "exclude_state True: supported: False"),
+        (
+            of_statistics("state", "arm", q99=[9, 9, 1e39]),
+            r"statistics.json: .*q99 .*: expected numbers of at mo",
+        ),
         (of_statistics("state", "arm", q01=None), "q01 None: expected a list of numbers"),
         (of_statistics("state", "arm", q01=[9, 9, 9]), "q99 .*: has values below those of q01"),
         (of_statistics("action", "arm", q99=[1, 2]), r"q99 \[1, 2\]: expected the shape of q01, \[3\]"),

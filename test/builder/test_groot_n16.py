@@ -207,6 +207,10 @@ def of_model(**changes):
     return "config.json", lambda data: data.update(changes)
 
 
+def of_dit(**changes):
+    return "config.json", lambda data: data["diffusion_model_cfg"].update(changes)
+
+
 def of_processor(**changes):
     return "processor_config.json", lambda data: data["processor_kwargs"].update(changes)
 
@@ -239,7 +243,11 @@ def of_words(**changes):
     [
         (of_model(backbone_model_type="qwen"), "backbone_model_type 'qwen': supported: eagle"),
         (of_model(use_alternate_vl_dit=False), "use_alternate_vl_dit False: supported: True"),
-        (of_model(select_layer=9), "num_hidden_layers 5: the last layer in model.safetensors is"),
+        (of_model(select_layer=9), "select_layer 5: the last layer in model.safetensors is"),
+        (of_model(vl_self_attention_cfg={"num_layers": 1}), "vl_self_attention_cfg .*: supported: None"),
+        (of_dit(num_layers=3), "num_layers 3: model.safetensors has 4 layers of action_head.model"),
+        (of_model(num_inference_timesteps=1001), "num_inference_timesteps 1001: expected at most 1000"),
+        (of_processor(shortest_image_edge=9000), "shortest_image_edge 9000: expected at most 8192"),
         (of_model(backbone_embedding_dim=50), "backbone_embedding_dim 50: expected hidden_size 48 of .*vlm"),
         (of_model(max_num_embodiments=2), "max_num_embodiments 2: the embodiment is number 2"),
         (of_processor(crop_fraction=None, image_target_size=None), "image_target_size None: expected a list"),
@@ -265,7 +273,11 @@ def of_words(**changes):
         ),
         (of_tokens(pixels_per_token=196), "pixels_per_token 196: supported: 784"),
         (of_tokens(image_placeholder="img"), "image_placeholder 'img': supported: image"),
-        (of_eagle(image_token_index=5), "without an image token 5 for each image after the task"),
+        (
+            of_eagle(image_token_index=5),
+            "config.json: image_token_index 5: expected that of <IMG_CONTEXT> in",
+        ),
+        (of_tokens(image_token="<img>"), "image_token_index .*: expected that of <img> in vocab.json"),
         (
             of_eagle("text_config", architectures=["Qwen2ForCausalLM"]),
             r"architectures \['Qwen2ForCausalLM'\]",
@@ -277,6 +289,7 @@ def of_words(**changes):
         (of_eagle("vision_config", model_type="radio"), "model_type 'radio': supported: siglip2_vision_mo"),
         (of_eagle("vision_config", num_patches=24), "num_position_embeddings must be a square, got 24"),
         (of_eagle("vision_config", num_hidden_layers=3), "num_hidden_layers 3: the last layer in"),
+        (of_eagle("vision_config", num_hidden_layers=1), r"model.safetensors has 2 layers of \S+encoder"),
         (of_eagle("vision_config", hidden_size=16), r"patch_embedding.weight.* has shape \[32, 588\]"),
         (of_pixels(do_resize=True), "do_resize True: supported: False"),
         (of_pixels(image_std=[0.5]), r"image_std \[0.5\]: expected 3 values"),

@@ -112,6 +112,17 @@ def test_a_folder_without_a_description_is_refused_with_an_example(tmp_path):
         policy_of(tmp_path)
 
 
+def test_a_camera_without_a_name_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"openpi\.json: names must not be empty, got \(''"):
+        policy_of(write_openpi(tmp_path, cameras={"base_0_rgb": ""}))
+
+
+def test_a_folder_without_statistics_is_refused(tmp_path):
+    (write_openpi(tmp_path) / "assets/someone/a_robot/norm_stats.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"assets: no norm_stats\.json in it: openpi saves"):
+        policy_of(tmp_path)
+
+
 def test_statistics_of_two_assets_need_a_name(tmp_path):
     folder = write_openpi(tmp_path)
     other = tmp_path / "assets" / "other"

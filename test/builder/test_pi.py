@@ -162,6 +162,9 @@ CHANGES = [
     ({"tokenizer_max_length": 100}, "max_length 200: supported: 100"),
     ({"use_relative_actions": True}, "use_relative_actions True: expected as `enabled` of relative"),
     ({"normalization_mapping": {"VISUAL": "MEAN_STD"}}, "VISUAL 'MEAN_STD': supported: IDENTITY"),
+    ({"type": None}, r"config.json: type None: expected a string"),
+    ({"max_state_dim": 4097}, "max_state_dim 4097: expected at most 4096"),
+    ({"num_inference_steps": 1001}, "num_inference_steps 1001: expected at most 1000"),
     ({"type": "pi0"}, r"steps\[4\] 'pi05_prepare_state_tokenizer_processor_step': not supported"),
 ]
 

@@ -126,6 +126,7 @@ def test_longrope_has_as_many_positions_as_its_first_training():
         ({"rope_type": "dynamic", "factor": 2.0}, "rope_type 'dynamic': supported: default, linear, llama3"),
         ({"type": "ntk"}, "type 'ntk': supported: default"),
         ({"rope_theta": 0.5}, r"rope_theta 0\.5: expected more than 1"),
+        ({"rope_theta": 1e39}, r"rope_theta 1e\+39: expected at most 3\.4e\+38"),
         ({"partial_rotary_factor": 1.5}, r"partial_rotary_factor 1\.5: expected more than 0 and at most 1"),
         ({"partial_rotary_factor": 0.5}, "rotates whole heads, supported: 1"),
         ({"rope_type": "linear"}, "key 'factor' is missing"),

@@ -14,6 +14,7 @@ import numpy as np
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.engine_directory.rope_config import RopeConfig
 
+LARGEST_THETA = float(np.finfo(np.float32).max)
 ORIGINAL = "original_max_position_embeddings"
 
 
@@ -33,6 +34,8 @@ def read_rope(
     theta = holder.number("rope_theta", default_theta)
     if theta <= 1:
         raise holder.fail("rope_theta", "expected more than 1")
+    if theta > LARGEST_THETA:
+        raise holder.fail("rope_theta", f"expected at most {LARGEST_THETA:.3g}")
     holder = rope if rope.has("partial_rotary_factor") else text
     share = holder.number("partial_rotary_factor", 1.0)
     if not 0 < share <= 1:

@@ -62,7 +62,10 @@ def read_head_dim(text: ConfigSection, default: int | None = None) -> int:
 
 def read_norm(text: ConfigSection) -> RMSNorm:
     """Read what the RMSNorms have in common."""
-    return RMSNorm(text.number("rms_norm_eps", 1e-6))
+    epsilon = text.number("rms_norm_eps", 1e-6)
+    if epsilon < 0:
+        raise text.fail("rms_norm_eps", "expected at least 0")
+    return RMSNorm(epsilon)
 
 
 def read_sliding_windows(text: ConfigSection) -> tuple[int | None, ...]:

@@ -76,7 +76,7 @@ def find_policy(config: ConfigSection) -> Policy | None:
     if config.has("model_type"):
         own = config.data["model_type"]
         return next((policy for policy in known.values() if own in policy.model_types), None)
-    if config.has(OPENPI) and not config.has("type"):
+    if config.has(OPENPI) and not config.has("type") and not config.has("output_features"):
         return known["pi0"]
     if not config.has("output_features") and kind not in known and not is_policy(kind):
         return None

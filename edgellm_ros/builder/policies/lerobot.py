@@ -19,6 +19,7 @@ VECTORS = {STATE: "STATE", ENVIRONMENT: "ENV", ACTION: "ACTION"}  # types of vec
 STANDARD_FPS = 30.0  # of LeRobot's recordings
 KINDS = ("VISUAL", "STATE", "ENV", "ACTION", "REWARD", "LANGUAGE")  # of features
 MOST_ACTIONS = 4096  # of a chunk
+MOST_STEPS = 1000  # from noise
 MOST_PIXELS = 8192  # of an image's side
 # Keys that config.json of any policy has, of LeRobot 0.3 to 0.6.
 COMMON_KEYS = frozenset((

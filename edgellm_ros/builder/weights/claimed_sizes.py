@@ -41,6 +41,18 @@ def check_layers(
     raise section.fail(key, f"{weights.where.name} has no tensors of '{modules}.0'{there}")
 
 
+def check_no_more_layers(
+    section: ConfigSection, key: str, count: int, weights: Weights, modules: str
+) -> None:
+    """Raise ValueError if the checkpoint has tensors of further layers.
+
+    count: of the section's layers, whose key is `key`; modules: as for `check_layers`.
+    """
+    stored = weights.list_length(modules)
+    if count < stored:
+        raise section.fail(key, f"{weights.where.name} has {stored} layers of {modules}")
+
+
 def check_dimensions(section: ConfigSection, weights: Weights) -> None:
     """Raise ValueError if a section's size exceeds all dimensions of the tensors.
 

@@ -21,6 +21,7 @@ from edgellm_ros.diffusion.config import ActionSpaceConfig, TrajectoryHistoryCon
 from edgellm_ros.engine_directory.language_model_config import LanguageModelConfig
 
 TARGET = "_target_"
+MOST_STEPS = 1000  # of Euler
 HISTORY_DT = 0.1  # seconds between points, in the published inference
 HISTORY_AXES = ("x", "y", "z")
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -64,7 +65,7 @@ def read_expert(
         head_dim=shape.size("head_dim", llm.head_dim),
         rms_norm_eps=read_norm(shape).epsilon,
         rope_theta=llm.rope.theta,
-        num_denoise_steps=flow.size("num_inference_steps", 10),
+        num_denoise_steps=flow.size("num_inference_steps", 10, MOST_STEPS),
         action_space=space,
         trajectory_history=_read_history(config, vocabulary),
         history_token_id=vocabulary.id("traj_history"),

@@ -45,7 +45,9 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights, sources: Pol
     names = sources.dataset if source.named else None
     policy = config.make(
         GrootConfig,
-        cameras=read_cameras(source.cameras, source.frames, source.crop, backbone.vision),
+        cameras=config.make(
+            partial(read_cameras, source.cameras, source.frames, source.crop, backbone.vision)
+        ),
         state=read_state(embodiment, config, names, architecture.state_dim),
         action_space=read_actions(embodiment, config, sources.dataset, names, architecture),
         max_prompt_tokens=MAX_PROMPT_TOKENS,

@@ -8,7 +8,7 @@ head.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.model.decoder import Decoder
@@ -36,11 +36,12 @@ class AttentionSizes:
 class Backbone:
     """The part of a vision language model that the action head attends to."""
 
-    where: str  # the file of its sizes
+    where: str = field(compare=False)  # the file that errors name
     decoder: Decoder  # the kept layers of the language model
     norm: bool  # whether the language model's last norm follows them
     vision: Qwen3VisionConfig | Siglip2VisionConfig
-    build_vision: Callable[[Weights, str], ModelBuilder]  # of weights and precision
+    # of weights and precision; compared by the configuration of the tower, as a partial has no equality
+    build_vision: Callable[[Weights, str], ModelBuilder] = field(compare=False)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import logging
 
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.policies.groot.version import Version
+from edgellm_ros.builder.policies.lerobot import MOST_PIXELS
 from edgellm_ros.diffusion.groot_config import CroppedCameraConfig
 from edgellm_ros.multimodal.image_crop import AREA, BICUBIC, BILINEAR, ImageCrop, cropped_size
 from edgellm_ros.multimodal.patch_processor import smart_resize
@@ -47,7 +48,8 @@ def read_crop(settings: ConfigSection, version: Version) -> ImageCrop:
         return _squares(settings, letter_box)
     share, edge = _share(settings), settings.data.get("shortest_image_edge", version.short_side)
     if edge is not None:
-        return _by_short_side(letter_box, settings.size("shortest_image_edge", version.short_side), share)
+        edge = settings.size("shortest_image_edge", version.short_side, MOST_PIXELS)
+        return _by_short_side(letter_box, edge, share)
     target = _sides(settings, "image_target_size")
     if version.always_kept:
         return _by_short_side(letter_box, target[0], share)
@@ -68,7 +70,7 @@ def read_crop_of_lerobot(settings: ConfigSection) -> ImageCrop:
     settings: of its step `groot_n1_7_vlm_encode_v1`.
     """
     letter_box, target = settings.flag("letter_box_transform", False), _sides(settings, "image_target_size")
-    edge = settings.size("shortest_image_edge", target[0])
+    edge = settings.size("shortest_image_edge", target[0], MOST_PIXELS)
     share = 1.0
     if settings.has("crop_fraction"):
         share = settings.number("crop_fraction")
@@ -132,6 +134,6 @@ def _share(settings: ConfigSection) -> float:
 
 def _sides(settings: ConfigSection, key: str) -> tuple[int, int]:
     sides = settings.integers(key)
-    if len(sides) != 2 or not all(0 < side <= 8192 for side in sides):
-        raise settings.fail(key, "expected height and width in pixels, from 1 to 8192")
+    if len(sides) != 2 or not all(0 < side <= MOST_PIXELS for side in sides):
+        raise settings.fail(key, f"expected height and width in pixels, from 1 to {MOST_PIXELS}")
     return sides[0], sides[1]

@@ -10,8 +10,10 @@ from __future__ import annotations
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.policies.groot.architecture import HEAD, AttentionSizes, Backbone, GrootArchitecture
 from edgellm_ros.builder.policies.groot.version import Version
-from edgellm_ros.builder.weights.claimed_sizes import check_layers
+from edgellm_ros.builder.weights.claimed_sizes import check_layers, check_no_more_layers
 from edgellm_ros.builder.weights.weights import Weights
+
+VL = "vl_self_attention_cfg"  # key of the layers behind the backbone
 
 
 def read_architecture(
@@ -30,7 +32,7 @@ def read_architecture(
     ):
         if size != hidden:
             raise config.fail("backbone_embedding_dim", f"expected {name} {size} of {backbone.where}")
-    dit, vl = _read_dit(config, weights), _read_vl(config, weights, hidden)
+    dit, vl = _read_dit(config, weights), _read_vl(config, version, weights, hidden)
     if config.size("input_embedding_dim", 1536) != dit.width or dit.width % 2:
         raise config.fail(
             "input_embedding_dim", f"expected an even number, the {dit.width} of the DiT's heads"
@@ -70,6 +72,8 @@ def _check_supported(config: ConfigSection, version: Version) -> None:
     config.one_of("use_tactile", [False], default=False)
     config.one_of("use_mean_std", [False], default=False)
     config.one_of("state_history_length", [1], default=1)
+    if version.vl_layers is None:
+        config.one_of(VL, [None], default=None)
 
 
 def _read_dit(config: ConfigSection, weights: Weights) -> AttentionSizes:
@@ -80,13 +84,18 @@ def _read_dit(config: ConfigSection, weights: Weights) -> AttentionSizes:
     return _read_attention(section, weights, f"{HEAD}.model.transformer_blocks")
 
 
-def _read_vl(config: ConfigSection, weights: Weights, hidden: int) -> AttentionSizes:
-    if not config.data.get("vl_self_attention_cfg"):
-        return AttentionSizes(0, 1, hidden)
-    section = config.section("vl_self_attention_cfg")
+def _read_vl(config: ConfigSection, version: Version, weights: Weights, hidden: int) -> AttentionSizes:
+    """Read the layers behind the backbone.
+
+    There are none with null or 0 layers; without the key they are those of the version.
+    """
+    key, modules = VL, f"{HEAD}.vl_self_attention.transformer_blocks"
+    data = {**config.data, key: config.data.get(key, version.vl_layers) or {"num_layers": 0}}
+    section = ConfigSection(data, config.where).section(key)
     if section.data.get("num_layers") == 0:
+        check_no_more_layers(section, "num_layers", 0, weights, modules)
         return AttentionSizes(0, 1, hidden)
-    sizes = _read_attention(section, weights, f"{HEAD}.vl_self_attention.transformer_blocks")
+    sizes = _read_attention(section, weights, modules)
     if sizes.width != hidden:
         raise section.fail("attention_head_dim", f"expected heads of {hidden} values together")
     return sizes
@@ -100,4 +109,6 @@ def _read_attention(section: ConfigSection, weights: Weights, modules: str) -> A
     section.one_of("upcast_attention", [False], default=False)
     check_layers(section, "num_layers", weights, modules, default=12)
     heads, head_dim = section.size("num_attention_heads", 8), section.size("attention_head_dim", 64)
-    return AttentionSizes(section.size("num_layers", 12), heads, head_dim)
+    layers = section.size("num_layers", 12)
+    check_no_more_layers(section, "num_layers", layers, weights, modules)
+    return AttentionSizes(layers, heads, head_dim)

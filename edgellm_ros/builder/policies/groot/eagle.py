@@ -17,8 +17,9 @@ from edgellm_ros.builder.config.image_processing import colours
 from edgellm_ros.builder.families.qwen3 import read_decoder
 from edgellm_ros.builder.policies.groot.architecture import Backbone
 from edgellm_ros.builder.policies.groot.eagle_vision import EagleTower, build_eagle_vision
+from edgellm_ros.builder.policies.groot.kept_layers import keep_layers
 from edgellm_ros.builder.policies.siglip import SiglipLayers
-from edgellm_ros.builder.weights.claimed_sizes import check_decoder_sizes, check_layers
+from edgellm_ros.builder.weights.claimed_sizes import check_layers, check_no_more_layers
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.multimodal.video_config import BICUBIC
 from edgellm_ros.multimodal.vision_config import Siglip2VisionConfig
@@ -44,10 +45,7 @@ def read_eagle(config: ConfigSection, vlm: Path, weights: Weights) -> Backbone:
     text = section.section("text_config")
     text.one_of("architectures", [["Qwen3ForCausalLM"]])
     text.one_of("use_sliding_window", [False], default=False)
-    layers = min(text.size("num_hidden_layers"), config.size("select_layer", 16))
-    text = ConfigSection({**text.data, "num_hidden_layers": layers}, text.where)
-    check_decoder_sizes(text, weights, DECODER)
-    decoder = read_decoder(text, DECODER)
+    decoder = read_decoder(keep_layers(config, text, weights, DECODER), DECODER)
     tower = _read_tower(section, vlm, weights, decoder.config.hidden_size)
     return Backbone(section.where, decoder, True, tower.config, partial(build_eagle_vision, tower))
 
@@ -59,7 +57,9 @@ def _read_tower(section: ConfigSection, vlm: Path, weights: Weights, out_size: i
     vision.one_of("hidden_act", ["gelu_pytorch_tanh"], default="gelu_pytorch_tanh")
     for key in ("use_rope", "use_windows_attn"):
         vision.one_of(key, [False], default=True)
-    check_layers(vision, "num_hidden_layers", weights, f"{TOWER}.encoder.layers", default=27)
+    modules, depth = f"{TOWER}.encoder.layers", vision.size("num_hidden_layers", 27)
+    check_layers(vision, "num_hidden_layers", weights, modules, default=27)
+    check_no_more_layers(vision, "num_hidden_layers", depth, weights, modules)
     patch, pixels = vision.size("patch_size", 14), SIDE**2
     if patch * merge != SIDE:
         raise vision.fail(
@@ -74,7 +74,7 @@ def _read_tower(section: ConfigSection, vlm: Path, weights: Weights, out_size: i
         Siglip2VisionConfig,
         hidden_size=vision.size("hidden_size", 1152),
         num_heads=vision.size("num_attention_heads", 16),
-        depth=vision.size("num_hidden_layers", 27),
+        depth=depth,
         out_hidden_size=out_size,
         in_channels=vision.size("num_channels", 3),
         patch_size=patch,

@@ -47,7 +47,7 @@ class Embodiment:
         """
         section = self.modalities.section(modality)
         keys = section.data.get("modality_keys")
-        if not isinstance(keys, list) or not keys or not all(isinstance(key, str) for key in keys):
+        if not isinstance(keys, list) or not keys or not all(isinstance(key, str) and key for key in keys):
             raise section.fail("modality_keys", "expected a list of names")
         steps = section.integers("delta_indices") if section.has("delta_indices") else (0,)
         if modality == "state" and steps != (0,):
@@ -255,6 +255,8 @@ def _values(section: ConfigSection, name: str) -> np.ndarray:
     if not lines[0] or len({len(line) for line in lines}) > 1:
         raise section.fail(name, "expected numbers, or lists of as many numbers")
     values = np.array(lines, np.float64)
+    if (np.abs(values) > LARGEST).any():
+        raise section.fail(name, f"expected numbers of at most {LARGEST:.3g}")
     return values if nested else values[0]
 
 

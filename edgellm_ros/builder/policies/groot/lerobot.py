@@ -17,7 +17,7 @@ from typing import Any
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_section
 from edgellm_ros.builder.checkpoint.safetensors_file import FLOATS, read_header
 from edgellm_ros.builder.policies.groot.cameras import read_crop_of_lerobot
-from edgellm_ros.builder.policies.groot.embodiment import Embodiment
+from edgellm_ros.builder.policies.groot.embodiment import MOST_FRAMES, Embodiment
 from edgellm_ros.builder.policies.groot.qwen import BACKBONES, LM_HEAD
 from edgellm_ros.builder.policies.groot.source import Source
 from edgellm_ros.builder.policies.groot.version import N1_7
@@ -25,6 +25,7 @@ from edgellm_ros.builder.policies.lerobot import (
     ACTION,
     COMMON_KEYS,
     IMAGES,
+    MOST_STEPS,
     STATE,
     camera_names,
     check_features,
@@ -112,10 +113,10 @@ def read_lerobot(checkpoint: Path, config: ConfigSection, weights: Weights, tag:
         weights=_renamed_weights(weights),
         embodiment=embodiment,
         cameras=_cameras(config, steps, pack.settings),
-        frames=pack.settings.size("video_horizon", 1),
+        frames=pack.settings.size("video_horizon", 1, MOST_FRAMES),
         crop=read_crop_of_lerobot(encode.settings),
         plain_words=pack.settings.flag("formalize_language", True),
-        denoise_steps=denoise.size("num_inference_timesteps", 4),
+        denoise_steps=denoise.size("num_inference_timesteps", 4, MOST_STEPS),
         named=named,
     )
 

@@ -10,6 +10,7 @@ from edgellm_ros.builder.policies.groot.cameras import read_crop
 from edgellm_ros.builder.policies.groot.embodiment import Embodiment
 from edgellm_ros.builder.policies.groot.source import Source
 from edgellm_ros.builder.policies.groot.version import VERSIONS
+from edgellm_ros.builder.policies.lerobot import MOST_STEPS
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.echo import quoted
 
@@ -29,7 +30,7 @@ def read_nvidia(checkpoint: Path, config: ConfigSection, weights: Weights, tag: 
         frames=embodiment.frames,
         crop=read_crop(settings, version),
         plain_words=settings.flag("formalize_language", True),
-        denoise_steps=config.size("num_inference_timesteps", 4),
+        denoise_steps=config.size("num_inference_timesteps", 4, MOST_STEPS),
         named=False,
     )
 
@@ -43,7 +44,12 @@ def find_embodiment(checkpoint: Path, settings: ConfigSection, tag: str | None) 
     configs = settings.section("modality_configs")
     statistics, numbers = (read_section(checkpoint / file) for file in (STATISTICS, EMBODIMENTS))
     known = [each for each in configs.data if statistics.has(each) and numbers.has(each)]
-    listed = ", ".join(known) or "none"
+    if not known:
+        raise ValueError(
+            f"{checkpoint}: no embodiment has modality_configs in {PROCESSOR}, and an entry in {STATISTICS} "
+            f"and {EMBODIMENTS}"
+        )
+    listed = ", ".join(known)
     if tag is None and len(known) == 1:
         tag = known[0]
     if tag is None:

@@ -23,6 +23,7 @@ from edgellm_ros.engine_directory.chat_template import ChatTemplate
 from edgellm_ros.engine_directory.tokenizer_file import named_errors
 
 TASK = "place the task here"  # a text that no template has
+QWEN_IMAGE = "<|image_pad|>"  # the image's token of Qwen3-VL's processor
 NUMBERED = re.compile(r"<image-(\d+)>")  # what Eagle's template writes for an image
 
 
@@ -65,7 +66,7 @@ def read_prompt(folder: Path, version: Version, images: int, words: GrootTokeniz
     folder: of the vision language model. ValueError, which names the file, for a template that does not
     render images on the version's side of the task, each after another token.
     """
-    image_token = read_section(folder / "config.json").integer(version.image_token)
+    image_token = _image_token(folder, version, words)
     source, text = chat_template(folder)
     template = ChatTemplate.of(str(source), text, template_tokens(folder))
     content = [*[{"type": "image"}] * images, {"type": "text", "text": TASK}]
@@ -98,10 +99,24 @@ def read_prompt(folder: Path, version: Version, images: int, words: GrootTokeniz
     return Prompt(tuple(kept), tuple(others), tuple(places), before[first:], after[:last])
 
 
+def _image_token(folder: Path, version: Version, words: GrootTokenizer) -> int:
+    """Read the token of an image, which must be the one that the processor writes."""
+    text = _image_texts(folder)[1] if version.numbered_images else QWEN_IMAGE
+    section, written = read_section(folder / "config.json"), words.tokenizer.token_to_id(text)
+    if section.integer(version.image_token) != written:
+        raise section.fail(version.image_token, f"expected that of {text} in {words.path.name}, {written}")
+    return written
+
+
 def _with_image_tokens(folder: Path, rendered: str) -> str:
     """Replace placeholders by tokens of images of one row, as Eagle's processor."""
+    texts = "".join(_image_texts(folder))
+    return NUMBERED.sub(lambda found: f"<image {found[1]}>{texts}", rendered)
+
+
+def _image_texts(folder: Path) -> list[str]:
+    """Read the tokens that Eagle's processor writes for an image: start, row and end."""
     settings = read_section(folder / "processor_config.json")
     settings.one_of("image_placeholder", ["image"], default="image")
     defaults = {"image_start_token": "<img>", "image_token": "<IMG_CONTEXT>", "image_end_token": "</img>"}
-    tokens = [settings.text(key) if settings.has(key) else text for key, text in defaults.items()]
-    return NUMBERED.sub(lambda found: f"<image {found[1]}>{''.join(tokens)}", rendered)
+    return [settings.text(key) if settings.has(key) else text for key, text in defaults.items()]

@@ -15,7 +15,8 @@ from edgellm_ros.builder.families.qwen3_vl import DEFAULTS, MERGERS
 from edgellm_ros.builder.families.qwen3_vl.config import read_decoder, vision_architecture
 from edgellm_ros.builder.families.qwen3_vl.vision import build_vision
 from edgellm_ros.builder.policies.groot.architecture import Backbone
-from edgellm_ros.builder.weights.claimed_sizes import check_decoder_sizes, check_layers
+from edgellm_ros.builder.policies.groot.kept_layers import keep_layers
+from edgellm_ros.builder.weights.claimed_sizes import check_layers, check_no_more_layers
 from edgellm_ros.builder.weights.weights import Weights
 
 BACKBONES = "backbone.model.model", "backbone.model"  # of the tensors, by version of transformers
@@ -31,14 +32,16 @@ def read_qwen(config: ConfigSection, vlm: Path, weights: Weights) -> Backbone:
     section, backbone = read_section(vlm / "config.json"), _find_backbone(weights)
     section.one_of("model_type", ["qwen3_vl"])
     tower, text = section.section("vision_config"), section.section("text_config")
-    layers = min(text.size("num_hidden_layers"), config.size("select_layer", 16))
-    text = ConfigSection({**text.data, "num_hidden_layers": layers}, text.where)
+    text = keep_layers(config, text, weights, f"{backbone}.language_model")
     check_layers(tower, "depth", weights, f"{backbone}.visual.blocks")
-    check_decoder_sizes(text, weights, f"{backbone}.language_model")
     processor = read_processor(vlm, IMAGE_PROCESSOR)
     vision = vision_architecture(tower, processor, f"{backbone}.visual", MERGERS)
     levels = vision.config.num_deepstack_features
-    if layers <= levels:  # the reference takes the last layer's result before it adds a feature of the tower
+    mergers = f"{backbone}.visual.{MERGERS.deepstack}"
+    check_no_more_layers(tower, "deepstack_visual_indexes", levels, weights, mergers)
+    if (
+        text.size("num_hidden_layers") <= levels
+    ):  # the reference takes the last layer's result before it adds a feature of the tower
         raise config.fail("select_layer", f"expected more layers than the {levels} deepstack features")
     decoder = read_decoder(text, f"{backbone}.language_model", levels, DEFAULTS)
     return Backbone(section.where, decoder, False, vision.config, partial(build_vision, vision))

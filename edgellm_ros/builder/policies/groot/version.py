@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.config.prompt_files import TOKENIZER_FILE
@@ -41,6 +42,8 @@ class Version:
     always_kept: bool
     # whether images are filled up before they become squares, unless processor_config.json tells it
     boxed_squares: bool
+    # layers behind the backbone, unless config.json tells them; None: the version has none
+    vl_layers: Mapping[str, Any] | None
 
 
 N1_7 = Version(
@@ -59,6 +62,12 @@ N1_7 = Version(
     short_side=256,
     always_kept=False,
     boxed_squares=False,
+    vl_layers={
+        "positional_embeddings": None,
+        "num_layers": 4,
+        "num_attention_heads": 32,
+        "attention_head_dim": 64,
+    },
 )
 N1_6 = Version(
     model_type="Gr00tN1d6",
@@ -76,5 +85,6 @@ N1_6 = Version(
     short_side=512,
     always_kept=True,
     boxed_squares=True,
+    vl_layers=None,
 )
 VERSIONS = {version.model_type: version for version in (N1_6, N1_7)}

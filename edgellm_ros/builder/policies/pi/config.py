@@ -17,6 +17,7 @@ from edgellm_ros.builder.policies.lerobot import (
     ACTION,
     COMMON_KEYS,
     MOST_ACTIONS,
+    MOST_STEPS,
     STATE,
     camera_names,
     check_features,
@@ -101,7 +102,7 @@ def read_architecture(config: ConfigSection, weights: Weights) -> PiArchitecture
         expert_hidden_size=expert_hidden,
         expert_intermediate_size=matrix_shape(weights, f"{EXPERT}.layers.0.mlp.gate_proj.weight")[0],
         adaptive=adaptive,
-        state_dim=config.size("max_state_dim", 32),
+        state_dim=config.size("max_state_dim", 32, MOST_VALUES),
         action_dim=config.size("max_action_dim", 32),
         horizon=config.size("chunk_size", 50, MOST_ACTIONS),
         max_prefix_rows=len(camera_names(config)) * tower.side**2 + config.size("tokenizer_max_length"),
@@ -166,7 +167,7 @@ def read_policy(
         "max_prompt_tokens": config.size("tokenizer_max_length"),
         "prompt_before": prompt[0],
         "prompt_after": prompt[1],
-        "num_denoise_steps": config.size("num_inference_steps", 10),
+        "num_denoise_steps": config.size("num_inference_steps", 10, MOST_STEPS),
         "cleaned": False,
     }
     if not adaptive:

@@ -161,11 +161,14 @@ def _find_statistics(checkpoint: Path, description: ConfigSection) -> ConfigSect
         name = description.text("asset_id")
         if name not in found:
             raise description.fail("asset_id", f"expected one of {', '.join(found) or 'none: no statistics'}")
+    elif not found:
+        raise FileNotFoundError(f"{folder}: no {STATISTICS} in it: openpi saves statistics there")
     elif len(found) == 1:
         name = next(iter(found))
     else:
-        given = ", ".join(found) or "none"
-        raise ValueError(f"{description.where}: {folder} has statistics of {given}: name one (asset_id)")
+        raise ValueError(
+            f"{description.where}: {folder} has statistics of {', '.join(found)}: name one (asset_id)"
+        )
     return read_section(found[name]).section("norm_stats")
 
 

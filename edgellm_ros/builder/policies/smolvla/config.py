@@ -18,6 +18,7 @@ from edgellm_ros.builder.policies.lerobot import (
     COMMON_KEYS,
     MOST_ACTIONS,
     MOST_PIXELS,
+    MOST_STEPS,
     STATE,
     camera_names,
     check_features,
@@ -55,7 +56,7 @@ KEYS = COMMON_KEYS | {
     "tokenizer_max_length", "train_expert_only", "train_state_proj", "use_cache",
     "use_delta_joint_actions_aloha", "vlm_model_name",
 }  # fmt: skip
-MOST_TOKENS, MOST_STEPS = 65536, 1000  # of a task, and of Euler
+MOST_TOKENS = 65536  # of a task
 
 
 def read_architecture(config: ConfigSection, vlm: ConfigSection, weights: Weights) -> SmolVLAArchitecture:
