@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from benchmarks.pi_shapes import EXPERT, PALIGEMMA, TEXT, TOWER
+from edgellm_ros.builder import export
 from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.builder.exporter.plan import plan_export
-from fixtures.pi_checkpoint import CAMERAS, STATE, write_pi
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.pi_checkpoint import CAMERAS, SIZES, STATE, write_pi
 from fixtures.policy_folders import AFTER, BEFORE, change_json, copied, with_step
 from fixtures.smolvla_checkpoint import write_smolvla
 from fixtures.tiny_checkpoint import write_json
@@ -50,6 +53,17 @@ def with_tensors(checkpoint, directory, change):
     (directory / "model.safetensors").unlink()
     save_file(change(load_file(checkpoint / "model.safetensors")), directory / "model.safetensors")
     return directory
+
+
+def test_a_model_of_many_layers_is_loaded(tmp_path):
+    """The time becomes 3 values of each of 37 norms.
+
+    ONNX Runtime must see the list of their 111 sizes.
+    """
+    checkpoint = write_pi(tmp_path / "checkpoint", sizes=replace(SIZES["pi05"], layers=18))
+    export(checkpoint, tmp_path / "engine")
+    with LLMInferenceRuntime(tmp_path / "engine") as runtime:
+        assert runtime.config.policy.kind == "pi05"
 
 
 @pytest.mark.parametrize("kind", ["pi0", "pi05"])

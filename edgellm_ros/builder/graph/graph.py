@@ -31,7 +31,7 @@ INT64 = ir.DataType.INT64
 UINT8 = ir.DataType.UINT8
 BOOL = ir.DataType.BOOL
 ORT_DOMAIN = "com.microsoft"  # of ONNX Runtime's own operators
-INLINE_BYTES = 256  # larger constants are in the file of weights, as are all weights
+INLINE_BYTES = 256  # larger constants of floats are in the file of weights, as are all weights
 
 Dim = int | str
 Place = tuple[str, int]  # name of a file of weights, offset in it
@@ -279,7 +279,7 @@ class GraphBuilder:
             for tensor in tensors
             if tensor is not None
             and tensor.name not in self._shared
-            and (isinstance(tensor, Weight) or (not self._originals and tensor.nbytes > INLINE_BYTES))
+            and (isinstance(tensor, Weight) or (not self._originals and _is_large(tensor)))
         ]
 
     def _places(self, name: str) -> dict[str, Place]:
@@ -333,3 +333,11 @@ class GraphBuilder:
         value = ir.Value(name=tensor.name, type=tensor_type, shape=shape, const_value=tensor)
         self.graph.register_initializer(value)
         return value
+
+
+def _is_large(constant: ir.TensorProtocol) -> bool:
+    """Tell whether a constant is in a file of weights.
+
+    Integers never are: ONNX Runtime infers shapes from them before it reads such files.
+    """
+    return constant.dtype != INT64 and constant.nbytes > INLINE_BYTES
