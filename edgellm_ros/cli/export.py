@@ -20,6 +20,7 @@ from edgellm_ros.cli.option_fields import add_options, read_options
 if TYPE_CHECKING:
     from edgellm_ros.builder.calibration.search import GroupScales
     from edgellm_ros.cli.quantization.cost import QuantizationCost
+    from edgellm_ros.cli.quantization.policy_cost import ActionCost
     from edgellm_ros.runtime.request import LLMGenerationRequest
 
 NO_REPORT = "no report: a model for speech to text needs sounds: give --prompts with requests that have some"
@@ -63,7 +64,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="PROMPTS",
         help="prompts for the report of --quantize, --cpu-int8 and --kv-cache, as for --calibrate; their "
         "text is that of its perplexity (default: a few prompts of its own, and the text of --calibrate, "
-        "else one of its own; a model for speech to text has no report by default)",
+        "else one of its own; a model for speech to text has no report by default); of a policy requests "
+        "with images and states in .jsonl (default: random ones)",
     )
     parser.add_argument(
         "--no-report",
@@ -124,7 +126,11 @@ def _export(args: argparse.Namespace, options: ExportOptions) -> int:
     if reports and config.transcribes and not args.prompts:
         print(NO_REPORT, file=sys.stderr)
         reports = False
-    costs = _costs(args, options, prompts, text) if reports else {}
+    costs: Mapping[str, QuantizationCost | ActionCost] = {}
+    if reports and config.policy is not None:
+        costs = _action_costs(args, options, prompts if args.prompts else None)
+    elif reports:
+        costs = _costs(args, options, prompts, text)
     if args.json:
         files = {entry.path: entry.size for entry in config.files}
         report = {"engine_dir": str(Path(args.engine_dir)), "seconds": seconds, "files": files}
@@ -156,7 +162,6 @@ def _costs(
     from edgellm_ros.builder.exporter.export import export
     from edgellm_ros.cli.quantization.cost import measure_costs
 
-    reference = dataclasses.replace(options, quantize=None, cpu_int8=False, kv_cache=None)
     engines = {"quantization": Path(args.engine_dir)}
     with contextlib.ExitStack() as stack:
         if args.calibrate:
@@ -164,12 +169,31 @@ def _costs(
             folder = tempfile.TemporaryDirectory(dir=parent, prefix=".rounded-")
             engines = {"plain_rounding": Path(stack.enter_context(folder)), **engines}
             export(args.checkpoint, engines["plain_rounding"], options, with_draft=False)
-        found = measure_costs(args.checkpoint, list(engines.values()), reference, prompts, text)
+        found = measure_costs(args.checkpoint, list(engines.values()), _in_floats(options), prompts, text)
     costs = dict(zip(engines, found, strict=True))
     titles = {"plain_rounding": "plain rounding: ", "quantization": "calibrated: " if args.calibrate else ""}
     for name, cost in costs.items():
         print(f"{titles[name]}{cost}", file=sys.stderr)
     return costs
+
+
+def _action_costs(
+    args: argparse.Namespace, options: ExportOptions, requests: Mapping[str, LLMGenerationRequest] | None
+) -> dict[str, ActionCost]:
+    """Compare the engine of a policy with one that is not quantised.
+
+    requests: None = random observations. Returns the result by its name in the JSON report.
+    """
+    from edgellm_ros.cli.quantization.policy_cost import measure_action_costs
+
+    (cost,) = measure_action_costs(args.checkpoint, [args.engine_dir], _in_floats(options), requests)
+    print(cost, file=sys.stderr)
+    return {"quantization": cost}
+
+
+def _in_floats(options: ExportOptions) -> ExportOptions:
+    """Return the options of the engine that a report compares with."""
+    return dataclasses.replace(options, quantize=None, cpu_int8=False, kv_cache=None)
 
 
 def _check(args: argparse.Namespace, options: ExportOptions) -> int:

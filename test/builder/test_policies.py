@@ -187,7 +187,7 @@ def test_a_missing_language_model_is_an_error_with_the_way_to_get_it(checkpoint,
     assert plan_export(tmp_path, ExportOptions(vlm=checkpoint / "vlm")).family == "smolvla"
 
 
-@pytest.mark.parametrize("option", [{"quantize": "int8"}, {"max_lora_rank": 8}, {"kv_cache": "fp8"}])
+@pytest.mark.parametrize("option", [{"max_lora_rank": 8}, {"kv_cache": "fp8"}])
 def test_options_of_language_models_are_refused(checkpoint, option):
     with pytest.raises(ValueError, match=f"a policy, but {next(iter(option))} is for language models"):
         plan_export(checkpoint, ExportOptions(**option))

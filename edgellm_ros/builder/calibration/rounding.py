@@ -26,28 +26,30 @@ KEPT = ("in_proj_a", "in_proj_b")
 
 
 class RoundedLayout:
-    """Rounds the layers of a module, such as those of a language model's decoder."""
+    """Rounds the layers of modules, such as those of a language model's decoder."""
 
     def __init__(
         self,
         kind: str,
         group: int,
-        layers: str,
+        layers: str | tuple[str, ...],
         dtype: np.dtype,
         kept: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         """Make a layout.
 
-        kind: one of TYPES; group: one of GROUP_SIZES; layers: the module, such as "model.layers"; dtype: of
-        the scales in the graph; kept: share of its largest magnitude that each group keeps [N,K/group], by
-        layer, where that is less than 1.
+        kind: one of TYPES; group: one of GROUP_SIZES; layers: the module, such as "model.layers", or several;
+        dtype: of the scales in the graph; kept: share of its largest magnitude that each group keeps
+        [N,K/group], by layer, where that is less than 1.
         """
         if kind not in TYPES:
             raise ValueError(f"quantize must be one of {', '.join(TYPES)}, got {kind!r}")
         if group not in GROUP_SIZES:
             raise ValueError(f"group_size must be one of {', '.join(map(str, GROUP_SIZES))}, got {group}")
         self._dtype, self._top = TYPES[kind]
-        self._group, self._layers, self._scale_type = group, f"{layers}.", dtype
+        modules = (layers,) if isinstance(layers, str) else layers
+        self._layers = tuple(f"{module}." for module in modules)
+        self._group, self._scale_type = group, dtype
         self._kept = dict(kept or {})
 
     def matrix(self, tensors: Stored, module: str) -> QuantizedMatrix | None:

@@ -59,7 +59,8 @@ def plan_calibration(checkpoint: str | Path, options: ExportOptions) -> Calibrat
         max_lora_rank=0,
         with_draft=False,
     )
-    plan_export(checkpoint, options)  # refuses what `export` does
+    if plan_export(checkpoint, options).config.policy is not None:  # refuses what `export` does
+        raise ValueError(f"{checkpoint}: a policy, but --calibrate is for language models")
     plan = plan_export(checkpoint, plain)
     _, weights, model = read_model(checkpoint, read_section(checkpoint / "config.json"))
     has_expert = (checkpoint / EXPERT_FOLDER).is_dir()  # an action expert reads the values in the KV cache

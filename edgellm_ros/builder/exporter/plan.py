@@ -29,6 +29,7 @@ from edgellm_ros.builder.exporter.artefacts import (
     file_name,
 )
 from edgellm_ros.builder.exporter.options import ExportOptions
+from edgellm_ros.builder.exporter.policy_graphs import policy_graphs
 from edgellm_ros.builder.exporter.sources import Sources, read_sources
 from edgellm_ros.builder.exporter.tensor_files import collected_scales, tensor_files
 from edgellm_ros.builder.gguf.checkpoint import as_checkpoint, find_gguf
@@ -61,9 +62,9 @@ from edgellm_ros.fused.description.vision import FUSED_VISION_FILE
 # Options of an export that a policy does not have.
 LANGUAGE_MODEL_OPTIONS = (
     "max_lora_rank", "hidden_state_layers", "lm_head_input", "vocab_map", "draft", "draft_vocab_size",
-    "quantize", "scales",
-    "cpu_int8", "kv_cache",
+    "scales", "kv_cache",
 )  # fmt: skip
+POLICY_ROUNDING = "int8"  # what `quantize` may be of a policy (docs/policies.md has the figures)
 NO_TOKENS = SpecialTokens(
     pad_token_id=0,
     image_token_id=None,
@@ -234,30 +235,23 @@ def _plan_policy(
         config=config,
         texts={} if model.tokenizer is None else {TOKENIZER_FILE: model.tokenizer},
         tensors={},
-        graphs=_policy_graphs(model, options.precision),
+        graphs=policy_graphs(model, section, options),
         adapter_folders={},
         adapters={},
         unread=unread_weights(weights),
     )
 
 
-def _policy_graphs(model: PolicyModel, precision: str) -> dict[str, GraphBuilder]:
-    """Build the graphs of a policy by path, with those for CUDA that differ."""
-    graphs: dict[str, GraphBuilder] = {}
-    for part, build in model.parts.items():
-        graphs[artefact_path(part)] = standard = build(precision)
-        on_cuda = model.cuda_parts.get(part, build)(precision)
-        if pool_by_maxima(on_cuda.graph) or part in model.cuda_parts:
-            on_cuda.share_weights(standard, file_name(part))
-            graphs[artefact_path(part, CUDA)] = on_cuda
-    return graphs
-
-
 def _check_policy_options(section: ConfigSection, options: ExportOptions) -> None:
     """Refuse options that are for language models."""
     builder_config(options)
-    defaults = ExportOptions()
+    defaults, key = ExportOptions(), "type" if section.has("type") else "model_type"
     for name in LANGUAGE_MODEL_OPTIONS:
         if (getattr(options, name) or None) != (getattr(defaults, name) or None):
-            key = "type" if section.has("type") else "model_type"
             raise section.fail(key, f"a policy, but {name} is for language models")
+    if options.quantize not in (None, POLICY_ROUNDING):
+        raise section.fail(
+            key,
+            f"a policy, whose actions {options.quantize!r} would change too much: quantize takes "
+            f"{POLICY_ROUNDING} here",
+        )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products with weights in blocks, for a CPU that multiplies in 8 bits.
+"""Products with weights in blocks, as one operator of ONNX Runtime.
 
-ONNX Runtime's MatMulNBits rounds x to 8 bits in each block of weights (accuracy_level 4), as llama.cpp does,
-and multiplies integers. The weights stay what they are. One thread of an AMD EPYC (AVX2), ONNX Runtime 1.31,
-2048 x 2048 beyond the core's caches, blocks of 32, us:
+On a CPU that multiplies in 8 bits, MatMulNBits rounds x to 8 bits in each block of weights (accuracy_level
+4), as llama.cpp does, and multiplies integers. The weights stay what they are. One thread of an AMD EPYC
+(AVX2), ONNX Runtime 1.31, 2048 x 2048 beyond the core's caches, blocks of 32, us:
 
     |                          | 1 row | 16 rows | 128 rows |
     |--------------------------|-------|---------|----------|
@@ -29,25 +29,25 @@ from edgellm_ros.builder.quantization.matrix import INT4, INT8, QuantizedMatrix
 
 BLOCK = 32  # of an LM head
 SMALLEST = 1e-30  # of a block's scale
-IN_8_BITS = 4  # accuracy_level
+IN_FP32, IN_8_BITS = 1, 4  # accuracy_level: how a CPU multiplies; CUDA multiplies in the graph's type
 
 
-def multiply_blocks(builder: GraphBuilder) -> bool:
+def multiply_blocks(builder: GraphBuilder, level: int = IN_8_BITS) -> bool:
     """Replace products with weights in blocks; return whether there are any.
 
-    Only graphs in fp32.
+    level: IN_8_BITS, for graphs in fp32, or IN_FP32.
     """
     graph = builder.graph
     found = [(node, matrix) for node in list(graph) if (matrix := _matrix(node)) is not None]
     if not found:
         return False
     for node, matrix in found:
-        _replace(builder, node, matrix, _name(node))
+        _replace(builder, node, matrix, _name(node), level)
     for node in list(graph):
         if node.op_type == "MatMul" and str(node.name).startswith("/lm_head/"):
             matrix = _rounded(node.inputs[1])
             if matrix is not None:
-                _replace(builder, node, matrix, f"{node.inputs[1].name}.blocks", keeps_nan=True)  # type: ignore[union-attr]
+                _replace(builder, node, matrix, f"{node.inputs[1].name}.blocks", level, keeps_nan=True)  # type: ignore[union-attr]
     graph.opset_imports[ORT_DOMAIN] = 1
     return True
 
@@ -118,7 +118,12 @@ def _rounded(weight: ir.Value | None) -> QuantizedMatrix | None:
 
 
 def _replace(
-    builder: GraphBuilder, node: ir.Node, matrix: QuantizedMatrix, name: str, keeps_nan: bool = False
+    builder: GraphBuilder,
+    node: ir.Node,
+    matrix: QuantizedMatrix,
+    name: str,
+    level: int,
+    keeps_nan: bool = False,
 ) -> None:
     x, weight, old = node.inputs[0], node.inputs[1], node.outputs[0]
     packed = packed_weights(matrix)
@@ -127,7 +132,7 @@ def _replace(
     new = Nodes(f"{str(node.name).rsplit('/', 1)[0]}/blocks")
     inputs = [builder.weight(f"{name}.{suffix}", *each) for suffix, each in packed.items()]
     sizes = {"K": matrix.fan_in, "N": matrix.fan_out, "block_size": matrix.group}
-    how = {"bits": matrix.dtype.bitwidth, "accuracy_level": IN_8_BITS}
+    how = {"bits": matrix.dtype.bitwidth, "accuracy_level": level}
     result = new.op("MatMulNBits", x, *inputs, domain=ORT_DOMAIN, **sizes, **how)
     if keeps_nan:
         total = new.op("ReduceSum", x, new.constant([-1]), keepdims=1)

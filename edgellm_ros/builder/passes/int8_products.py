@@ -75,12 +75,14 @@ def _scales(matrix: np.ndarray) -> np.ndarray:
 # x --+-- Abs -- ReduceMax --+-- Max -- r --+------------------------------------------------------+
 #     +------ ReduceMean ----+              |                                                      |
 #     +------------------------------------ Div -- QuantizeLinear -- MatMulIntegerToFloat (W) -- Mul -->
-def multiply_in_int8(builder: GraphBuilder, lm_head: bool = True, by_rows: bool = True) -> bool:
+def multiply_in_int8(
+    builder: GraphBuilder, lm_head: bool = True, by_rows: bool = True, modules: tuple[str, ...] = ("",)
+) -> bool:
     """Replace products with constant matrices; return whether there are any.
 
     lm_head: whether the LM head is replaced too. by_rows: whether x has a scale for each row; else it has one
-    scale, which is faster, but then a row depends on the others, and a NaN may vanish. Only graphs in fp32,
-    ValueError for others.
+    scale, which is faster, but then a row depends on the others, and a NaN may vanish. modules: what the
+    names of replaced weights begin with. Only graphs in fp32, ValueError for others.
     """
     if builder.dtype != FLOAT:
         raise ValueError("8-bit products for a CPU need precision fp32")
@@ -94,7 +96,7 @@ def multiply_in_int8(builder: GraphBuilder, lm_head: bool = True, by_rows: bool 
         matrix = _matrix(weight)
         if x is None or weight is None or matrix is None or len(matrix.shape) != 2:
             continue
-        if any(part in matrix.name for part in KEPT):
+        if any(part in matrix.name for part in KEPT) or not matrix.name.startswith(modules):
             continue
         new, last = Nodes(f"{str(node.name).rsplit('/', 1)[0]}/int8"), node
         weights = builder.weight(f"{matrix.name}.uint8", matrix.shape, matrix.values, UINT8)

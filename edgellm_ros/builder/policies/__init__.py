@@ -31,6 +31,17 @@ class PolicySources:
     embodiment: str | None = None  # of a policy for several
 
 
+@dataclass(frozen=True, eq=False)
+class LargeLayers:
+    """The linear layers and tables of words that have most of a policy's weights.
+
+    `quantize` and `cpu_int8` round them. No graph reads other matrices of these modules.
+    """
+
+    weights: Weights  # those that the graphs read
+    modules: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class PolicyModel:
     """One checkpoint, read by its policy."""
@@ -42,6 +53,7 @@ class PolicyModel:
     # ^ folder in the engine directory ("visual", "prefix", "action") -> function of the precision
     cuda_parts: Mapping[str, Callable[[str], ModelBuilder]] = field(default_factory=dict)
     # ^ the same for the parts with another graph for ONNX Runtime's CUDA provider; its weights are the same
+    layers: LargeLayers | None = None  # None if convolutions are most of the work
 
 
 @dataclass(frozen=True)

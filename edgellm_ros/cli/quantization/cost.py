@@ -8,7 +8,8 @@ text.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -82,9 +83,16 @@ def measure_costs(
     their names in errors; text: for the perplexity. All run on the CPU.
     """
     engines = [Path(engine) for engine in engines]
-    with tempfile.TemporaryDirectory(dir=engines[0].absolute().parent, prefix=".unquantized-") as folder:
+    with unrounded_engine(checkpoint, engines[0], options) as reference:
+        return compare_engines(reference, engines, requests, text)
+
+
+@contextmanager
+def unrounded_engine(checkpoint: str | Path, beside: Path, options: ExportOptions) -> Iterator[Path]:
+    """Export a checkpoint to a temporary directory beside an engine."""
+    with tempfile.TemporaryDirectory(dir=beside.absolute().parent, prefix=".unquantized-") as folder:
         export(checkpoint, folder, options, with_draft=False)
-        return compare_engines(Path(folder), engines, requests, text)
+        yield Path(folder)
 
 
 def compare_engines(

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
-from edgellm_ros.builder.policies import Policy, PolicyModel, PolicySources
+from edgellm_ros.builder.policies import LargeLayers, Policy, PolicyModel, PolicySources
+from edgellm_ros.builder.policies.groot.architecture import HEAD, Backbone
 from edgellm_ros.builder.policies.groot.cameras import read_cameras
 from edgellm_ros.builder.policies.groot.config import read_architecture
 from edgellm_ros.builder.policies.groot.dit import build_dit
@@ -72,7 +73,14 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights, sources: Pol
             PREFIX: partial(build_prefix, architecture, weights),
             "action": partial(build_dit, architecture, weights),
         },
+        layers=LargeLayers(weights, _large_modules(backbone)),
     )
+
+
+def _large_modules(backbone: Backbone) -> tuple[str, ...]:
+    """List the modules of `LargeLayers`."""
+    head = f"{HEAD}.model.transformer_blocks", f"{HEAD}.vl_self_attention"
+    return *backbone.large_modules, backbone.decoder.prefix, *head
 
 
 POLICY = Policy("groot", read, model_types=tuple(VERSIONS), embodiments=True)

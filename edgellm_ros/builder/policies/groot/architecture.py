@@ -42,6 +42,7 @@ class Backbone:
     vision: Qwen3VisionConfig | Siglip2VisionConfig
     # of weights and precision; compared by the configuration of the tower, as a partial has no equality
     build_vision: Callable[[Weights, str], ModelBuilder] = field(compare=False)
+    large_modules: tuple[str, ...]  # of the tower and its connector, for `LargeLayers`
 
 
 @dataclass(frozen=True)

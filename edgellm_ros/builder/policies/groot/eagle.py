@@ -47,7 +47,8 @@ def read_eagle(config: ConfigSection, vlm: Path, weights: Weights) -> Backbone:
     text.one_of("use_sliding_window", [False], default=False)
     decoder = read_decoder(keep_layers(config, text, weights, DECODER), DECODER)
     tower = _read_tower(section, vlm, weights, decoder.config.hidden_size)
-    return Backbone(section.where, decoder, True, tower.config, partial(build_eagle_vision, tower))
+    large = f"{TOWER}.encoder", CONNECTOR
+    return Backbone(section.where, decoder, True, tower.config, partial(build_eagle_vision, tower), large)
 
 
 def _read_tower(section: ConfigSection, vlm: Path, weights: Weights, out_size: int) -> EagleTower:

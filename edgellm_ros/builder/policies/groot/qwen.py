@@ -44,7 +44,10 @@ def read_qwen(config: ConfigSection, vlm: Path, weights: Weights) -> Backbone:
     ):  # the reference takes the last layer's result before it adds a feature of the tower
         raise config.fail("select_layer", f"expected more layers than the {levels} deepstack features")
     decoder = read_decoder(text, f"{backbone}.language_model", levels, DEFAULTS)
-    return Backbone(section.where, decoder, False, vision.config, partial(build_vision, vision))
+    tower_modules = (f"{vision.prefix}.blocks", f"{vision.prefix}.merger", *([mergers] if levels else []))
+    return Backbone(
+        section.where, decoder, False, vision.config, partial(build_vision, vision), tower_modules
+    )
 
 
 def _find_backbone(weights: Weights) -> str:

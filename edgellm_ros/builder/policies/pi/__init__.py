@@ -12,7 +12,8 @@ from pathlib import Path
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.config.known_policies import OPENPI
 from edgellm_ros.builder.config.prompt_files import TOKENIZER_FILE
-from edgellm_ros.builder.policies import Policy, PolicyModel, PolicySources
+from edgellm_ros.builder.policies import LargeLayers, Policy, PolicyModel, PolicySources
+from edgellm_ros.builder.policies.pi.architecture import EXPERT, PROJECTOR, TEXT, TOWER
 from edgellm_ros.builder.policies.pi.config import read_architecture, read_policy
 from edgellm_ros.builder.policies.pi.expert import build_expert
 from edgellm_ros.builder.policies.pi.openpi import (
@@ -67,6 +68,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights, sources: Pol
             "action": partial(build_expert, architecture, named),
         },
         cuda,
+        LargeLayers(named, (TEXT, f"{TOWER}.encoder", PROJECTOR, EXPERT)),
     )
 
 

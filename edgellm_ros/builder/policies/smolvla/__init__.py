@@ -11,7 +11,8 @@ from pathlib import Path
 
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_section
 from edgellm_ros.builder.config.prompt_files import TOKENIZER_FILE
-from edgellm_ros.builder.policies import Policy, PolicyModel, PolicySources
+from edgellm_ros.builder.policies import LargeLayers, Policy, PolicyModel, PolicySources
+from edgellm_ros.builder.policies.smolvla.architecture import EXPERT, VLM
 from edgellm_ros.builder.policies.smolvla.config import read_architecture, read_policy
 from edgellm_ros.builder.policies.smolvla.expert import build_expert
 from edgellm_ros.builder.policies.smolvla.prefix import build_prefix
@@ -40,6 +41,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights, sources: Pol
             "action": partial(build_expert, architecture, weights),
         },
         {"visual": partial(build_vision, architecture, weights, cuda=True)},
+        LargeLayers(weights, (f"{VLM}.text_model.layers", f"{VLM}.vision_model.encoder", EXPERT)),
     )
 
 
