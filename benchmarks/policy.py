@@ -8,6 +8,10 @@ takes from pixels to normalised actions of the same weights: eager, and compiled
 one between our normalised actions and PyTorch's eager ones, in shares of their range. Target on an H200:
 `pi05` with two cameras and 10 Euler steps in bf16 at most 25 ms.
 
+With --quantize or --cpu-int8 large layers are in 8 bits. With --in-turns the same engine in floats takes
+turns with it; `change`: the largest difference between the actions of the first frames, in shares of their
+range.
+
 Conditions
 ----------
 One request after another in this process, warm; another image in every request. Medians of --runs after
@@ -20,15 +24,18 @@ Examples
 --------
     python -m benchmarks.policy --shape pi05 --precision bf16 --device cuda
     python -m benchmarks.policy --shape pi05-small --runs 5 --no-compile
+    python -m benchmarks.policy --shape pi05-small --quantize int8 --in-turns --no-pytorch
 
-Last JSON line: `seconds_per_chunk` and `stages` (median, p90), `pytorch_eager_seconds` and
-`pytorch_compiled_seconds`, `difference`.
+Last JSON line: `seconds_per_chunk`, `processor_seconds` (of all threads) and `stages` (median, p90), `bytes`
+of the weights that a session of this device reads, `floats` (the same of the other engine) and `change`,
+`pytorch_eager_seconds` and `pytorch_compiled_seconds`, `difference`.
 
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import tempfile
 import time
@@ -39,6 +46,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from benchmarks import common
 from benchmarks.common import StopWatch
@@ -69,18 +77,19 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     clock, device = StopWatch(), open_device(args.device)
     with tempfile.TemporaryDirectory() as temporary:
         root = args.directory or Path(temporary)
-        checkpoint, engine = root / "checkpoint", root / f"engine-{args.precision}"
+        checkpoint, engines = root / "checkpoint", _engines(root, args)
         _write_checkpoint(checkpoint, args.shape, args.cameras, args.precision)
         clock.done("checkpoint", f"{_parameters(args.shape) / 1e9:.3f} billion weights")
-        if not (engine / "config.json").is_file():
-            export(checkpoint, engine, precision=args.precision)
+        for engine, options in engines.items():
+            if not (engine / "config.json").is_file():
+                export(checkpoint, engine, precision=args.precision, **options)
         clock.done("export")
-        with LLMInferenceRuntime(engine, args.device) as runtime:
-            found, actions = _measure(runtime, args)
-            policy = runtime.config.policy
+        measured, policy = _measure_in_turns(list(engines), args)
+        engine, (found, actions) = next(iter(measured.items()))
+        for floats, before in list(measured.values())[1:]:
+            found |= {"floats": floats, "change": _difference(actions, before)}
         clock.done("edgellm", f"{found['seconds_per_chunk']['median'] * 1e3:.1f} ms a chunk")
         if args.pytorch and args.shape.adaptive:
-            assert isinstance(policy, FlowPolicyConfig)
             found |= _measure_pytorch(args, checkpoint, _inputs(engine, policy, args), actions)
             clock.done("pytorch")
     return common.finish(
@@ -93,6 +102,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         cameras=args.cameras,
         steps=args.steps,
         runs=args.runs,
+        quantize=args.quantize,
+        cpu_int8=args.cpu_int8,
         **found,
     )
 
@@ -108,11 +119,28 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cameras", type=one, default=2, help="(default: %(default)s)")
     parser.add_argument("--steps", type=one, default=10, help="Euler steps (default: %(default)s)")
     parser.add_argument("--runs", type=one, default=30, help="(default: %(default)s)")
+    parser.add_argument("--quantize", choices=["int8"], help="round the weights of large layers")
+    parser.add_argument("--cpu-int8", action="store_true", help="multiply in 8 bits on a CPU")
+    parser.add_argument("--in-turns", action="store_true", help="measure the same engine in floats too")
     parser.add_argument("--directory", type=Path, help="keep checkpoint and engine here (default: nowhere)")
     parser.add_argument("--no-pytorch", dest="pytorch", action="store_false", help="leave PyTorch out")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="PyTorch eager alone")
     parser.add_argument("--mode", default="max-autotune", help="of torch.compile (default: %(default)s)")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.in_turns and not (args.quantize or args.cpu_int8):
+        parser.error("--in-turns: the engine is in floats: add --quantize or --cpu-int8")
+    return args
+
+
+def _engines(root: Path, args: argparse.Namespace) -> dict[Path, dict[str, Any]]:
+    """Return the engine that is measured, and the one in floats if there is another: folder -> options."""
+    floats: Path = root / f"engine-{args.precision}"
+    options = {"quantize": args.quantize, "cpu_int8": args.cpu_int8}
+    names = [f"-{name}" for name, given in options.items() if given]
+    if not names:
+        return {floats: {}}
+    engines = {floats.with_name(floats.name + "".join(names)): options}
+    return engines | {floats: {}} if args.in_turns else engines
 
 
 def _parameters(sizes: PiSizes) -> int:
@@ -151,12 +179,38 @@ def _frames(number: int, cameras: int) -> tuple[np.ndarray, ...]:
     return tuple(rng.integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8) for _ in range(cameras))
 
 
-def _measure(runtime: LLMInferenceRuntime, args: argparse.Namespace) -> tuple[dict[str, Any], np.ndarray]:
-    """Return our times, and the actions [T,A] of the first frames."""
-    seconds: list[float] = []
-    stages: dict[str, list[float]] = {}
-    actions = np.empty(0)
-    for run in range(WARM_UP + args.runs):
+def _measure_in_turns(
+    engines: list[Path], args: argparse.Namespace
+) -> tuple[dict[Path, tuple[dict[str, Any], np.ndarray]], FlowPolicyConfig]:
+    """Return the figures of each engine and its actions [T,A] of the first frames, and the policy."""
+    times = {engine: _Times() for engine in engines}
+    with contextlib.ExitStack() as stack:
+        runtimes = {
+            engine: stack.enter_context(LLMInferenceRuntime(engine, args.device)) for engine in engines
+        }
+        for run in range(WARM_UP + args.runs):
+            for engine, runtime in runtimes.items():
+                times[engine].add(runtime, run, args)
+        policy = runtimes[engines[0]].config.policy
+    assert isinstance(policy, FlowPolicyConfig)
+    form = "cuda" if args.device == "cuda" else "cpu"
+    return {
+        engine: (each.figures() | {"bytes": _weight_bytes(engine, form)}, each.actions)
+        for engine, each in times.items()
+    }, policy
+
+
+class _Times:
+    """Times of one engine's chunks, and its actions [T,A] of the first frames."""
+
+    def __init__(self) -> None:
+        self.actions = np.empty(0)
+        self._seconds: list[float] = []
+        self._processor: list[float] = []
+        self._stages: dict[str, list[float]] = {}
+
+    def add(self, runtime: LLMInferenceRuntime, run: int, args: argparse.Namespace) -> None:
+        """Answer the request of a run; the first ones warm up."""
         request = LLMGenerationRequest(
             TASK,
             images=_frames(run, args.cameras),
@@ -164,18 +218,37 @@ def _measure(runtime: LLMInferenceRuntime, args: argparse.Namespace) -> tuple[di
             noise_seed=SEED,
             denoise_steps=args.steps,
         )
-        start = time.perf_counter()
+        start, processor = time.perf_counter(), time.process_time()
         response = runtime.handle_request(request)
         assert response.actions is not None
         if run == 0:
-            actions = response.actions[0]
+            self.actions = response.actions[0]
         if run >= WARM_UP:
-            seconds.append(time.perf_counter() - start)
+            self._seconds.append(time.perf_counter() - start)
+            self._processor.append(time.process_time() - processor)
             for name, value in response.metrics.items():
                 if name.endswith("_s"):
-                    stages.setdefault(name, []).append(value)
-    found = {name: common.spread(values) for name, values in stages.items()}
-    return {"seconds_per_chunk": common.spread(seconds), "stages": found}, actions
+                    self._stages.setdefault(name, []).append(value)
+
+    def figures(self) -> dict[str, Any]:
+        """Return medians and 90th percentiles."""
+        return {
+            "seconds_per_chunk": common.spread(self._seconds),
+            "processor_seconds": common.spread(self._processor),
+            "stages": {name: common.spread(values) for name, values in self._stages.items()},
+        }
+
+
+def _weight_bytes(engine: Path, form: str) -> int:
+    """Sum the weights of the graphs that a device runs, `form` its own one if there is one."""
+    graphs = (path.with_suffix(f".{form}.onnx") for path in engine.glob("*/model.onnx"))
+    chosen = [each if each.is_file() else each.with_name("model.onnx") for each in graphs]
+    tensors = (value.const_value for path in chosen for value in ir.load(path).graph.initializers.values())
+    return sum(each.nbytes for each in tensors if each is not None)
+
+
+def _difference(actions: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(actions - expected).max() / np.ptp(expected))
 
 
 def _inputs(
@@ -216,7 +289,7 @@ def _measure_pytorch(
     eager, expected = timed(model.sampler(args.steps, None))
     expected = expected[:, : actions.shape[1]]
     found: dict[str, Any] = {"pytorch_eager_seconds": eager}
-    found["difference"] = float(np.abs(actions - expected).max() / np.ptp(expected))
+    found["difference"] = _difference(actions, expected)
     if args.compile:
         found["pytorch_compiled_seconds"], _ = timed(model.sampler(args.steps, args.mode))
     return found

@@ -27,6 +27,20 @@ def test_stages_of_a_chunk_are_timed(kind):
     assert 0 < result["stages"]["action_s"]["median"] < result["seconds_per_chunk"]["median"]
 
 
+def test_an_engine_in_8_bits_takes_turns_with_one_in_floats():
+    options = ["--shape", f"pi05,{TINY}", "--runs", "1", "--steps", "1", "--cameras", "1", "--no-pytorch"]
+    result = policy.main([*options, "--quantize", "int8", "--in-turns"])
+    assert result["bytes"] < result["floats"]["bytes"]
+    assert 0 < result["change"] < 0.05
+    assert result["floats"]["processor_seconds"]["median"] > 0
+
+
+def test_turns_need_an_engine_in_8_bits(capsys):
+    with pytest.raises(SystemExit):
+        policy.main(["--in-turns"])
+    assert "add --quantize or --cpu-int8" in capsys.readouterr().err
+
+
 @pytest.mark.parity
 def test_our_actions_are_those_of_pytorch():
     pytest.importorskip("torch")

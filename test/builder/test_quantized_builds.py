@@ -22,6 +22,7 @@ from edgellm_ros.engine.optimization_profile import Profile, Range
 from edgellm_ros.engine.tensorrt.library import Library, load_library
 from edgellm_ros.engine.tensorrt.plan_file import RTX
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
+from fixtures.pi_checkpoint import WIDER_SIZES, write_pi
 from fixtures.quantized_checkpoint import METHODS, write_quantized_checkpoint
 
 pytestmark = pytest.mark.tensorrt_build
@@ -61,6 +62,15 @@ def test_the_builder_makes_a_plan_of_rounded_weights_with_lora_inputs(tmp_path, 
     checkpoint = write_decoder_checkpoint(tmp_path / "checkpoint", "qwen2", num_hidden_layers=1)
     options = {"precision": "fp16", "quantize": "int4", "group_size": 32, "max_lora_rank": 8}
     assert build(checkpoint, tmp_path / "engine", library, "int4", **options).nbytes
+
+
+@pytest.mark.parametrize("part", ["visual", "prefix", "action"])
+def test_the_builder_makes_a_plan_of_a_policy(tmp_path, library, part):
+    checkpoint = write_pi(tmp_path / "checkpoint", sizes=WIDER_SIZES["pi05"])
+    config = export(checkpoint, tmp_path / "engine", precision="bf16", quantize="int8")
+    profiles, model = make_profiles(config)[part], tmp_path / "engine" / part / "model.onnx"
+    assert b"DequantizeLinear" in model.read_bytes()
+    assert serialize_plan(model, profiles, PlanOptions(), library, ("sm_86",)).nbytes
 
 
 @pytest.mark.parametrize(

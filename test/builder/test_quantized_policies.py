@@ -27,23 +27,15 @@ from edgellm_ros.cli.quantization.policy_cost import (
 from fixtures.act_checkpoint import write_act
 from fixtures.diffusion_checkpoint import write_diffusion
 from fixtures.groot_checkpoint import ONE_ROBOT, write_groot
-from fixtures.pi_checkpoint import SIZES, write_pi
+from fixtures.pi_checkpoint import WIDER_SIZES, write_pi
 from fixtures.policy_folders import write_policy_adapter
 from fixtures.smolvla_checkpoint import CAMERAS, STATE, write_smolvla
 
 pytestmark = pytest.mark.only_on("cpu", reason="the export is the same for every device")
 
 
-def pi_writer(kind):
-    """Write a model whose layers have groups of at least 16 inputs."""
-    sizes = {"hidden": 64, "inner": 64, "head_dim": 16, "expert_hidden": 32, "expert_inner": 64}
-    sizes |= {"vision_hidden": 32, "vision_inner": 48}
-    return partial(write_pi, kind=kind, sizes=SIZES[kind].__class__(**(vars(SIZES[kind]) | sizes)))
-
-
 WRITERS = {
-    "pi0": pi_writer("pi0"),
-    "pi05": pi_writer("pi05"),
+    **{kind: partial(write_pi, kind=kind, sizes=sizes) for kind, sizes in WIDER_SIZES.items()},
     "smolvla": write_smolvla,
     "groot": partial(write_groot, shape=ONE_ROBOT),
 }

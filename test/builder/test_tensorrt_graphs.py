@@ -110,6 +110,11 @@ def test_graphs_with_rounded_weights_are_within_the_rules(checkpoint, name, kind
     assert broken_rules(planned(checkpoint(name), precision="fp16", quantize=kind, group_size=32)) == []
 
 
+@pytest.mark.parametrize("name", sorted(POLICIES - {"act", "diffusion"}))
+def test_graphs_of_policies_with_rounded_weights_are_within_the_rules(checkpoint, name):
+    assert broken_rules(planned(checkpoint(name), precision="bf16", quantize="int8", group_size=32)) == []
+
+
 @pytest.mark.slow
 def test_every_family_every_policy_and_every_part_is_checked(facts):
     plans = [facts(name) for name in CHECKPOINTS]
