@@ -184,9 +184,9 @@ def _action_costs(
 
     requests: None = random observations. Returns the result by its name in the JSON report.
     """
-    from edgellm_ros.cli.quantization.policy_cost import measure_action_costs
+    from edgellm_ros.cli.quantization.policy_cost import measure_action_cost
 
-    (cost,) = measure_action_costs(args.checkpoint, [args.engine_dir], _in_floats(options), requests)
+    cost = measure_action_cost(args.checkpoint, args.engine_dir, _in_floats(options), requests)
     print(cost, file=sys.stderr)
     return {"quantization": cost}
 
@@ -197,10 +197,13 @@ def _in_floats(options: ExportOptions) -> ExportOptions:
 
 
 def _check(args: argparse.Namespace, options: ExportOptions) -> int:
+    from edgellm_ros.builder.exporter.calibration import refuse_policy
     from edgellm_ros.builder.exporter.check import check, render_check
     from edgellm_ros.cli.requests.calibration_requests import read_requests
 
     report = check(args.checkpoint, options, args.engine_dir or ".")
+    if args.calibrate:
+        refuse_policy(Path(args.checkpoint), report.config)
     for path, purpose in ((args.calibrate, "the calibration"), (args.prompts, "the report")):
         if path:
             count = len(read_requests(path, report.config))

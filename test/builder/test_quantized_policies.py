@@ -187,6 +187,7 @@ def test_calibration_is_for_language_models(tmp_path, capsys):
     write_smolvla(tmp_path / "checkpoint")
     (tmp_path / "prompts.txt").write_text("go")
     options = "--quantize", "int8", "--calibrate", str(tmp_path / "prompts.txt")
-    code, _, err = run_export(tmp_path, capsys, *options)
-    assert code != 0
-    assert "a policy, but --calibrate is for language models" in err
+    for more in ((), ("--check",)):
+        code, _, err = run_export(tmp_path, capsys, *options, *more)
+        assert code != 0
+        assert "a policy, but --calibrate is for language models" in err

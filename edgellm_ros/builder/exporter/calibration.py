@@ -59,8 +59,7 @@ def plan_calibration(checkpoint: str | Path, options: ExportOptions) -> Calibrat
         max_lora_rank=0,
         with_draft=False,
     )
-    if plan_export(checkpoint, options).config.policy is not None:  # refuses what `export` does
-        raise ValueError(f"{checkpoint}: a policy, but --calibrate is for language models")
+    refuse_policy(checkpoint, plan_export(checkpoint, options).config)  # after what `export` refuses
     plan = plan_export(checkpoint, plain)
     _, weights, model = read_model(checkpoint, read_section(checkpoint / "config.json"))
     has_expert = (checkpoint / EXPERT_FOLDER).is_dir()  # an action expert reads the values in the KV cache
@@ -76,6 +75,12 @@ def plan_calibration(checkpoint: str | Path, options: ExportOptions) -> Calibrat
     assert isinstance(llm, ModelBuilder)
     values = {group.layers[0]: str(llm.linear_inputs[group.layers[0]].name) for group in groups}
     return CalibrationPlan(plain, plan.config, weights, layout, tuple(groups), values)
+
+
+def refuse_policy(checkpoint: Path, config: EngineConfig) -> None:
+    """Raise ValueError for a policy, whose layers have no calibrated scales."""
+    if config.policy is not None:
+        raise ValueError(f"{checkpoint}: a policy, but --calibrate is for language models")
 
 
 def find_scales(plan: CalibrationPlan, inputs: Mapping[str, LayerInputs]) -> list[GroupScales]:

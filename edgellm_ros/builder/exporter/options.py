@@ -39,11 +39,13 @@ class ExportOptions:
     - quantize: "int4" or "int8" rounds the weights of the language model's layers to nearest, in groups of
       `group_size` inputs that share a scale. Embeddings, encoders, action expert and draft head keep
       `precision`; the LM head does in fp32, and else gets 8 bits. The weights of a checkpoint that is
-      quantised stay as they are
+      quantised stay as they are. Of a policy "int8" alone, for layers of language model, vision tower and
+      action head, and mostly for the embedding table (docs/policies.md)
     - scales: of the inputs of the language model's layers, moved into the weights before and after
       (`builder/exporter/calibration.py` finds those with which rounding changes least)
     - cpu_int8: the graphs for a CPU multiply in 8 bits (`builder/passes/int8_products.py`), those of encoders
-      and draft head too; the other graphs do not change. Needs precision fp32
+      and draft head too, of a policy those of the layers that `quantize` rounds; the other graphs do not
+      change. Needs precision fp32
     - mmproj: of a GGUF file: the file of its vision tower; None = the one `*mmproj*.gguf` in the folder, if
       the model is alone there
     - vlm: of a policy: folder with configuration and tokenizer of its vision language model, of a pi0 or
@@ -120,8 +122,8 @@ class ExportOptions:
     )
     quantize: str | None = option(
         None,
-        "round the weights of the language model's layers to nearest, and report what that cost in logits "
-        "(default: keep the checkpoint's)",
+        "round the weights of the language model's layers to nearest, of a policy (int8) those of all large "
+        "layers, and report what that cost in logits or actions (default: keep the checkpoint's)",
         choices=ROUNDINGS,
     )
     group_size: int = option(
@@ -131,7 +133,7 @@ class ExportOptions:
     cpu_int8: bool = option(
         False,
         "let the graphs for a CPU multiply in 8 bits, encoders and draft head included, and report what that "
-        "cost in logits; other devices compute as without it (needs --precision fp32)",
+        "cost in logits or actions; other devices compute as without it (needs --precision fp32)",
     )
     mmproj: str | Path | None = option(
         None,

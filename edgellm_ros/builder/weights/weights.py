@@ -89,7 +89,6 @@ class Weights:
         """Return some of the tensors under other names: new name -> name here."""
         view = copy.copy(self)
         view._tensors = {new: self._tensors[old] for new, old in names.items()}
-        view._matrices = {}
         return view
 
     def stored(self, name: str) -> StoredTensor:

@@ -6,7 +6,7 @@ The actions of an engine are compared with those of the checkpoint's own weights
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,21 +46,21 @@ class ActionCost:
         )
 
 
-def measure_action_costs(
+def measure_action_cost(
     checkpoint: str | Path,
-    engines: Sequence[str | Path],
+    engine: str | Path,
     options: ExportOptions,
     requests: Mapping[str, LLMGenerationRequest] | None = None,
-) -> list[ActionCost]:
-    """Compare engines of a policy with one of the same checkpoint in floats.
+) -> ActionCost:
+    """Compare the engine of a policy with one of the same checkpoint in floats.
 
     options: of the other engine, which is written to a temporary directory beside the first; requests: by
-    their names in errors, None = random observations. All run on the CPU.
+    their names in errors, None = random observations. Both run on the CPU.
     """
-    with unrounded_engine(checkpoint, Path(engines[0]), options) as reference:
+    with unrounded_engine(checkpoint, Path(engine), options) as reference:
         given = random_observations(reference) if requests is None else _with_noise(requests)
         before, other = (answer_actions(reference, given, first) for first in (0, len(given)))
-        return [compare_actions(before, answer_actions(Path(each), given), other) for each in engines]
+        return compare_actions(before, answer_actions(Path(engine), given), other)
 
 
 def compare_actions(before: np.ndarray, after: np.ndarray, other: np.ndarray) -> ActionCost:
