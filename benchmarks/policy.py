@@ -133,7 +133,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _engines(root: Path, args: argparse.Namespace) -> dict[Path, dict[str, Any]]:
-    """Return the engine that is measured, and the one in floats if there is another: folder -> options."""
+    """Return the options of the engines that are measured, by folder.
+
+    The second one, if any, is in floats.
+    """
     floats: Path = root / f"engine-{args.precision}"
     options = {"quantize": args.quantize, "cpu_int8": args.cpu_int8}
     names = [f"-{name}" for name, given in options.items() if given]
@@ -182,7 +185,10 @@ def _frames(number: int, cameras: int) -> tuple[np.ndarray, ...]:
 def _measure_in_turns(
     engines: list[Path], args: argparse.Namespace
 ) -> tuple[dict[Path, tuple[dict[str, Any], np.ndarray]], FlowPolicyConfig]:
-    """Return the figures of each engine and its actions [T,A] of the first frames, and the policy."""
+    """Return the figures of each engine, and the policy.
+
+    With the figures are the actions [T,A] of the first frames.
+    """
     times = {engine: _Times() for engine in engines}
     with contextlib.ExitStack() as stack:
         runtimes = {
@@ -240,7 +246,10 @@ class _Times:
 
 
 def _weight_bytes(engine: Path, form: str) -> int:
-    """Sum the weights of the graphs that a device runs, `form` its own one if there is one."""
+    """Sum the bytes of the weights that a device reads.
+
+    form: "cuda" or "cpu", of graphs that are for this device alone.
+    """
     graphs = (path.with_suffix(f".{form}.onnx") for path in engine.glob("*/model.onnx"))
     chosen = [each if each.is_file() else each.with_name("model.onnx") for each in graphs]
     tensors = (value.const_value for path in chosen for value in ir.load(path).graph.initializers.values())
