@@ -96,12 +96,12 @@ def test_the_graphs_for_cuda_compute_the_same(policy, tmp_path):
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.ptp(expected))
 
 
-def test_the_table_of_words_is_in_8_bits_for_cuda(tmp_path):
-    export(WRITERS["pi05"](tmp_path / "checkpoint"), tmp_path / "engine", quantize="int8")
-    graph = ir.load(tmp_path / "engine/prefix/model.cuda.onnx").graph
-    tables = {name: value for name, value in graph.initializers.items() if "embed_tokens" in name}
+def test_the_table_of_words_is_in_8_bits_for_cuda(policy):
+    checkpoint, *_ = policy
+    graph = plan_export(checkpoint, ExportOptions(quantize="int8")).graphs["prefix/model.cuda.onnx"]
+    tables = {name: weight for name, weight in graph.weights_by_name() if "embed_tokens" in name}
     assert sorted(name.rpartition(".")[2] for name in tables) == ["rows", "rows_scale"]
-    assert max(tables.values(), key=lambda value: value.const_value.size).dtype == ir.DataType.INT8
+    assert max(tables.values(), key=lambda weight: weight.size).dtype == ir.DataType.INT8
 
 
 def test_the_reports_have_the_bytes_of_the_integers(tmp_path):

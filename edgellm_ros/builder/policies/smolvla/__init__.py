@@ -9,10 +9,12 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection, read_section
 from edgellm_ros.builder.config.prompt_files import TOKENIZER_FILE
 from edgellm_ros.builder.policies import LargeLayers, Policy, PolicyModel, PolicySources
-from edgellm_ros.builder.policies.smolvla.architecture import EXPERT, VLM
+from edgellm_ros.builder.policies.smolvla.architecture import CONNECTOR, EMBEDDING, EXPERT, TEXT_MODEL, VLM
 from edgellm_ros.builder.policies.smolvla.config import read_architecture, read_policy
 from edgellm_ros.builder.policies.smolvla.expert import build_expert
 from edgellm_ros.builder.policies.smolvla.prefix import build_prefix
@@ -28,6 +30,9 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights, sources: Pol
     files = "config.json", TOKENIZER_FILE
     folder = find_vlm(checkpoint, config.text("vlm_model_name"), sources.vlm, files, "a SmolVLA")
     architecture = read_architecture(config, read_section(folder / "config.json"), weights)
+    for name in (EMBEDDING, f"{CONNECTOR}.proj.weight"):
+        # the rows that enter the prefix
+        weights.multiply(name, np.array([architecture.llm.hidden_size], np.float32) ** 0.5)
     tokenizer = folder / TOKENIZER_FILE
     around = tokens_around(tokenizer, architecture.llm.vocab_size)
     policy = read_policy(checkpoint, config, architecture, weights, around, sources.dataset)
@@ -41,7 +46,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights, sources: Pol
             "action": partial(build_expert, architecture, weights),
         },
         {"visual": partial(build_vision, architecture, weights, cuda=True)},
-        LargeLayers(weights, (f"{VLM}.text_model.layers", f"{VLM}.vision_model.encoder", EXPERT)),
+        LargeLayers(weights, (TEXT_MODEL, f"{VLM}.vision_model.encoder", CONNECTOR, EXPERT)),
     )
 
 

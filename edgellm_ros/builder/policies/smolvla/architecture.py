@@ -14,6 +14,9 @@ from edgellm_ros.engine_directory.language_model_config import LanguageModelConf
 WITH_EXPERT = "model.vlm_with_expert"
 VLM = f"{WITH_EXPERT}.vlm.model"
 EXPERT = f"{WITH_EXPERT}.lm_expert"
+TEXT_MODEL = f"{VLM}.text_model"
+EMBEDDING = f"{TEXT_MODEL}.embed_tokens.weight"
+CONNECTOR = f"{VLM}.connector.modality_projection"
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,21 @@ smolvlm_with_expert.py (SmolVLMWithExpertModel).
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import onnx_ir as ir
 
 from edgellm_ros.builder.graph.graph import FLOAT, INT64, Dim
 from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.policies.prefix_layers import attend_rows
 from edgellm_ros.builder.policies.rope import first_rows, rope_table
-from edgellm_ros.builder.policies.smolvla.architecture import EXPERT, VLM, SmolVLAArchitecture
+from edgellm_ros.builder.policies.smolvla.architecture import (
+    EMBEDDING,
+    EXPERT,
+    TEXT_MODEL,
+    SmolVLAArchitecture,
+)
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory import binding_names as names
 
-TEXT_MODEL = f"{VLM}.text_model"
-EMBEDDING = f"{TEXT_MODEL}.embed_tokens.weight"
 END = 2**31 - 1
 
 
@@ -52,14 +52,7 @@ def build_prefix(architecture: SmolVLAArchitecture, weights: Weights, precision:
     tokens = graph.input(names.TOKEN_IDS, INT64, ["L"])
     state = graph.input(names.STATE, FLOAT, [1, architecture.state_dim])
     with graph.scope("embed"):
-        weights.require(EMBEDDING, (llm.vocab_size, hidden))
-        scale = np.float32(math.sqrt(hidden))
-        table = graph.weight(
-            EMBEDDING,
-            (llm.vocab_size, hidden),
-            lambda: weights.read(EMBEDDING).astype(np.float32) * scale,
-        )
-        words = graph.op("Gather", table, tokens, axis=0)
+        words = graph.op("Gather", graph.tensor(EMBEDDING, llm.vocab_size, hidden), tokens, axis=0)
         own = graph.linear(
             "model.state_proj", graph.from_fp32(state), architecture.state_dim, hidden, bias=True
         )

@@ -7,14 +7,17 @@ LeRobot 0.4.4, SmolVLMWithExpertModel.embed_image.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from edgellm_ros.builder.graph.graph import FLOAT
 from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.policies.siglip import siglip_rows
-from edgellm_ros.builder.policies.smolvla.architecture import VLM, SmolVLAArchitecture, TowerArchitecture
+from edgellm_ros.builder.policies.smolvla.architecture import (
+    CONNECTOR,
+    VLM,
+    SmolVLAArchitecture,
+    TowerArchitecture,
+)
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory import binding_names as names
 
@@ -27,8 +30,7 @@ def build_vision(
 
     Input: pixel_values [N,3,side,side] fp32, of N cameras, from -1 to 1.
 
-    Output: image_embeds [R,H] in the precision's type: the rows of each camera, multiplied by the square root
-    of H as the prefix has them.
+    Output: image_embeds [R,H] in the precision's type: the rows of each camera, as the prefix has them.
     """
     graph = ModelBuilder("visual", weights, precision)
     tower, out_size = architecture.tower, architecture.llm.hidden_size
@@ -36,19 +38,11 @@ def build_vision(
     pixels = graph.input(names.PIXEL_VALUES, FLOAT, ["N", 3, size, size])
     with graph.module(f"{VLM}.vision_model", nodes="vision_model"):
         x = siglip_rows(graph, tower, pixels, position_rows(tower), cuda)
-    with graph.scope("connector"):
+    with graph.module(CONNECTOR, nodes="connector"):
         merge, blocks = tower.merge, side // tower.merge
         x = graph.reshape(x, [-1, blocks, merge, blocks, merge, hidden])
         x = graph.reshape(graph.transpose(x, (0, 1, 3, 2, 4, 5)), [-1, merge * merge * hidden])
-        stored = f"{VLM}.connector.modality_projection.proj.weight"
-        weights.require(stored, (out_size, merge * merge * hidden))
-        scale = math.sqrt(out_size)
-        matrix = graph.weight(
-            stored,
-            (merge * merge * hidden, out_size),
-            lambda: (weights.read(stored).astype(np.float32) * scale).T,
-        )
-        x = graph.op("MatMul", x, matrix)
+        x = graph.linear("proj", x, merge * merge * hidden, out_size)
     graph.output(x, names.IMAGE_EMBEDS, graph.dtype, ["R", out_size])
     return graph
 
