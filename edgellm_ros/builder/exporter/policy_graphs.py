@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -12,6 +13,7 @@ from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.exporter.artefacts import CPU, CUDA, artefact_path, file_name
 from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.builder.graph.graph import DTYPES, GraphBuilder
+from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.passes.block_products import IN_FP32, multiply_blocks
 from edgellm_ros.builder.passes.int8_products import multiply_in_int8
 from edgellm_ros.builder.passes.table_rows import read_rows_in_8_bits
@@ -27,19 +29,20 @@ def policy_graphs(
     they are; with `cpu_int8` one for a CPU. section: `config.json`. ValueError for a policy without large
     layers.
     """
-    layers, forms = _rounded_layers(model, section, options), {}
+    layers = _rounded_layers(model, section, options)
+    forms: dict[str, list[Callable[[ModelBuilder], bool]]] = {}  # the passes of each form
     if layers is not None and options.quantize is not None:
         dtype = np.dtype(DTYPES[options.precision].numpy())
         layers.weights.quantize(RoundedLayout(options.quantize, options.group_size, layers.modules, dtype))
-        forms[CUDA] = partial(multiply_blocks, level=IN_FP32)
+        forms[CUDA] = [partial(multiply_blocks, level=IN_FP32), read_rows_in_8_bits]
     if layers is not None and options.cpu_int8:
-        forms[CPU] = partial(multiply_in_int8, modules=layers.modules)
+        forms[CPU] = [partial(multiply_in_int8, modules=layers.modules), read_rows_in_8_bits]
     found: dict[str, GraphBuilder] = {}
     for part, build in model.parts.items():
         standard = found[artefact_path(part)] = build(options.precision)
-        for form, adapt in forms.items():
+        for form, passes in forms.items():
             graph = build(options.precision)
-            if adapt(graph) | read_rows_in_8_bits(graph):
+            if any([adapt(graph) for adapt in passes]):
                 graph.share_weights(standard, file_name(part), own=True)
                 found[artefact_path(part, form)] = graph
     return found
