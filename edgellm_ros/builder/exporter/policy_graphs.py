@@ -42,7 +42,7 @@ def policy_graphs(
         standard = found[artefact_path(part)] = build(options.precision)
         for form, passes in forms.items():
             graph = build(options.precision)
-            if any([adapt(graph) for adapt in passes]):
+            if any([adapt(graph) for adapt in passes]):  # a list, so that all run
                 graph.share_weights(standard, file_name(part), own=True)
                 found[artefact_path(part, form)] = graph
     return found
