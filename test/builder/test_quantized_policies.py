@@ -27,6 +27,7 @@ from edgellm_ros.cli.quantization.policy_cost import (
 from fixtures.act_checkpoint import write_act
 from fixtures.diffusion_checkpoint import write_diffusion
 from fixtures.groot_checkpoint import ONE_ROBOT, write_groot
+from fixtures.groot_n16_checkpoint import ONE_ROBOT_N16, write_groot_n16
 from fixtures.pi_checkpoint import WIDER_SIZES, write_pi
 from fixtures.policy_folders import write_policy_adapter
 from fixtures.smolvla_checkpoint import CAMERAS, STATE, write_smolvla
@@ -38,6 +39,7 @@ WRITERS = {
     **{kind: partial(write_pi, kind=kind, sizes=sizes) for kind, sizes in WIDER_SIZES.items()},
     "smolvla": write_smolvla,
     "groot": partial(write_groot, shape=ONE_ROBOT),
+    "groot_n16": partial(write_groot_n16, shape=ONE_ROBOT_N16),
 }
 WAYS = {
     "quantize": {"quantize": "int8"},

@@ -36,8 +36,7 @@ from edgellm_ros.builder.gguf.checkpoint import as_checkpoint, find_gguf
 from edgellm_ros.builder.graph.graph import GraphBuilder
 from edgellm_ros.builder.graph.lm_head import LMHead
 from edgellm_ros.builder.lowering.fused import describe_decoder, has_fused_kernels
-from edgellm_ros.builder.passes.pools import pool_by_maxima
-from edgellm_ros.builder.policies import Policy, PolicyModel, PolicySources, find_policy
+from edgellm_ros.builder.policies import Policy, PolicySources, find_policy
 from edgellm_ros.builder.policies.peft import read_weights
 from edgellm_ros.builder.weights.adapters import read_adapters
 from edgellm_ros.builder.weights.unread_weights import UnreadWeights, unread_weights

@@ -16,6 +16,7 @@ from edgellm_ros.builder.graph.graph import DTYPES, GraphBuilder
 from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.passes.block_products import IN_FP32, multiply_blocks
 from edgellm_ros.builder.passes.int8_products import multiply_in_int8
+from edgellm_ros.builder.passes.pools import pool_by_maxima
 from edgellm_ros.builder.passes.table_rows import read_rows_in_8_bits
 from edgellm_ros.builder.policies import LargeLayers, PolicyModel
 
@@ -25,25 +26,29 @@ def policy_graphs(
 ) -> dict[str, GraphBuilder]:
     """Build the graphs: path -> graph, after the graph whose weights it shares.
 
-    No weight is read. With `quantize` a part has a graph for CUDA too, which multiplies with the weights as
-    they are; with `cpu_int8` one for a CPU. section: `config.json`. ValueError for a policy without large
-    layers.
+    No weight is read. A part has another graph for ONNX Runtime's CUDA provider if the policy or a pass makes
+    one; with `quantize` that one multiplies with the weights as they are. With `cpu_int8` there is one for a
+    CPU. section: `config.json`. ValueError for options that round a policy without large layers.
     """
     layers = _rounded_layers(model, section, options)
-    forms: dict[str, list[Callable[[ModelBuilder], bool]]] = {}  # the passes of each form
+    forms: dict[str, list[Callable[[ModelBuilder], bool]]] = {  # the passes of each form
+        CUDA: [lambda graph: pool_by_maxima(graph.graph)]
+    }
     if layers is not None and options.quantize is not None:
         dtype = np.dtype(DTYPES[options.precision].numpy())
         layers.weights.quantize(RoundedLayout(options.quantize, options.group_size, layers.modules, dtype))
-        forms[CUDA] = [partial(multiply_blocks, level=IN_FP32), read_rows_in_8_bits]
+        forms[CUDA] += [partial(multiply_blocks, level=IN_FP32), read_rows_in_8_bits]
     if layers is not None and options.cpu_int8:
         forms[CPU] = [partial(multiply_in_int8, modules=layers.modules), read_rows_in_8_bits]
     found: dict[str, GraphBuilder] = {}
     for part, build in model.parts.items():
         standard = found[artefact_path(part)] = build(options.precision)
         for form, passes in forms.items():
-            graph = build(options.precision)
-            if any([adapt(graph) for adapt in passes]):  # a list, so that all run
-                graph.share_weights(standard, file_name(part), own=True)
+            make = model.cuda_parts.get(part, build) if form == CUDA else build
+            graph = make(options.precision)
+            adapted = [adapt(graph) for adapt in passes]
+            if make is not build or any(adapted):
+                graph.share_weights(standard, file_name(part), own=layers is not None)
                 found[artefact_path(part, form)] = graph
     return found
 
