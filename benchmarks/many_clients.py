@@ -66,14 +66,15 @@ class Times:
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     args = _parse(arguments)
+    options: dict[str, Any] = {"prefix_cache_bytes": 0}
     with tempfile.TemporaryDirectory() as temporary:
         engine, sizes = _engine(args, Path(temporary))
-        with LLMInferenceRuntime(engine, args.device, prefix_cache_bytes=0) as runtime:
+        with LLMInferenceRuntime(engine, args.device, **options) as runtime:
             results = {str(clients): _compare(runtime, args, clients) for clients in args.clients}
             machine = common.machine(runtime.pipeline.device)
     return common.finish(
         "many_clients",
-        changes={**sizes, "prefix_cache_bytes": 0},
+        changes={**sizes, **options},
         shape=dataclasses.asdict(args.shape),
         precision=args.precision,
         device=args.device,

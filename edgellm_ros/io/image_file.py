@@ -55,5 +55,6 @@ def _check_png(data: bytes, where: str) -> None:
         size, name = int.from_bytes(data[start : start + 4], "big"), data[start + 4 : start + 8]
         left = len(data) - start - PNG_CHUNK
         if size > left:
-            raise ValueError(f"{where}the PNG file is truncated: {left} bytes of {name!r}, expected {size}")
+            chunk = name.decode("ascii", "replace")
+            raise ValueError(f"{where}the PNG file is truncated: {left} bytes of {chunk!r}, expected {size}")
         start += PNG_CHUNK + size

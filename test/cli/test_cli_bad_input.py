@@ -142,9 +142,8 @@ def test_image_that_is_none(edgellm, tiny_engine, tmp_path, content, words):
 def test_truncated_image(edgellm, tiny_engine, image, tmp_path):
     path = tmp_path / "half.png"
     path.write_bytes(image.read_bytes()[: image.stat().st_size // 2])
-    assert_refused(
-        edgellm("generate", tiny_engine, "--prompt", "go", "--image", path), str(path), "not an image"
-    )
+    run = edgellm("generate", tiny_engine, "--prompt", "go", "--image", path)
+    assert_refused(run, f"{path}: the PNG file is truncated: ", " bytes of 'IDAT', expected ")
 
 
 def test_jpeg_file_that_is_damaged_inside(edgellm, tiny_engine, tmp_path):

@@ -9,7 +9,7 @@ from edgellm_ros.builder.weights.weights import Weights
 
 
 def keep_layers(config: ConfigSection, text: ConfigSection, weights: Weights, prefix: str) -> ConfigSection:
-    """Return the section of a language model with the first `select_layer` of its layers.
+    """Return a language model's section with the first `select_layer` layers.
 
     config: GR00T's; text: of the whole language model; prefix: of its tensors. ValueError if the checkpoint
     lacks tensors of these layers or sizes.
