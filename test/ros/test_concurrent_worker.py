@@ -15,7 +15,7 @@ from std_msgs.msg import Header
 from edgellm_ros.ros.node.engine_checks import goals_beside_driving, plans_at_once
 from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.outputs.answer_stream import AnswerStream
-from edgellm_ros.ros.node.planning.plan_inputs import Observation
+from edgellm_ros.ros.node.planning.plan_inputs import ObservedInputs
 from edgellm_ros.ros.node.planning.plan_request import PlanRequest
 from edgellm_ros.ros.node.planning.planner import Planner
 from edgellm_ros.ros.node.settings.priorities import parse_priorities
@@ -199,7 +199,7 @@ def runtime(arena_engine) -> Iterator[LLMInferenceRuntime]:
 
 def planned(runtime: LLMInferenceRuntime, *requests: PlanRequest) -> list[Outcome]:
     """Plan requests side by side."""
-    seen = Observation((), None, Header(), None, {})
+    seen = ObservedInputs((), None, Header(), None, {})
     node = SimpleNamespace(get_logger=lambda: SimpleNamespace(error=print))
     chunking = SimpleNamespace(condition=lambda motion: None)
     parameters = SimpleNamespace(current=SimpleNamespace(frame_id="base"))
@@ -264,7 +264,7 @@ def test_a_plan_is_submitted_with_its_level_and_deadline_and_ends_at_it():
         return SimpleNamespace(result=result)
 
     runtime = SimpleNamespace(submit=submit, active_lora="", parts=SimpleNamespace(missing=lambda part: "no"))
-    seen = Observation((), None, Header(), None, {})
+    seen = ObservedInputs((), None, Header(), None, {})
     inputs = SimpleNamespace(observe=lambda request, drives: seen)
     runtime.config = SimpleNamespace(action=None)
     node = SimpleNamespace(get_logger=lambda: SimpleNamespace(error=print))
