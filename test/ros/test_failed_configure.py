@@ -40,11 +40,12 @@ def test_leaves_no_thread_and_no_engines_and_the_node_can_be_configured_again(
     node, monkeypatch, module, part
 ):
     closed = []
-    builder = SimpleNamespace(max_action_samples=1)
+    builder = SimpleNamespace(max_action_samples=1, max_batch_size=1)
     config = SimpleNamespace(audio=None, vision=None, action=None, expert=None, policy=None, builder=builder)
     runtime = SimpleNamespace(
         config=config,
         parts=EngineParts(config),
+        has_draft_model=False,
         lora_names=lambda: [],
         close=lambda: closed.append(True),
         closed=True,

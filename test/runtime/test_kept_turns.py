@@ -41,6 +41,7 @@ def answered(played, entry):
     return entry.handle.result(0)
 
 
+@pytest.mark.only_on("cpu", reason="counts steps, of which another device has one queued")
 def test_the_next_turn_is_stored_in_parts_after_the_response(runtime, played, monkeypatch):
     monkeypatch.setattr(rows, "PART_TOKENS", 16)
     beside, talk = played.submit(BESIDE), played.submit(TALK)
