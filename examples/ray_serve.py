@@ -31,7 +31,7 @@ class Replica:
         self._opened = ExitStack()
         self._runtime = self._opened.enter_context(LLMInferenceRuntime(engine_dir, threads=CORES))
         limits = Limits(max_requests=REQUESTS)
-        self._app = self._opened.enter_context(open_app(self._runtime, engine_dir, "model", limits))
+        self._app = self._opened.enter_context(open_app(self._runtime, "model", limits))
 
     def __serve_build_asgi_app__(self):
         return self._app.asgi

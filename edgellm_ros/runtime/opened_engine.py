@@ -21,6 +21,7 @@ from edgellm_ros.runtime.prefix.prefix_file import engine_fingerprint, load_pref
 from edgellm_ros.runtime.scheduling.scheduler import Scheduler
 from edgellm_ros.runtime.scheduling.turn_lock import TurnLock
 from edgellm_ros.runtime.stages.recovery import recover_after
+from edgellm_ros.runtime.text.tokenizer import Tokenizer
 
 Self = TypeVar("Self", bound="OpenedEngine")
 
@@ -62,6 +63,14 @@ class OpenedEngine:
         if not isinstance(answerer, Pipeline):
             raise EngineError(no_language_model(self.config))
         return answerer
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The engine's tokenizer, which any thread may use.
+
+        EngineError if the runtime is closed, or the engine is a policy.
+        """
+        return self.pipeline.preparer.tokenizer
 
     def close(self) -> None:
         """Free engines and buffers after the running batch of `handle_request`.

@@ -48,7 +48,7 @@ class RequestPreparer:
     ) -> None:
         self._parts = parts
         self._config = parts.config
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._prompts = prompts
         self._loras = loras
         self._lm_heads = lm_heads
@@ -120,7 +120,7 @@ class RequestPreparer:
         before = begun.token_ids[-1:] if begun.request.continue_final_message else ()
         return dataclasses.replace(
             begun,
-            text=TextStream(self._tokenizer, begun.sampling.stop, before),
+            text=TextStream(self.tokenizer, begun.sampling.stop, before),
             grammar=begun.grammar.again() if begun.grammar is not None else None,
             encoded_rows=set(),
             prefix_keys=[],
@@ -248,7 +248,7 @@ class RequestPreparer:
             max_tokens=min(sampling.max_tokens, room),
             stop_token_ids=config.stop_token_ids,
             future_start_token_id=action.future_start_token_id if action else None,
-            text=TextStream(self._tokenizer, sampling.stop, before),
+            text=TextStream(self.tokenizer, sampling.stop, before),
             videos=videos,
             state_layers=config.hidden_state_layers,
         )
@@ -262,7 +262,7 @@ class RequestPreparer:
             assert self._audio is not None  # as above
             sound_tokens = self._audio.num_tokens(video.sound)
             return lay_out_video_with_sound(video, grid, vision.videos, config.video, tokens, sound_tokens)
-        return lay_out_video(video, grid, vision.videos, config.video, self._tokenizer, tokens)
+        return lay_out_video(video, grid, vision.videos, config.video, self.tokenizer, tokens)
 
     def _check_against_engine(self, request: LLMGenerationRequest) -> None:
         missing = self._parts.missing

@@ -300,7 +300,7 @@ def test_special_tokens_mark_calls_but_are_no_content(tmp_path, template):
 
 
 def test_a_template_without_calls_leaves_answers_as_they_are_and_is_logged_once(hermes, template, caplog):
-    reader = ToolCallReader(hermes.pipeline.preparer._tokenizer, template("internvl3"))
+    reader = ToolCallReader(hermes.tokenizer, template("internvl3"))
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert reader.read([], ANSWER, (), (), [MOVE]).content == ANSWER

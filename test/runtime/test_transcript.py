@@ -120,7 +120,7 @@ def test_the_languages_are_30_names_and_codes():
 def test_a_request_has_context_sound_and_the_beginning_of_the_answer(runtime):
     request = transcription_request([SOUND], "de", "forklift")
     (sequence,) = runtime.pipeline.preparer.prepare([request], 0)
-    text = runtime.pipeline.preparer._tokenizer.decode(sequence.token_ids, special_tokens=True)
+    text = runtime.tokenizer.decode(sequence.token_ids, special_tokens=True)
     pads = "<|audio_pad|>" * 10
     assert text == (
         "<|im_start|>system\nforklift<|im_end|>\n"
@@ -128,7 +128,7 @@ def test_a_request_has_context_sound_and_the_beginning_of_the_answer(runtime):
         "<|im_start|>assistant\nlanguage german<asr_text>"  # the tests' tokenizer has small letters
     )
     (found,) = runtime.pipeline.preparer.prepare([transcription_request([SOUND])], 0)
-    empty = runtime.pipeline.preparer._tokenizer.decode(found.token_ids, special_tokens=True)
+    empty = runtime.tokenizer.decode(found.token_ids, special_tokens=True)
     assert empty.startswith("<|im_start|>system\n<|im_end|>\n<|im_start|>user\n<|audio_start|>")
     assert empty.endswith("<|im_start|>assistant\n")
 

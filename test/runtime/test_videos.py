@@ -85,7 +85,7 @@ def test_times_are_words_before_each_group_or_positions(computing, family):
     ids, token = sequence.token_ids, computing.config.video.token_id
     vision = computing.config.special_tokens
     start, end = vision.vision_start_token_id, vision.vision_end_token_id
-    encode = computing.pipeline.preparer._tokenizer.encode
+    encode = computing.tokenizer.encode
     groups = [[start, *[token] * 12, end]] * 3
     if family == "qwen3_vl":
         groups = [

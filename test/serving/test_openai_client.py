@@ -56,7 +56,7 @@ def served(tiny_checkpoint, tmp_path_factory):
     options = {"lora_dirs": {"red": adapter}, "tool_call_format": "hermes"}
     with (
         LLMInferenceRuntime(folder / "engine", **options) as runtime,
-        serving(runtime, folder / "engine", max_tokens=300) as port,
+        serving(runtime, max_tokens=300) as port,
     ):
         yield runtime, port
 

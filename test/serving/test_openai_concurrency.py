@@ -27,12 +27,12 @@ def runtime(tiny_engine):
 
 
 @pytest.fixture
-def serve(runtime, tiny_engine):
+def serve(runtime):
     """`with serve(...) as port`."""
 
     @contextmanager
     def run(**options):
-        with serving(runtime, tiny_engine, **options) as port:
+        with serving(runtime, **options) as port:
             yield port
 
     return run

@@ -33,7 +33,7 @@ def port(tiny_checkpoint, tmp_path_factory):
         "max_pixels": 10_000,
         "body_s": 0.3,
     }
-    with LLMInferenceRuntime(engine) as runtime, serving(runtime, engine, **limits) as port:
+    with LLMInferenceRuntime(engine) as runtime, serving(runtime, **limits) as port:
         yield port
 
 
@@ -268,7 +268,7 @@ def test_json_with_a_mark_of_its_encoding_or_too_deep_is_refused(port):
 
 @pytest.fixture(scope="module")
 def guarded(tiny_engine):
-    with LLMInferenceRuntime(tiny_engine) as runtime, serving(runtime, tiny_engine, token=KEY) as port:
+    with LLMInferenceRuntime(tiny_engine) as runtime, serving(runtime, token=KEY) as port:
         yield port
 
 
@@ -296,7 +296,7 @@ class TestToken:
 
 def test_an_engine_that_answers_with_actions_only_is_refused(act_engine):
     refused = pytest.raises(ValueError, match="OpenAI's API needs an engine that answers with text")
-    with refused, serving(ScriptedRuntime(act_engine), act_engine):
+    with refused, serving(ScriptedRuntime(act_engine)):
         pass
 
 

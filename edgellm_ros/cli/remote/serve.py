@@ -12,6 +12,7 @@ from pathlib import Path
 from edgellm_ros.cli import arguments
 from edgellm_ros.cli.engine_argument import add_engine, engine_directory
 from edgellm_ros.cli.remote.listen_options import add_listening, read_listening, url_host
+from edgellm_ros.serving.openai.limits import Limits
 
 MISSING = "`edgellm serve` needs starlette, uvicorn and prometheus-client: pip install 'edgellm[serve]'"
 
@@ -32,7 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--max-requests",
         type=arguments.integer(1, 256),
-        default=16,
+        default=Limits.max_requests,
         metavar="N",
         help="most requests at a time, those that wait included (default: %(default)s)",
     )
@@ -46,21 +47,21 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--max-body",
         type=arguments.integer(1, 1024),
-        default=32,
+        default=Limits.max_body_bytes >> 20,
         metavar="MIB",
         help="most MiB of a request (default: %(default)s)",
     )
     parser.add_argument(
         "--max-images",
         type=arguments.integer(0, 1024),
-        default=16,
+        default=Limits.max_images,
         metavar="N",
         help="most images of a request (default: %(default)s)",
     )
     parser.add_argument(
         "--max-pixels",
         type=arguments.integer(1, 1024),
-        default=32,
+        default=Limits.max_pixels >> 20,
         metavar="MEGAPIXELS",
         help="most 2**20 pixels of an image (default: %(default)s)",
     )
@@ -75,7 +76,6 @@ def run(args: argparse.Namespace) -> int:
     from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
     try:
-        from edgellm_ros.serving.openai.limits import Limits
         from edgellm_ros.serving.openai.opening import open_app
         from edgellm_ros.serving.openai.server import OpenAIServer
     except ModuleNotFoundError as error:
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     with (
         LLMInferenceRuntime(engine_dir, **arguments.runtime_options(args, config)) as runtime,
-        open_app(runtime, engine_dir, name, limits, listening.token) as app,
+        open_app(runtime, name, limits, listening.token) as app,
     ):
         server = OpenAIServer(app.asgi, listening)
 

@@ -24,10 +24,9 @@ from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.runtime.request import LLMGenerationResponse
 from edgellm_ros.serving.openai.access import parse_body, read_body
 from edgellm_ros.serving.openai.errors import ApiError, bad_request
-from edgellm_ros.serving.openai.handles import Submit
 from edgellm_ros.serving.openai.limits import MAX_CHOICES, Limits
 from edgellm_ros.serving.openai.metrics import AnswerClock, Metrics
-from edgellm_ros.serving.openai.runs import Item, Runs, StoppedError
+from edgellm_ros.serving.openai.runs import Item, Runs, StoppedError, Submit
 from edgellm_ros.serving.openai.slots import Slots
 from edgellm_ros.serving.openai.streams import DONE, EventStream, event, unless_client_leaves
 from edgellm_ros.serving.openai.wire.answers import Answers

@@ -19,10 +19,10 @@ from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.serving.openai.access import check_access
 from edgellm_ros.serving.openai.answering import STOPS, Answering, Whole, json_response
 from edgellm_ros.serving.openai.errors import ApiError
-from edgellm_ros.serving.openai.handles import Submit
 from edgellm_ros.serving.openai.limits import Limits
 from edgellm_ros.serving.openai.metrics import CONTENT_TYPE
 from edgellm_ros.serving.openai.models import Models
+from edgellm_ros.serving.openai.runs import Submit
 from edgellm_ros.serving.openai.streams import ClientLeftError
 from edgellm_ros.serving.openai.wire.answers import Answers, ChatAnswers, TextAnswers, embeddings
 from edgellm_ros.serving.openai.wire.asked import Asked

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from itertools import islice
 
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse
-from edgellm_ros.serving.openai.handles import Handle, Submit
+from edgellm_ros.runtime.scheduling.handle import Handle
 from edgellm_ros.serving.openai.limits import MAX_CHOICES
 
 Item = str | LLMGenerationResponse
+Submit = Callable[[LLMGenerationRequest], Handle]  # `LLMInferenceRuntime.submit`
 
 
 class StoppedError(Exception):
