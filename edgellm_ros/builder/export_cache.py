@@ -63,9 +63,9 @@ def export_if_needed(
 
 
 def _check_is_no_connection(engine: Path) -> None:
-    """Raise ValueError for a directory that no export can write again.
+    """Raise ValueError for the directory of a policy on another computer.
 
-    It is that of a policy on another computer.
+    No export can write such a directory again.
     """
     try:
         action = read_json(engine / CONFIG_FILE).get("action")

@@ -14,6 +14,7 @@ from edgellm_ros.builder.exporter.options import ExportOptions
 from edgellm_ros.builder.exporter.plan import plan_export
 from edgellm_ros.builder.report.inspection import inspect, render
 from edgellm_ros.engine_directory.config import EngineConfig
+from fixtures.groot_changes import of_modality, of_model, of_processor
 from fixtures.groot_checkpoint import ONE_ROBOT, OTHER, ROBOT, GrootShape, write_groot
 from fixtures.policy_folders import change_json
 from fixtures.smolvla_checkpoint import write_smolvla
@@ -128,10 +129,6 @@ def test_a_data_set_gives_the_rate(checkpoint, tmp_path):
     assert planned(checkpoint, dataset=tmp_path).action_space.dt == pytest.approx(0.05)
 
 
-def of_model(**changes):
-    return "config.json", lambda data: data.update(changes)
-
-
 # the layers of the model code
 without_vl = "config.json", lambda data: data.pop("vl_self_attention_cfg")
 
@@ -142,17 +139,6 @@ def of_vlm(**changes):
             data[key] = {**data[key], **value} if isinstance(value, dict) else value
 
     return "vlm/config.json", change
-
-
-def of_processor(**changes):
-    return "processor_config.json", lambda data: data["processor_kwargs"].update(changes)
-
-
-def of_modality(name, **changes):
-    def change(data):
-        data["processor_kwargs"]["modality_configs"][ROBOT][name].update(changes)
-
-    return "processor_config.json", change
 
 
 def of_statistics(modality, key, **changes):

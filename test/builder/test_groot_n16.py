@@ -18,6 +18,7 @@ from edgellm_ros.diffusion.action_spaces import make_reference
 from edgellm_ros.diffusion.affine_space import model_state
 from edgellm_ros.diffusion.groot_space import GrootActionSpace
 from edgellm_ros.engine_directory.config import EngineConfig
+from fixtures.groot_changes import of_modality, of_model, of_processor
 from fixtures.groot_checkpoint import ROBOT, GrootShape, write_groot_of_lerobot
 from fixtures.groot_n16_checkpoint import SIDE, write_groot_n16
 from fixtures.policy_folders import change_json
@@ -76,7 +77,7 @@ def test_sizes_that_the_file_leaves_out_are_those_of_the_version(tmp_path):
 
 
 def test_the_task_comes_before_the_images(checkpoint):
-    """Its tokens depend on the text around it, up to the nearest special tokens."""
+    """The tokens of a task depend on the text up to the next special tokens."""
     plan = plan_export(checkpoint, ExportOptions(embodiment=ROBOT))
     policy = plan.config.policy
     words = tokenizers.Tokenizer.from_str(plan.texts["tokenizer.json"].decode())
@@ -203,23 +204,8 @@ def test_a_letter_box_that_no_file_tells_of_is_logged(copy, caplog):
     assert "letter_box_transform" not in caplog.text
 
 
-def of_model(**changes):
-    return "config.json", lambda data: data.update(changes)
-
-
 def of_dit(**changes):
     return "config.json", lambda data: data["diffusion_model_cfg"].update(changes)
-
-
-def of_processor(**changes):
-    return "processor_config.json", lambda data: data["processor_kwargs"].update(changes)
-
-
-def of_modality(name, **changes):
-    def change(data):
-        data["processor_kwargs"]["modality_configs"][ROBOT][name].update(changes)
-
-    return "processor_config.json", change
 
 
 def of_eagle(part=None, **changes):

@@ -27,11 +27,10 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from groot_cases import GrootCase  # noqa: E402
 from groot_n16_cases import CASES  # noqa: E402
-from groot_reference import import_groot  # noqa: E402
+from groot_reference import groot_config, import_groot  # noqa: E402
 from PIL import Image  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-from fixtures.groot_checkpoint import ROBOT  # noqa: E402
 from fixtures.groot_n16_checkpoint import write_groot_n16  # noqa: E402
 
 FACTOR, PATCH = 28, 14  # pixels of a token's side, and of a patch's
@@ -118,21 +117,8 @@ class Reference:
 
     def _make_processors(self, configuration: types.ModuleType, config: dict) -> None:
         """Make LeRobot's processors from the folder, as that of an N1.7."""
-        path, shape = self.folder / "config.json", self.case.shape
-        kinds, feature = configuration.FeatureType, configuration.PolicyFeature
-        sizes = sum(shape.state.values()), sum(shape.actions.values())
-        images = {f"observation.images.{name}": feature(kinds.VISUAL, (3, 48, 64)) for name in shape.cameras}
-        settings = configuration.GrootConfig(
-            input_features={**images, "observation.state": feature(kinds.STATE, (sizes[0],))},
-            output_features={"action": feature(kinds.ACTION, (sizes[1],))},
-            base_model_path=str(self.folder),
-            embodiment_tag=ROBOT,
-            max_state_dim=shape.model_dim,
-            max_action_dim=shape.model_dim,
-            chunk_size=shape.steps,
-            n_action_steps=shape.steps,
-            device="cpu",
-        )
+        path = self.folder / "config.json"
+        settings = groot_config(configuration, self.case.shape, self.folder)
         path.write_text(json.dumps({**config, "model_type": "Gr00tN1d7"}))
         try:
             before, self.after = self.processors.make_groot_pre_post_processors(settings, None)

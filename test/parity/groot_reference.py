@@ -39,7 +39,7 @@ from groot_cases import (  # noqa: E402
     picture,
 )
 
-from fixtures.groot_checkpoint import ROBOT, write_groot  # noqa: E402
+from fixtures.groot_checkpoint import ROBOT, GrootShape, write_groot  # noqa: E402
 
 LEROBOT, IMAGE = "0.6.1", "<|image_pad|>"
 FOLDER = "lerobot.policies.groot"
@@ -89,6 +89,24 @@ class _Processor:
         return {**encoded, **self.tokenizer([joined], return_tensors="pt")}
 
 
+def groot_config(configuration: types.ModuleType, shape: GrootShape, folder: Path) -> Any:
+    """Return LeRobot's configuration of the checkpoint in a folder."""
+    kinds, feature = configuration.FeatureType, configuration.PolicyFeature
+    state, actions = sum(shape.state.values()), sum(shape.actions.values())
+    images = {f"observation.images.{name}": feature(kinds.VISUAL, (3, 48, 64)) for name in shape.cameras}
+    return configuration.GrootConfig(
+        input_features={**images, "observation.state": feature(kinds.STATE, (state,))},
+        output_features={"action": feature(kinds.ACTION, (actions,))},
+        base_model_path=str(folder),
+        embodiment_tag=ROBOT,
+        max_state_dim=shape.model_dim,
+        max_action_dim=shape.model_dim,
+        chunk_size=shape.steps,
+        n_action_steps=shape.steps,
+        device="cpu",
+    )
+
+
 class Reference:
     """LeRobot's model and processors of one case."""
 
@@ -97,22 +115,7 @@ class Reference:
         self.case, shape, checkpoint = case, case.shape, folder / "checkpoint"
         own = {"model_name": str(checkpoint / "vlm"), "dtype": "float32"}
         write_groot(checkpoint, seed=len(case.task), shape=shape, **own)
-        kinds, feature = configuration.FeatureType, configuration.PolicyFeature
-        state, actions = (feature(*each) for each in (
-            (kinds.STATE, (sum(shape.state.values()),)), (kinds.ACTION, (sum(shape.actions.values()),))
-        ))  # fmt: skip
-        images = {f"observation.images.{name}": feature(kinds.VISUAL, (3, 48, 64)) for name in shape.cameras}
-        config = configuration.GrootConfig(
-            input_features={**images, "observation.state": state},
-            output_features={"action": actions},
-            base_model_path=str(checkpoint),
-            embodiment_tag=ROBOT,
-            max_state_dim=shape.model_dim,
-            max_action_dim=shape.model_dim,
-            chunk_size=shape.steps,
-            n_action_steps=shape.steps,
-            device="cpu",
-        )
+        config = groot_config(configuration, shape, checkpoint)
         self.policy = modeling.GrootPolicy(config).eval().float()
         stats = {
             key: {name: torch.tensor(values) for name, values in each.items()}

@@ -11,15 +11,9 @@ from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.rope_config import RopeConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.policy.cropped_rows import prompt_layout
-from edgellm_ros.runtime.request import LLMGenerationRequest
 from fixtures.groot_checkpoint import ROBOT
 from fixtures.groot_n16_checkpoint import write_groot_n16
-
-STATE = np.array([0.1, 0.2, -0.3, 0.5], np.float32)
-
-
-def image(height=48, width=64, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+from fixtures.groot_requests import STATE, answer, image, request
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +27,6 @@ def engine(tmp_path_factory):
 def runtime(engine, device):
     with LLMInferenceRuntime(engine, device) as runtime:
         yield runtime
-
-
-def request(task="pick up the cube", **changes):
-    inputs = {"images": (image(), image(seed=1)), "state": STATE, "noise_seed": 3}
-    return LLMGenerationRequest(task, **(inputs | changes))
-
-
-def answer(runtime, *args, **changes):
-    return runtime.handle_request(request(*args, **changes)).actions
 
 
 def test_equal_requests_have_equal_answers_and_every_input_counts(runtime):

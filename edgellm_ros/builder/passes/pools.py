@@ -18,7 +18,7 @@ END = 2**31 - 1
 def pool_by_maxima(graph: ir.Graph) -> bool:
     """Make poolings of windows 3 x 3 with stride 2 from slices and maxima.
 
-    They have one pixel of padding. The result is exact. Returns whether the graph has any. ValueError for
+    The padding is one pixel. The result is exact. Returns whether the graph has any. ValueError for
     another pooling.
     """
     pools = [node for node in graph if node.op_type == "MaxPool"]
@@ -42,7 +42,7 @@ def pool_by_maxima(graph: ir.Graph) -> bool:
 def _halved(new: Nodes, x: ir.Value, axis: int) -> ir.Value:
     """Add the maxima around every second value of an axis: s -> (s + 1) / 2.
 
-    They are of three neighbours. A border is its own neighbour, which changes no maximum.
+    Each maximum is of three neighbours. A border is its own neighbour, which changes no maximum.
     """
 
     def cut(value: ir.Value, start: int, end: int, step: int = 1) -> ir.Value:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from edgellm_ros.builder.graph.attention import attend_heads
 from edgellm_ros.builder.graph.graph import ORT_DOMAIN
 from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.graph.residual import NormSizes, add_norm, product
@@ -111,12 +112,7 @@ def _attention(graph: ModelBuilder, tower: SiglipLayers, x: ir.Value) -> ir.Valu
     [N,P,hidden] -> the same.
     """
     heads, head_dim = tower.num_heads, tower.hidden_size // tower.num_heads
-    q, k, v = (
-        graph.transpose(graph.reshape(part, [0, 0, heads, head_dim]), (0, 2, 1, 3))
-        for part in _projections(graph, tower, x)
-    )
-    attended = graph.op("Attention", q, k, v, scale=head_dim**-0.5)
-    return graph.reshape(graph.transpose(attended, (0, 2, 1, 3)), [0, 0, tower.hidden_size])
+    return attend_heads(graph, _projections(graph, tower, x), heads, head_dim)
 
 
 def _attention_cuda(graph: ModelBuilder, tower: SiglipLayers, x: ir.Value) -> ir.Value:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from edgellm_ros.builder.graph.attention import attend_heads
 from edgellm_ros.builder.graph.graph import FLOAT, ORT_DOMAIN
 from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.graph.residual import NormSizes, Product, add_norm
@@ -177,13 +178,7 @@ def _attention(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Valu
     [T,1+P,hidden] -> the same.
     """
     config = architecture.config
-    heads, head_dim = config.num_heads, config.head_dim
-    q, k, v = (
-        graph.transpose(graph.reshape(rows, [0, 0, heads, head_dim]), (0, 2, 1, 3))
-        for rows in _projections(graph, architecture, x)
-    )
-    attended = graph.op("Attention", q, k, v, scale=head_dim**-0.5)
-    return graph.reshape(graph.transpose(attended, (0, 2, 1, 3)), [0, 0, config.hidden_size])
+    return attend_heads(graph, _projections(graph, architecture, x), config.num_heads, config.head_dim)
 
 
 def _attention_cuda(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value) -> ir.Value:

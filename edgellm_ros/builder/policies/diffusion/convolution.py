@@ -35,7 +35,7 @@ def taps(steps: int, kernel: int, stride: int = 1) -> np.ndarray:
 def doubled_taps(steps: int) -> np.ndarray:
     """Return which steps a transposed convolution reads that doubles the steps.
 
-    Its stride is 2 and its padding 1. The result is as that of `taps`, [2 steps,4,steps].
+    The stride is 2 and the padding 1. The result is as that of `taps`, [2 steps,4,steps].
     """
     read = np.arange(2 * steps)[:, None] + 1 - np.arange(DOUBLED_KERNEL)
     return read[..., None] == 2 * np.arange(steps)
