@@ -117,7 +117,8 @@ class Planner:
     def _answer(self, job: Job, request: LLMGenerationRequest) -> LLMGenerationResponse:
         """Wait for the runtime's answer, at the level of the job.
 
-        It ends at the job's deadline, at which the job is stopped. InterruptedWorkError if it had not begun.
+        At the job's deadline the job is stopped and the answer ends. InterruptedWorkError if the answer had
+        not begun.
         """
         handle = self._runtime.submit(request, priority=job.level, deadline=job.deadline)
         try:

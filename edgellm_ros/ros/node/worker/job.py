@@ -46,7 +46,7 @@ class Job:
 
     @property
     def kind(self) -> str:
-        """Its class."""
+        """The class of the job: DRIVING or GOALS."""
         return DRIVING if self.is_driving else GOALS
 
     @property

@@ -164,8 +164,8 @@ class Schedule:
     def _next_goal(self, now: float) -> Job | None:
         """Return the goal that is next; None if none waits, or may run yet.
 
-        It is the one of the highest level, then of the client with the fewest running goals; clients take
-        turns. Jobs that run alone keep their place in the queue, and goals do not pass them. Goals of clients
+        The highest level comes first, then the client with the fewest running goals; clients take turns.
+        Jobs that run alone keep their place in the queue, and goals do not pass them. Goals of clients
         that have left go to the end, after these jobs too.
         """
         self.goals.sort(key=lambda job: job.client in self.gone)
