@@ -5,20 +5,21 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from edgellm_ros.diffusion.action_head import ActionHead, Guidance
+from edgellm_ros.diffusion.action_head import ActionHead, BoundContext, Guidance
 from edgellm_ros.diffusion.chunking import ChunkCondition, ConditionedRun, conditioned_run
+from edgellm_ros.diffusion.engine_runs import EngineRuns, StepOfSamples
 from edgellm_ros.diffusion.fused_actions import FusedActions
 from edgellm_ros.diffusion.samplers import FlowTime, StepTensors
 from edgellm_ros.engine.device import Device, DeviceGraph, HostCopy, on_device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.executor import KEPT_BINDINGS, EngineExecutor
 from edgellm_ros.engine.graph_recorder import GraphRecorder
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import ConditionedStep, Kernels
@@ -87,6 +88,7 @@ class ActionRunner:
         self._unguided = device.empty((max_samples, *head.shape), np.float32)
         times = tuple(int(size) for size in executor.bindings["time"].shape)
         self._time = device.empty(times, np.float32)
+        self._runs = EngineRuns(executor, device, self._time)
         self._starts: dict[float, Tensor] = {}  # contents of `time` in the first step
         added = STEPS_PER_GRAPH * max_samples if head.sampler.noises(STEPS_PER_GRAPH) else 0
         self._added = device.empty((added, *head.shape), np.float32)  # noise of the steps of a graph
@@ -168,21 +170,22 @@ class ActionRunner:
             device.upload(self._previous, run.previous)
         device.upload(trajectory, np.ascontiguousarray(start))
         bound, sampler = self._head.bind(context), self._head.sampler
-        tensors = {"trajectory": trajectory, "time": self._time, sampler.output: output, **bound.tensors}
         if self.uses_fused:
+            tensors = {"trajectory": trajectory, "time": self._time, sampler.output: output, **bound.tensors}
             key: Hashable = tuple(tensor.pointer for tensor in tensors.values()), samples
-            kept: Any = self._time_rows(steps)
-            step = partial(self._fused_step, steps, kept, tensors, run is not None)
+            times = self._time_rows(steps)
+            kept: Sequence[Any] = (times,)
+            step = partial(self._fused_step, steps, times, tensors, run is not None)
             if run is not None:
                 device.upload(self._clean, np.array([run.clean], np.int64))
         else:
-            self._executor.prepare(0, {"n": samples, **bound.dims}, tensors, device.stream)
+            samples_step = StepOfSamples(trajectory, output, sampler.output)
             if run is None:
                 device.copy(self._time, self._start_time(sampler.start(steps)))
             else:
                 device.upload(self._time, self._flow.at(run.times(0)[: self._time.size]))
-            key = kept = self._executor.bound_run
-            step = partial(self._engine_step, steps, trajectory, output, run is not None)
+            key = kept = self._runs.prepare(samples_step, bound)
+            step = partial(self._engine_step, steps, samples_step, bound, run is not None)
 
         def queue(number: int, first: bool) -> None:
             if not number and bound.begin is not None:
@@ -228,11 +231,9 @@ class ActionRunner:
                 return None
             for each, output in zip((context, guidance.context), outputs, strict=True):
                 bound = self._head.bind(each)
-                tensors = {"trajectory": trajectory, "time": self._time, flow.output: output, **bound.tensors}
-                self._executor.prepare(0, {"n": samples, **bound.dims}, tensors, device.stream)
                 if bound.begin is not None:
                     bound.begin()
-                self._executor.execute(device.stream)
+                self._runs.execute(StepOfSamples(trajectory, output, flow.output), bound)
             shares = guidance.weight, 1 - guidance.weight
             for share, output in zip(shares, outputs, strict=True):
                 next_time = flow.at((number + 1) / steps)
@@ -244,13 +245,13 @@ class ActionRunner:
         chunk: range,
         key: tuple[Hashable, bool, int, int],
         step: Callable[[int, bool], None],
-        kept: Any,
+        kept: Sequence[Any],
         report: Callable[[int], bool],
     ) -> bool:
         """Queue some steps; return False if `report` ended them.
 
         Steps that have a graph are queued with it. step(number, whether it is the first one); kept: what must
-        live as long as a graph of the steps.
+        live as long as a graph of the steps. More runs than the executor keeps bindings of have no graph.
         """
         graph, _ = self._graphs.get(key, (None, None))
 
@@ -266,7 +267,7 @@ class ActionRunner:
         if graph is not None:
             self._graphs.move_to_end(key)
             graph.launch(self._device.stream)
-        elif self._recorder.active:
+        elif self._recorder.active and len(kept) <= KEPT_BINDINGS:
             graph = self._recorder.capture(
                 lambda: self._device.capture(run),
                 lambda reason: logger.warning("%s runs without graphs: %s", self._executor.name, reason),
@@ -278,10 +279,17 @@ class ActionRunner:
         return True
 
     def _engine_step(
-        self, steps: int, trajectory: Tensor, output: Tensor, conditioned: bool, number: int, first: bool
+        self,
+        steps: int,
+        step: StepOfSamples,
+        context: BoundContext,
+        conditioned: bool,
+        number: int,
+        first: bool,
     ) -> None:
         """Queue one step, which also writes the time of the next one."""
-        self._executor.execute(self._device.stream)
+        self._runs.execute(step, context)
+        trajectory, output = step.trajectory, step.output
         if conditioned:
             previous, factors = self._previous, self._step_factors(number)
             self._kernels.conditioned_step(trajectory, output, previous, factors, 1.0 / steps, self._time)

@@ -44,6 +44,8 @@ POSITION_INDEX = "position_index"  # of encoders whose tokens attend within wind
 FRAME_MASK = "frame_mask"  # of encoders whose tokens attend within chunks
 AUDIO_EMBEDS = "audio_embeds"
 # prefix/model.onnx of a policy, which has IMAGE_EMBEDS too
+LAST_PREFIX_ROW = "last_prefix_row"  # of a policy's prefix, counted from 0
+LAST_ACTION_ROW = "last_action_row"  # of prefix and actions together
 TOKEN_IDS = "token_ids"
 STATE = "state"
 ROW_ORDER = "row_order"  # of images and tokens in the prompt
@@ -98,6 +100,14 @@ def context_key(layer: int) -> str:
 def context_value(layer: int) -> str:
     """Return the name of a policy's values of the prefix."""
     return f"context_value_{layer}"
+
+
+def present_context(name: str) -> str:
+    """Return the name of the output bound to the memory of a policy's context.
+
+    name: of keys or values of the prefix. `action` writes its own rows behind them.
+    """
+    return f"present_{name}"
 
 
 def conv_state(layer: int) -> str:

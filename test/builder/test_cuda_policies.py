@@ -23,7 +23,7 @@ from fixtures.act_checkpoint import write_act
 from fixtures.diffusion_checkpoint import write_diffusion
 from fixtures.graphs import FLOAT, helper, make_model
 from fixtures.groot_checkpoint import ONE_ROBOT, write_groot
-from fixtures.pi_checkpoint import SIZES, write_pi
+from fixtures.pi_checkpoint import SIZES, WIDER_SIZES, write_pi
 from fixtures.smolvla_checkpoint import write_smolvla
 
 # It has no kernels for these in any precision, or none for bf16 (data of the first input).
@@ -148,6 +148,21 @@ def test_graphs_for_cuda_compute_the_same_without_transposed_heads(tmp_path, wri
         count = [sum(node.op_type == "Transpose" for node in nodes) for nodes in (before, after)]
         # a patch embedding keeps its own, SmolVLA's blocks of patches theirs
         assert count[1] <= 2 < count[0]
+
+
+def test_a_layer_of_a_pi05_is_few_operators_in_half_precision(tmp_path):
+    graphs = plan_export(
+        write_pi(tmp_path, sizes=WIDER_SIZES["pi05"]), ExportOptions(precision="bf16")
+    ).graphs
+    kinds = {
+        part: [node.op_type for node in graphs[f"{part}/model.cuda.onnx"].graph if "/layers.0/" in node.name]
+        for part in ("prefix", "action")
+    }
+    launched = {part: [kind for kind in found if kind != "Constant"] for part, found in kinds.items()}
+    assert len(launched["action"]) == 18
+    for found in launched.values():
+        assert "GroupQueryAttention" in found
+        assert not {"Expand", "Concat", "Transpose", "RotaryEmbedding", "Attention"} & set(found)
 
 
 def test_no_split_has_more_results_than_a_cuda_graph_records(tmp_path):

@@ -13,6 +13,7 @@ from edgellm_ros.diffusion.groot_config import GrootConfig
 from edgellm_ros.diffusion.heads.policy_heads import make_policy_head
 from edgellm_ros.diffusion.policy_config import FlowPolicyConfig, PaddedCameraConfig
 from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine_directory.binding_names import LAST_ACTION_ROW
 from edgellm_ros.engine_directory.files import PREFIX
 from edgellm_ros.kernels import Kernels, load_kernels
 from edgellm_ros.runtime.metrics import RuntimeMetrics, StageClock
@@ -37,7 +38,8 @@ class FlowEngines:
         device = opening.device
         kernels = load_kernels(device)
         self._cameras = _camera_rows(opening, config, visual, kernels)
-        self._prefix = PrefixEngine(prefix, config, device)
+        appends = LAST_ACTION_ROW in action.bindings
+        self._prefix = PrefixEngine(prefix, config, device, self._head.shape[0] if appends else 0)
         self._action = ActionRunner(
             action, self._head, device, kernels, opening.config.builder.max_action_samples
         )

@@ -16,7 +16,13 @@ from edgellm_ros.diffusion.policy_config import FlowPolicyConfig
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.engine_directory.binding_names import IMAGE_EMBEDS, TOKEN_IDS
+from edgellm_ros.engine_directory.binding_names import (
+    IMAGE_EMBEDS,
+    LAST_ACTION_ROW,
+    LAST_PREFIX_ROW,
+    TOKEN_IDS,
+    present_context,
+)
 from edgellm_ros.runtime.policy.camera_rows import run_recorded
 
 
@@ -26,12 +32,19 @@ class PrefixEngine:
     The outputs are whatever the prefix engine computes: the action engine has inputs of the same names.
     """
 
-    def __init__(self, prefix: EngineExecutor, config: FlowPolicyConfig, device: Device) -> None:
+    def __init__(
+        self, prefix: EngineExecutor, config: FlowPolicyConfig, device: Device, appended: int = 0
+    ) -> None:
+        """Make the buffers.
+
+        appended: rows that the action engine writes behind those of each output.
+        """
         self._prefix, self._config, self._device = prefix, config, device
+        self._appended = appended
         self._tokens = device.empty((config.max_prompt_tokens,), np.int64)
         self._others: dict[str, Tensor] = {}  # buffers of further inputs, by name
         self._outputs = {
-            binding.name: device.empty((self._size(binding.shape),), binding.dtype)
+            binding.name: device.empty((self._size(binding.shape, appended),), binding.dtype)
             for binding in prefix.bindings.values()
             if not binding.is_input
         }
@@ -50,20 +63,37 @@ class PrefixEngine:
         """
         tokens = self._tokens.rows(0, len(token_ids))
         self._device.upload(tokens, np.array(token_ids, np.int64))
-        inputs = {name: self._uploaded(name, values) for name, values in others.items()}
-        dims = {"I": images[IMAGE_EMBEDS].shape[0], "L": len(token_ids), "S": rows}
-        outputs = {
-            name: buffer.view(*(dims[dim] if isinstance(dim, str) else dim for dim in shape))
-            for name, buffer in self._outputs.items()
-            for shape in [self._prefix.bindings[name].shape]
+        inputs = {
+            name: self._uploaded(name, values) for name, values in {**others, **self._last_rows(rows)}.items()
         }
+        total = rows + self._appended
+        dims = {"I": images[IMAGE_EMBEDS].shape[0], "L": len(token_ids), "S": rows, "C": total}
+        outputs = self._views(dims)
         own, passed = (
             {name: tensor for name, tensor in inputs.items() if (name in self._prefix.bindings) == inside}
             for inside in (True, False)
         )
         tensors = {**images, TOKEN_IDS: tokens, **own, **outputs}
         run_recorded(self._prefix, self._device, dims, tensors)
+        if self._appended:
+            outputs = self._views({**dims, "S": total})
+            outputs |= {present_context(name): tensor for name, tensor in outputs.items()}
         return PrefixContext(outputs | passed, dims)
+
+    def _views(self, dims: Mapping[str, int]) -> dict[str, Tensor]:
+        """View the outputs by name, with these values of the symbols in their shapes."""
+        return {
+            name: buffer.view(*(dims[dim] if isinstance(dim, str) else dim for dim in shape))
+            for name, buffer in self._outputs.items()
+            for shape in [self._prefix.bindings[name].shape]
+        }
+
+    def _last_rows(self, rows: int) -> dict[str, np.ndarray]:
+        """Return the inputs of prefix and actions that tell the last row they attend to."""
+        last = {LAST_PREFIX_ROW: rows - 1} if LAST_PREFIX_ROW in self._prefix.bindings else {}
+        if self._appended:
+            last[LAST_ACTION_ROW] = rows + self._appended - 1
+        return {name: np.array([row], np.int32) for name, row in last.items()}
 
     def _uploaded(self, name: str, values: np.ndarray) -> Tensor:
         """Upload an input into its buffer, which has room for the longest prefix."""
@@ -75,5 +105,6 @@ class PrefixEngine:
         self._device.upload(tensor, values)
         return tensor
 
-    def _size(self, shape: Sequence[int | str]) -> int:
-        return prod(self._config.max_prefix_rows if isinstance(dim, str) else dim for dim in shape)
+    def _size(self, shape: Sequence[int | str], appended: int = 0) -> int:
+        rows = self._config.max_prefix_rows + appended
+        return prod(rows if isinstance(dim, str) else dim for dim in shape)

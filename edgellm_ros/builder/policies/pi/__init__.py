@@ -55,9 +55,6 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights, sources: Pol
         if own
         else read_openpi_policy(checkpoint, description, architecture, around)
     )
-    cuda = {"visual": partial(build_vision, architecture, named, cuda=True)}
-    if adaptive:  # with the mask of a pi0, ONNX Runtime has more to transpose in rows than in heads
-        cuda["action"] = partial(build_expert, architecture, named, cuda=True)
     return PolicyModel(
         policy,
         architecture.llm,
@@ -67,7 +64,11 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights, sources: Pol
             PREFIX: partial(build_prefix, architecture, named),
             "action": partial(build_expert, architecture, named),
         },
-        cuda,
+        {
+            "visual": partial(build_vision, architecture, named, cuda=True),
+            PREFIX: partial(build_prefix, architecture, named, cuda=True),
+            "action": partial(build_expert, architecture, named, cuda=True),
+        },
         LargeLayers(named, (TEXT, f"{TOWER}.encoder", PROJECTOR, EXPERT)),
     )
 

@@ -18,14 +18,15 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.action.action_layers import StepHeads, repeat, time_features
 from edgellm_ros.builder.graph.graph import BOOL, FLOAT, Dim
-from edgellm_ros.builder.graph.layers import ModelBuilder
+from edgellm_ros.builder.graph.layers import Cache, ModelBuilder
 from edgellm_ros.builder.policies.expert_layers import (
     attend_rows_and_context,
     embed_actions_and_times,
     silu,
 )
 from edgellm_ros.builder.policies.pi.architecture import EXPERT, MODEL, PiArchitecture
-from edgellm_ros.builder.policies.pi.gemma import adaptive_norm, add, geglu, norm
+from edgellm_ros.builder.policies.pi.gemma import Stream, adaptive_norm, geglu, norm
+from edgellm_ros.builder.policies.pi.kernel_attention import attend, has_kernel, lengths
 from edgellm_ros.builder.policies.rope import rope_table, rows_from
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory import binding_names as names
@@ -34,8 +35,9 @@ from edgellm_ros.engine_directory import binding_names as names
 # CUDA graph can record.
 PARTS = 30
 
-# From the name of a norm and x to the normalised rows and the gate of what follows, None = no gate.
-Norm = Callable[[str, ir.Value], tuple[ir.Value, ir.Value | None]]
+# From the name of a norm and the stream to the stream, the normalised rows and the gate of what follows.
+Norm = Callable[[str, Stream], tuple[Stream, ir.Value, ir.Value | None]]
+Attend = Callable[[int, ir.Value], ir.Value]  # from a layer and its normalised rows to the update
 
 
 # trajectory -- action_in_proj ------ layers.0 -- ... -- layers.L-1 -- norm -- action_out_proj -- velocity
@@ -55,53 +57,98 @@ def build_expert(
     - context_key_i, context_value_i [1,1,S,D] in the precision's type: outputs of the prefix
 
     Output: velocity [n,T,A] fp32.
+
+    With `cuda`, a pi0.5 in half precision takes one chunk, n = 1. Its contexts [1,1,C,D] have room for the
+    actions behind the prefix, C = S + T, and it has further bindings:
+
+    - in: last_action_row [1] i32: C - 1
+    - out: present_context_key_i, present_context_value_i [1,1,C,D], to be bound to the memory of the contexts
     """
     graph = ModelBuilder("action", weights, precision)
-    llm, hidden = architecture.llm, architecture.expert_hidden_size
-    steps, dim = architecture.horizon, architecture.action_dim
-    trajectory = graph.input(names.TRAJECTORY, FLOAT, ["n", steps, dim])
+    hidden, steps, dim = architecture.expert_hidden_size, architecture.horizon, architecture.action_dim
+    kernel = cuda and architecture.adaptive and has_kernel(graph, architecture.llm)
+    count: Dim = 1 if kernel else "n"
+    trajectory = graph.input(names.TRAJECTORY, FLOAT, [count, steps, dim])
     time = graph.input(names.TIME, FLOAT, [1])
-    samples = graph.op("Shape", trajectory, start=0, end=1)
+    samples = graph.constant([1]) if kernel else graph.op("Shape", trajectory, start=0, end=1)
     x, norms = _embed(graph, architecture, trajectory, time, samples)
     length = steps if architecture.adaptive else steps + 1
-    heads = llm.num_attention_heads, llm.num_key_value_heads
-    sizes = StepHeads(hidden, length, *heads, llm.head_dim, rows=cuda)
-    shape: list[Dim] = [1, llm.num_key_value_heads, "S", llm.head_dim]
-    context = [
+    if kernel:
+        attend_layer = _kernel_attention(graph, architecture)
+    else:  # with the mask of a pi0, ONNX Runtime has more to transpose in rows than in heads
+        attend_layer = _plain_attention(graph, architecture, samples, length, cuda and architecture.adaptive)
+    stream = Stream(x, cuda=cuda)
+    for i in range(architecture.llm.num_hidden_layers):
+        with graph.module(f"{EXPERT}.layers.{i}", nodes=f"layers.{i}"):
+            stream, normed, gate = norms("input_layernorm", stream)
+            stream = stream.updated(graph, attend_layer(i, normed), gate)
+            stream, normed, gate = norms("post_attention_layernorm", stream)
+            update = geglu(graph, "mlp", normed, hidden, architecture.expert_intermediate_size)
+            stream = stream.updated(graph, update, gate)
+    with graph.module(EXPERT, nodes=""):
+        _, x, _ = norms("norm", stream)
+    if not architecture.adaptive:
+        x = graph.op("Slice", x, graph.constant([1]), graph.constant([length]), graph.constant([1]))
+    with graph.module(MODEL, nodes=""):
+        velocity = graph.to_fp32(graph.linear("action_out_proj", x, hidden, dim, bias=True))
+    graph.output(velocity, names.VELOCITY, FLOAT, [count, steps, dim])
+    return graph
+
+
+def _contexts(graph: ModelBuilder, architecture: PiArchitecture, rows: str) -> list[Cache]:
+    """Add keys and values [1,Hkv,rows,D] of each layer as inputs."""
+    llm = architecture.llm
+    shape: list[Dim] = [1, llm.num_key_value_heads, rows, llm.head_dim]
+    return [
         (
             graph.input(names.context_key(i), graph.dtype, shape),
             graph.input(names.context_value(i), graph.dtype, shape),
         )
         for i in range(llm.num_hidden_layers)
     ]
-    rows = graph.op("Shape", context[0][0], start=2, end=3)
+
+
+def _plain_attention(
+    graph: ModelBuilder, architecture: PiArchitecture, samples: ir.Value, length: int, flat: bool
+) -> Attend:
+    """Return what adds the attention of a layer, T = `length`.
+
+    flat: attention takes rows as the projections write them.
+    """
+    llm = architecture.llm
+    heads = llm.num_attention_heads, llm.num_key_value_heads
+    sizes = StepHeads(architecture.expert_hidden_size, length, *heads, llm.head_dim, rows=flat)
+    contexts = _contexts(graph, architecture, "S")
+    rows = graph.op("Shape", contexts[0][0], start=2, end=3)
     table = rope_table(graph, llm.head_dim, architecture.max_prefix_rows + length)
     rope = rows_from(graph, table, rows, length)
     visible = () if architecture.adaptive else (_mask(graph, rows, length),)
-    for i, pair in enumerate(context):
-        with graph.module(f"{EXPERT}.layers.{i}", nodes=f"layers.{i}"):
-            normed, gate = norms("input_layernorm", x)
-            update = attend_rows_and_context(
-                graph,
-                normed,
-                sizes,
-                rope=rope,
-                context=[repeat(graph, each, samples, 4) for each in pair],
-                visible=visible,
-                samples=samples,
-            )
-            x = add(graph, x, update, gate)
-            normed, gate = norms("post_attention_layernorm", x)
-            update = geglu(graph, "mlp", normed, hidden, architecture.expert_intermediate_size)
-            x = add(graph, x, update, gate)
-    with graph.module(EXPERT, nodes=""):
-        x, _ = norms("norm", x)
-    if not architecture.adaptive:
-        x = graph.op("Slice", x, graph.constant([1]), graph.constant([length]), graph.constant([1]))
-    with graph.module(MODEL, nodes=""):
-        velocity = graph.to_fp32(graph.linear("action_out_proj", x, hidden, dim, bias=True))
-    graph.output(velocity, names.VELOCITY, FLOAT, ["n", steps, dim])
-    return graph
+
+    def attend_layer(layer: int, x: ir.Value) -> ir.Value:
+        context = [repeat(graph, each, samples, 4) for each in contexts[layer]]
+        return attend_rows_and_context(
+            graph, x, sizes, rope=rope, context=context, visible=visible, samples=samples
+        )
+
+    return attend_layer
+
+
+def _kernel_attention(graph: ModelBuilder, architecture: PiArchitecture) -> Attend:
+    """Return what adds the attention of a layer as one operator."""
+    llm = architecture.llm
+    contexts = _contexts(graph, architecture, "C")
+    rows = lengths(graph, names.LAST_ACTION_ROW, graph.op("Shape", contexts[0][0], start=2, end=3))
+    table = rope_table(graph, llm.head_dim, architecture.max_prefix_rows + architecture.horizon)
+
+    def attend_layer(layer: int, x: ir.Value) -> ir.Value:
+        cache, hidden = contexts[layer], architecture.expert_hidden_size
+        update, present = attend(graph, llm, x, hidden, table=table, rows=rows, cache=cache)
+        shape: list[Dim] = [1, llm.num_key_value_heads, "C", llm.head_dim]
+        for name, value in zip((names.context_key, names.context_value), present, strict=True):
+            graph.output(value, names.present_context(name(layer)), graph.dtype, shape)
+        return update
+
+    return attend_layer
 
 
 def _embed(
@@ -127,7 +174,7 @@ def _embed(
         # along the last axis: see `attend_with_context`
         flat = repeat(graph, own, samples, 2), graph.reshape(x, [0, -1])
         x = graph.reshape(graph.op("Concat", *flat, axis=-1), [0, -1, hidden])
-    return graph.to_fp32(x), lambda name, x: (norm(graph, name, x, hidden), None)
+    return graph.to_fp32(x), lambda name, stream: (*norm(graph, name, stream, hidden), None)
 
 
 # condition -- modulation -- Split --+-- 1 + scale, shift, gate of layers.0.input_layernorm
@@ -160,9 +207,9 @@ def _adaptive_norms(graph: ModelBuilder, architecture: PiArchitecture, condition
             f"{EXPERT}.{place}": values[3 * k : 3 * k + 3] for k, place in enumerate(places)
         }
 
-    def add_norm(name: str, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    def add_norm(name: str, stream: Stream) -> tuple[Stream, ir.Value, ir.Value]:
         scale, shift, gate = by_place[graph.full_name(name)]
-        return adaptive_norm(graph, name, x, (scale, shift)), gate
+        return *adaptive_norm(graph, name, stream, (scale, shift)), gate
 
     return add_norm
 

@@ -8,33 +8,65 @@ Source of the model: transformers, modeling_gemma.py; LeRobot 0.6.1, policies/pi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.graph.graph import FLOAT
+from edgellm_ros.builder.graph.graph import FLOAT, ORT_DOMAIN
 from edgellm_ros.builder.graph.layers import ModelBuilder
 from edgellm_ros.builder.lowering.norms import shifted_scale
 from edgellm_ros.builder.policies.pi.architecture import NORM
 
 
-def norm(graph: ModelBuilder, name: str, x: ir.Value, size: int) -> ir.Value:
-    """Add an RMSNorm with the scale 1 + weight; x fp32 -> the graph's type."""
+@dataclass(frozen=True)
+class Stream:
+    """The residual stream [n,T,H] fp32, and an update that the next norm adds."""
+
+    x: ir.Value
+    update: ir.Value | None = None  # None = none
+    cuda: bool = False  # whether that sum and the norm are one operator, which ONNX Runtime alone has
+
+    def updated(self, graph: ModelBuilder, update: ir.Value, gate: ir.Value | None = None) -> Stream:
+        """Add an update [n,T,H] in the graph's type; gate [H] fp32: its factor."""
+        update = graph.to_fp32(update)
+        return Stream(self.x, update if gate is None else graph.op("Mul", update, gate), self.cuda)
+
+    def rms(self, graph: ModelBuilder, scale: ir.Value) -> tuple[Stream, ir.Value]:
+        """Add the RMSNorm with a scale [H] fp32; return the stream, and the norm fp32."""
+        x, epsilon = self.x, NORM.epsilon
+        if self.cuda and self.update is not None:
+            kind = "SkipSimplifiedLayerNormalization"
+            inputs = self.update, x, scale
+            normed, *_, x = graph.ops(kind, *inputs, outputs=4, domain=ORT_DOMAIN, epsilon=epsilon)
+            return Stream(x, cuda=True), normed
+        if self.update is not None:
+            x = graph.op("Add", x, self.update)
+        normed = graph.op("RMSNormalization", x, scale, axis=-1, epsilon=epsilon, stash_type=1)
+        return Stream(x, cuda=self.cuda), normed
+
+
+def norm(graph: ModelBuilder, name: str, stream: Stream, size: int) -> tuple[Stream, ir.Value]:
+    """Add an RMSNorm with the scale 1 + weight.
+
+    Returns the stream, and the norm in the graph's type.
+    """
     with graph.module(name):
-        return graph.from_fp32(_rms(graph, x, shifted_scale(graph, NORM, size)))
+        stream, normed = stream.rms(graph, shifted_scale(graph, NORM, size))
+        return stream, graph.from_fp32(normed)
 
 
-def adaptive_norm(graph: ModelBuilder, name: str, x: ir.Value, scale_shift: tuple[ir.Value, ...]) -> ir.Value:
-    """Add an RMSNorm with a scale and a shift that are computed.
+def adaptive_norm(
+    graph: ModelBuilder, name: str, stream: Stream, scale_shift: tuple[ir.Value, ...]
+) -> tuple[Stream, ir.Value]:
+    """Add an RMSNorm with a scale and a shift that are computed, [H] fp32 each.
 
-    scale_shift: [H] fp32 each. x [n,T,H] fp32 -> the graph's type.
+    Returns the stream, and the norm in the graph's type.
     """
     scale, shift = scale_shift
     with graph.scope(name):
-        return graph.from_fp32(graph.op("Add", _rms(graph, x, scale), shift))
-
-
-def _rms(graph: ModelBuilder, x: ir.Value, scale: ir.Value) -> ir.Value:
-    return graph.op("RMSNormalization", x, scale, axis=-1, epsilon=NORM.epsilon, stash_type=1)
+        stream, normed = stream.rms(graph, scale)
+        return stream, graph.from_fp32(graph.op("Add", normed, shift))
 
 
 # x -- gate_up_proj --+-- gate -- Gelu --+
@@ -45,12 +77,6 @@ def geglu(graph: ModelBuilder, name: str, x: ir.Value, size: int, inner: int) ->
         gate, up = graph.linears("gate_up_proj", {"gate_proj": inner, "up_proj": inner}, x, size)
         gate = graph.op("Gelu", gate, approximate="tanh")
         return graph.linear("down_proj", graph.op("Mul", gate, up), inner, size)
-
-
-def add(graph: ModelBuilder, x: ir.Value, update: ir.Value, gate: ir.Value | None = None) -> ir.Value:
-    """Add an update to the residual stream x fp32; gate [H] fp32: its factor."""
-    update = graph.to_fp32(update)
-    return graph.op("Add", x, update if gate is None else graph.op("Mul", update, gate))
 
 
 def embedded_words(graph: ModelBuilder, name: str, tokens: ir.Value, vocabulary: int, size: int) -> ir.Value:

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The graphs of pi0 and pi0.5 for CUDA, whose attention is GroupQueryAttention.
+
+Here the CPU loads them in half precision, beside the standard graphs of the same engine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from edgellm_ros.builder import export
+from edgellm_ros.diffusion.chunking import ChunkCondition
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import LLMGenerationRequest
+from fixtures.cuda_graphs import use_on_cpu
+from fixtures.pi_checkpoint import CAMERAS, WIDER_SIZES, write_pi
+from fixtures.smolvla_checkpoint import ACTIONS, HORIZON
+
+pytestmark = pytest.mark.only_on("cpu", reason="a CUDA device takes the variants anyway")
+FRAMES = {
+    name: np.random.default_rng(i).integers(0, 256, (*size, 3), dtype=np.uint8)
+    for i, (name, size) in enumerate(CAMERAS.items())
+}
+REQUEST = LLMGenerationRequest(
+    "pick it up", images=tuple(FRAMES.values()), state=np.array([0.3, -1, 2]), noise_seed=7
+)
+LATER = dataclasses.replace(REQUEST, prompt="put the red cube into the box")  # a longer prefix
+CHUNK = np.linspace(-1, 1, HORIZON * ACTIONS).reshape(HORIZON, ACTIONS)
+
+
+@pytest.fixture(scope="module", params=["pi0", "pi05"])
+def engine(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    checkpoint = write_pi(folder / "checkpoint", request.param, sizes=WIDER_SIZES[request.param])
+    export(checkpoint, folder / "engine", precision="fp16")
+    return folder / "engine"
+
+
+@pytest.fixture(scope="module")
+def standard(engine):
+    """Return the actions of each request by the standard graphs."""
+    with LLMInferenceRuntime(engine) as runtime:
+        return [runtime.handle_request(each).actions for each in requests()]
+
+
+@pytest.fixture(scope="module")
+def special(engine, standard):
+    use_on_cpu(engine, "visual/model", "prefix/model", "action/model")
+    with LLMInferenceRuntime(engine) as runtime:
+        yield runtime
+
+
+def requests() -> list[LLMGenerationRequest]:
+    guided = ChunkCondition(CHUNK, executed=1, delay=2)
+    alone = {"images": (FRAMES["wrist"],), "cameras": ("wrist",)}
+    changes = {"action_samples": 3}, {"previous_chunk": guided}, alone
+    return [REQUEST, LATER, *(dataclasses.replace(REQUEST, **change) for change in changes)]
+
+
+def test_actions_are_those_of_the_standard_graphs(special, standard):
+    for request, expected in zip(requests(), standard, strict=True):
+        found = special.handle_request(request).actions
+        np.testing.assert_allclose(found, expected, atol=5e-3 * np.ptp(expected))
