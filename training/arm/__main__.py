@@ -50,24 +50,31 @@ BRIGHTNESS = 0.05  # of the augmentation: standard deviation of a factor and of 
 class Demonstrations:
     """Moments of the controller's episodes, sampled in batches on the device.
 
-    Workers make all of them before training: where a GPU renders, they would take turns with the steps.
+    Workers begin at once, and make all of them before training: where a GPU renders, they would take turns
+    with the steps.
     """
 
     def __init__(self, args: argparse.Namespace, device: str) -> None:
         workers = args.workers or max(1, (os.cpu_count() or 2) - 1)
-        slots = slots_for(args.rows, 128, ROWS)
+        slots = slots_for(args.rows, 2048, ROWS)  # room for what is made while the policy is compiled
         # Workers are forked before CUDA is initialised.
-        stream = SampleStream(DEMONSTRATION_FIELDS, demonstration_writer, workers, ROWS, slots, args.seed)
+        self._stream = SampleStream(
+            DEMONSTRATION_FIELDS, demonstration_writer, workers, ROWS, slots, args.seed
+        )
         self.buffer = ReplayBuffer(args.rows, device, DEMONSTRATION_FIELDS, ())
         self.rng = np.random.default_rng(args.seed)
+
+    def collect(self) -> None:
+        """Wait until all rows are there, and stop the workers."""
         begin = report = time.monotonic()
-        while self.buffer.total < args.rows:
-            for chunk in stream.take(wait=True):
+        rows = self.buffer.capacity
+        while self.buffer.total < rows:
+            for chunk in self._stream.take(wait=True):
                 self.buffer.add(chunk)
             if time.monotonic() - report > 15:
                 report = time.monotonic()
-                print(f"{report - begin:6.0f} s  {self.buffer.total} of {args.rows} moments", flush=True)
-        stream.close()
+                print(f"{report - begin:6.0f} s  {self.buffer.total} of {rows} moments", flush=True)
+        self._stream.close()
 
     def statistics(self) -> Statistics:
         """Compute the statistics of all rows that are there."""
@@ -83,13 +90,36 @@ class Demonstrations:
         return batch
 
 
+def compile_policy(policy: ACTPolicy, rows: int) -> None:
+    """Compile the policy's model for batches of `rows`; its weights stay as they are."""
+    policy.model.compile()
+    batch = {
+        name: torch.zeros(rows, *shape, dtype=torch.from_numpy(np.zeros(0, dtype)).dtype)
+        for name, (shape, dtype) in DEMONSTRATION_FIELDS.items()
+    }
+    batch = {name: value.to(policy.config.device) for name, value in batch.items()}
+    processors = make_act_pre_post_processors(
+        policy.config, statistics(batch["image"], batch["state"], batch["action"])
+    )
+    loss_of(policy, lerobot_batch(batch | {"image": batch["image"].float()}, processors)).backward()
+    policy.zero_grad(set_to_none=True)
+
+
+def loss_of(policy: ACTPolicy, batch: Batch) -> torch.Tensor:
+    """Compute LeRobot's loss; a GPU computes in bfloat16."""
+    device = policy.config.device
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+        return policy.forward(batch)[0]
+
+
 def train(
     args: argparse.Namespace, data: Demonstrations, policy: ACTPolicy, processors: Processors
 ) -> ACTPolicy:
     """Optimise for the given time; return the averaged weights."""
     device = policy.config.device
     policy.train()
-    calibrate_norms(policy, lerobot_batch(data.sample(args.batch), processors))
+    with torch.compiler.set_stance("force_eager"):  # compiled code calls no hooks
+        calibrate_norms(policy, lerobot_batch(data.sample(args.batch), processors))
     average = copy.deepcopy(policy).requires_grad_(False)
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=args.rate, weight_decay=1e-4, fused=device == "cuda"
@@ -100,8 +130,7 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate(step, progress)
         batch = lerobot_batch(data.sample(args.batch), processors)
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
-            loss, _ = policy.forward(batch)
+        loss = loss_of(policy, batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(policy.parameters(), 10.0)
@@ -127,10 +156,11 @@ def arguments() -> argparse.Namespace:
     add("--out", type=Path, required=True, help="folder to write, as LeRobot does")
     add("--score", action="store_true", help="only score the policy in --out")
     add("--minutes", type=float, default=12.0, help="wall-clock time of the steps (default: %(default)s)")
-    add("--batch", type=int, default=128, help="batch size (default: %(default)s)")
+    add("--batch", type=int, default=256, help="batch size (default: %(default)s)")
     add("--rate", type=float, default=3e-4, help="peak learning rate (default: %(default)s)")
     add("--rows", type=int, default=120_000, help="moments of demonstrations (default: %(default)s)")
     add("--workers", type=int, help="worker processes (default: all cores but one)")
+    add("--no-compile", action="store_true", help="train the policy as it is (a CPU always does)")
     add("--seed", type=int, default=0, help="random seed (default: %(default)s)")
     add("--episodes", type=int, default=40, help="episodes to score on (default: %(default)s)")
     add("--delay", type=float, default=0.0, help="of scored chunks: simulated s in which the arm stands")
@@ -146,6 +176,10 @@ def main() -> None:
         torch.manual_seed(args.seed)
         policy = ACTPolicy(act_config(device)).to(device)
         millions = sum(p.numel() for p in policy.parameters()) / 1e6
+        if device == "cuda" and not args.no_compile:
+            compile_policy(policy, args.batch)
+            print(f"compiled after {time.monotonic() - begin:.0f} s", flush=True)
+        data.collect()
         print(
             f"{data.buffer.total} moments after {time.monotonic() - begin:.0f} s; {millions:.1f} M weights",
             flush=True,
