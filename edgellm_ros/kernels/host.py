@@ -12,6 +12,7 @@ from PIL import Image
 
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.action_protocol import DenoisingFactors
+from edgellm_ros.kernels.bilinear import Placement, resized, write_placed
 from edgellm_ros.kernels.protocol import (
     EXCLUDED,
     PatchLayout,
@@ -47,6 +48,9 @@ class HostKernels:
             out.array[channel] = plane
 
         list(self._threads.map(work, range(channels)))
+
+    def place_image(self, image: Tensor, placement: Placement, fill: float, out: Tensor) -> None:
+        write_placed(resized(image.array, placement.rows, placement.columns), placement, fill, out.array)
 
     def cut_patches(self, levels: Tensor, frames: Tensor, layout: PatchLayout, out: Tensor) -> None:
         count, channels, height, width = frames.shape

@@ -18,6 +18,7 @@ import numpy as np
 
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.action_protocol import ActionKernels
+from edgellm_ros.kernels.bilinear import Placement
 
 # Logit of a token that a mask excludes: finite after any penalty, and its probability is 0.
 EXCLUDED = -1e30
@@ -143,6 +144,13 @@ class Kernels(ActionKernels, Protocol):
         """Write out [C,h,w] uint8: the channels of image [H,W,C] uint8, resized.
 
         The weights are bicubic. The bits are those of Pillow's `Image.resize` with `Resampling.BICUBIC`.
+        """
+        ...
+
+    def place_image(self, image: Tensor, placement: Placement, fill: float, out: Tensor) -> None:
+        """Write out [3,S,S] fp32: a resized image from -1 to 1, and `fill` around it.
+
+        image: [H,W,3] uint8. The bits are those of `resized` and `write_placed` (bilinear.py).
         """
         ...
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
+from edgellm_ros.kernels.bilinear import Placement, resized, write_placed
 from edgellm_ros.multimodal.centred_image import fitted_size
 from edgellm_ros.multimodal.image_pixels import check_image
 
@@ -26,16 +27,20 @@ def padded_image(
     `filtered` by Pillow, which rounds to uint8. ValueError for another shape or type.
     """
     check_image(image)
+    where = placement(image, size, centred)
+    resize = _filtered if filtered else resized
+    result = np.empty((3, size, size), np.float32)
+    write_placed(resize(image, where.rows, where.columns), where, fill, result)
+    return result
+
+
+def placement(image: np.ndarray, size: int, centred: bool) -> Placement:
+    """Return where `padded_image` places an image."""
     rows, columns = fitted_size(image, size, size)
     top, left = size - rows, size - columns
     if centred:
         top, left = top // 2, left // 2
-    result = np.full((3, size, size), fill, np.float32)
-    inside = result[:, top : top + rows, left : left + columns]
-    resize = _filtered if filtered else _resized
-    np.multiply(resize(image, rows, columns), np.float32(2 / 255), out=inside)
-    inside -= np.float32(1)
-    return result
+    return Placement(rows, columns, top, left)
 
 
 def _filtered(image: np.ndarray, rows: int, columns: int) -> np.ndarray:
@@ -44,40 +49,3 @@ def _filtered(image: np.ndarray, rows: int, columns: int) -> np.ndarray:
         resized = Image.fromarray(image).resize((columns, rows), resample=Image.Resampling.BILINEAR)
         image = np.asarray(resized)
     return np.moveaxis(image, 2, 0).astype(np.float32)
-
-
-def _resized(image: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """Resize an image to [3, rows, columns] float32 from 0 to 255.
-
-    Rows become floats after they are chosen: an image that shrinks has few of them.
-    """
-    if rows == image.shape[0]:
-        pixels = image.astype(np.float32)
-    else:
-        above, below, share = _neighbours(image.shape[0], rows)
-        chosen = (np.take(image, each, axis=0).astype(np.float32) for each in (above, below))
-        pixels = _mixed(*chosen, share[:, None, None])
-    if columns != image.shape[1]:
-        left, right, share = _neighbours(image.shape[1], columns)
-        pixels = _mixed(np.take(pixels, left, axis=1), np.take(pixels, right, axis=1), share[:, None])
-    return np.moveaxis(pixels, 2, 0)
-
-
-def _mixed(first: np.ndarray, second: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """Return first + share * (second - first), in the memory of `second`."""
-    second -= first
-    second *= share
-    second += first
-    return second
-
-
-def _neighbours(before: int, after: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find two neighbours of each pixel of a resized line, and the second's share.
-
-    Both are as PyTorch has them.
-    """
-    scale = np.float32(before) / np.float32(after)
-    places = scale * (np.arange(after, dtype=np.float32) + np.float32(0.5)) - np.float32(0.5)
-    places = np.maximum(places, np.float32(0))
-    first = np.minimum(places.astype(np.int64), before - 1)
-    return first, np.minimum(first + 1, before - 1), places - first.astype(np.float32)

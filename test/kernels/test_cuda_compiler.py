@@ -18,7 +18,8 @@ ARCHITECTURES = ["sm_87", "sm_90", "sm_110"]  # Jetson Orin, H100 and H200, Jets
 WIDTHS = (1, 2, 4, 8, 16)
 BY_WIDTH = ("embed", "deepstack", "copy_cache_rows", "copy_cache_ranges", "causal_mask", "commit_states")
 OTHERS = (
-    "resize_width", "resize_height", "cut_patches", "rope_rows", "mrope_rows", "visible_rows", "count_tokens",
+    "resize_width", "resize_height", "place_image", "cut_patches", "rope_rows", "mrope_rows", "visible_rows",
+    "count_tokens",
     "commit_tokens", "commit_rows", "map_tokens", "euler_step", "conditioned_step", "denoising_step",
     "mask_logits", "sample", "log_probabilities", "fill", "open_row", "begin_rows",
 )  # fmt: skip

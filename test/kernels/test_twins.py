@@ -10,6 +10,7 @@ import pytest
 
 from edgellm_ros.kernels import DenoisingFactors, PatchLayout, RopeTable, RowLimits, StopState
 from edgellm_ros.kernels.random import MAX_SEED
+from edgellm_ros.multimodal.padded_image import placement
 from fixtures.device_under_test import Side, host_side
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -38,6 +39,19 @@ def test_resize(agree, rng, resized):
     def run(place: Side):
         out = place.tensor(np.full((3, *resized), 9, np.uint8))
         place.kernels.resize(place.tensor(image), out)
+        return (out,)
+
+    agree(run)
+
+
+@pytest.mark.parametrize("size", [(48, 64), (64, 48), (20, 9), (24, 24), (7, 40), (1, 1)], ids=str)
+@pytest.mark.parametrize("centred", [False, True])
+def test_place_image(agree, rng, size, centred):
+    image = rng.integers(0, 256, (*size, 3), np.uint8)
+
+    def run(place: Side):
+        out = place.tensor(np.full((3, 24, 24), 9, np.float32))
+        place.kernels.place_image(place.tensor(image), placement(image, 24, centred), -3.0, out)
         return (out,)
 
     agree(run)

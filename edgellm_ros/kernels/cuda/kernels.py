@@ -12,6 +12,7 @@ import numpy as np
 
 from edgellm_ros.engine.device import on_device
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.bilinear import LEVEL, Placement, line_scale
 from edgellm_ros.kernels.cuda.action_kernels import CudaActionKernels
 from edgellm_ros.kernels.cuda.launches import (
     WIDEST,
@@ -88,6 +89,17 @@ class CudaKernels(CudaActionKernels):
             "resize_height", count * out_height * width,
             out=out, planes=planes, first=weights.first, weights=weights.weights, count=count,
             height=height, out_height=out_height, width=width, taps=weights.taps,
+        )  # fmt: skip
+
+    def place_image(self, image: Tensor, placement: Placement, fill: float, out: Tensor) -> None:
+        check_float32(out)
+        height, width, _ = image.shape
+        self._by_element(
+            "place_image", out.size,
+            out=out, image=image, side=out.shape[-1], height=height, width=width,
+            row_scale=float(line_scale(height, placement.rows)),
+            column_scale=float(line_scale(width, placement.columns)),
+            level=LEVEL, fill=float(fill), **vars(placement),
         )  # fmt: skip
 
     def cut_patches(self, levels: Tensor, frames: Tensor, layout: PatchLayout, out: Tensor) -> None:

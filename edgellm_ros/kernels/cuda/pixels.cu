@@ -43,6 +43,41 @@ extern "C" __global__ void resize_height(u8* out, const u8* planes, const int* f
   }
 }
 
+// A place of a resized line among `size` pixels: the first of two neighbours, and the second's share.
+struct Between {
+  i64 first, second;
+  float share;
+};
+
+__device__ inline Between between(i64 index, float scale, i64 size) {
+  const float place = scale * ((float)index + 0.5f) - 0.5f, positive = place < 0.0f ? 0.0f : place;
+  const i64 first = (i64)positive < size - 1 ? (i64)positive : size - 1;
+  return {first, first + 1 < size ? first + 1 : size - 1, positive - (float)first};
+}
+
+__device__ inline float mixed(float first, float second, float share) { return share * (second - first) + first; }
+
+// out [3, side, side] from image [height, width, 3]: `Kernels.place_image`.
+extern "C" __global__ void place_image(float* out, const u8* image, i64 side, i64 height, i64 width, i64 rows,
+                                       i64 columns, i64 top, i64 left, double row_scale, double column_scale,
+                                       double level, double fill) {
+  pdl_wait();
+  for (i64 i = first_index(); i < 3 * side * side; i += index_stride()) {
+    const i64 line = (u32)i / (u32)side, channel = (u32)line / (u32)side;
+    const i64 x = (u32)i % (u32)side - left, y = (u32)line % (u32)side - top;
+    if (y < 0 || y >= rows || x < 0 || x >= columns) {
+      out[i] = (float)fill;
+      continue;
+    }
+    const Between down = between(y, (float)row_scale, height), across = between(x, (float)column_scale, width);
+    const auto pixel = [&](i64 row, i64 column) { return (float)image[(row * width + column) * 3 + channel]; };
+    const auto of_both = [&](i64 column) {
+      return mixed(pixel(down.first, column), pixel(down.second, column), down.share);
+    };
+    out[i] = mixed(of_both(across.first), of_both(across.second), across.share) * (float)level - 1.0f;
+  }
+}
+
 // out [tiles, blocks, merge * merge, channels, repeated, patch, patch] from pixels [frames, channels, height, width];
 // levels [channels, 256]. Tiles, and the blocks of a tile, come row by row.
 extern "C" __global__ void cut_patches(float* out, const float* levels, const u8* pixels, i64 size, i64 frames,

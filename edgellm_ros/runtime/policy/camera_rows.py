@@ -16,7 +16,9 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.binding_names import IMAGE_EMBEDS, PIXEL_VALUES
-from edgellm_ros.multimodal.padded_image import padded_image
+from edgellm_ros.kernels import Kernels
+from edgellm_ros.multimodal.image_pixels import check_image
+from edgellm_ros.multimodal.padded_image import padded_image, placement
 
 CHANNELS = 3
 
@@ -41,10 +43,16 @@ class CameraRows(Protocol):
 
 
 class PaddedCameraRows:
-    """Images that are filled up to squares, all in one run; see `CameraRows`."""
+    """Images that are filled up to squares, all in one run; see `CameraRows`.
 
-    def __init__(self, visual: EngineExecutor, cameras: PaddedCameraConfig, device: Device) -> None:
-        self._visual, self._cameras, self._device = visual, cameras, device
+    The device resizes them, but those that Pillow filters.
+    """
+
+    def __init__(
+        self, visual: EngineExecutor, cameras: PaddedCameraConfig, device: Device, kernels: Kernels
+    ) -> None:
+        self._visual, self._cameras, self._device, self._kernels = visual, cameras, device, kernels
+        self._frame = device.empty((0,), np.uint8)  # of one camera
         count, size = len(cameras.names), cameras.image_size
         self._pixels = device.empty((count, CHANNELS, size, size), np.float32)
         width = int(visual.bindings[IMAGE_EMBEDS].shape[1])
@@ -55,9 +63,8 @@ class PaddedCameraRows:
 
     def encode(self, images: Sequence[np.ndarray]) -> Mapping[str, Tensor]:
         pixels = self._pixels.rows(0, len(images))
-        cameras = self._cameras
-        padding = cameras.image_size, cameras.fill, cameras.centred, cameras.filtered
-        self._device.upload(pixels, np.stack([padded_image(image, *padding) for image in images]))
+        for i, image in enumerate(images):
+            self._place(image, self._pixels.rows(i, i + 1).view(*self._pixels.shape[1:]))
         rows = self._rows.rows(0, self.count(images))
         tensors = {PIXEL_VALUES: pixels, IMAGE_EMBEDS: rows}
         run_recorded(self._visual, self._device, {"N": len(images), "R": rows.shape[0]}, tensors)
@@ -65,6 +72,19 @@ class PaddedCameraRows:
 
     def layout(self, images: Sequence[np.ndarray], tokens: int) -> Mapping[str, np.ndarray]:
         return {}
+
+    def _place(self, image: np.ndarray, pixels: Tensor) -> None:
+        """Queue a frame to become the tower's input [3,side,side]."""
+        size, fill, centred = self._cameras.image_size, self._cameras.fill, self._cameras.centred
+        if self._cameras.filtered:
+            self._device.upload(pixels, padded_image(image, size, fill, centred, filtered=True))
+            return
+        check_image(image)
+        if self._frame.size < image.size:
+            self._frame = self._device.empty((image.size,), np.uint8)
+        frame = self._frame.view(*image.shape)
+        self._device.upload(frame, image)
+        self._kernels.place_image(frame, placement(image, size, centred), fill, pixels)
 
 
 def run_recorded(

@@ -103,5 +103,5 @@ def _camera_rows(
         assert opening.config.llm is not None
         return CroppedCameraRows(visual, config, opening.config.llm.rope, opening.device, kernels)
     if isinstance(config.cameras, PaddedCameraConfig):
-        return PaddedCameraRows(visual, config.cameras, opening.device)
+        return PaddedCameraRows(visual, config.cameras, opening.device, kernels)
     raise ValueError(f"unknown policy {config.kind!r}")
