@@ -251,7 +251,8 @@ def _weight_bytes(engine: Path, form: str) -> int:
     form: "cuda" or "cpu", of graphs that are for this device alone.
     """
     graphs = (path.with_suffix(f".{form}.onnx") for path in engine.glob("*/model.onnx"))
-    chosen = [each if each.is_file() else each.with_name("model.onnx") for each in graphs]
+    chosen = {each if each.is_file() else each.with_name("model.onnx") for each in graphs}
+    chosen |= set(engine.glob(f"*/*.{form}.onnx"))  # those of this device alone too
     tensors = (value.const_value for path in chosen for value in ir.load(path).graph.initializers.values())
     return sum(each.nbytes for each in tensors if each is not None)
 

@@ -17,6 +17,7 @@ from edgellm_ros.diffusion.chunking import ChunkCondition, ConditionedRun, condi
 from edgellm_ros.diffusion.engine_runs import EngineRuns, StepOfSamples
 from edgellm_ros.diffusion.fused_actions import FusedActions
 from edgellm_ros.diffusion.samplers import FlowTime, StepTensors
+from edgellm_ros.diffusion.step_tables import StepConditions, StepTables
 from edgellm_ros.engine.device import Device, DeviceGraph, HostCopy, on_device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import KEPT_BINDINGS, EngineExecutor
@@ -62,7 +63,8 @@ class ActionRunner:
     which only a flow can, have graphs of their own. What differs between runs of a graph, such as the noise
     that steps add, is read from the device.
 
-    fused: kernels that run the steps in place of the engine while `uses_fused` is true.
+    fused: kernels that run the steps in place of the engine while `uses_fused` is true. conditions: computes
+    what the engine takes in place of `time`; all rows of such an engine have one time.
     """
 
     def __init__(
@@ -73,6 +75,8 @@ class ActionRunner:
         kernels: Kernels,
         max_samples: int,
         fused: FusedActions | None = None,
+        *,
+        conditions: StepConditions | None = None,
     ) -> None:
         self.max_samples = max_samples
         self.default_steps = head.config.num_denoise_steps
@@ -86,9 +90,11 @@ class ActionRunner:
         self._trajectory = device.empty((max_samples, *head.shape), np.float32)
         self._output = device.empty((max_samples, *head.shape), np.float32)
         self._unguided = device.empty((max_samples, *head.shape), np.float32)
-        times = tuple(int(size) for size in executor.bindings["time"].shape)
-        self._time = device.empty(times, np.float32)
-        self._runs = EngineRuns(executor, device, self._time)
+        times = (1,) if conditions is not None else map(int, executor.bindings["time"].shape)
+        self._time = device.empty(tuple(times), np.float32)
+        self._conditions = conditions
+        of_time = {"time": self._time} if conditions is None else conditions.inputs
+        self._runs = EngineRuns(executor, device, of_time)
         self._starts: dict[float, Tensor] = {}  # contents of `time` in the first step
         added = STEPS_PER_GRAPH * max_samples if head.sampler.noises(STEPS_PER_GRAPH) else 0
         self._added = device.empty((added, *head.shape), np.float32)  # noise of the steps of a graph
@@ -98,7 +104,7 @@ class ActionRunner:
         self._recorder = GraphRecorder()
         # by tensors, whether a chunk is continued, steps of the request, first step of the graph; latest last
         self._graphs: OrderedDict[tuple[Hashable, bool, int, int], tuple[DeviceGraph, Any]] = OrderedDict()
-        self._times: OrderedDict[int, Tensor] = OrderedDict()  # embeddings, by steps of the request
+        self._tables = StepTables(self._embeddings)
         # by seed, samples and arrays of each sample
         self._noise: OrderedDict[tuple[int, int, int], np.ndarray] = OrderedDict()
 
@@ -173,7 +179,7 @@ class ActionRunner:
         if self.uses_fused:
             tensors = {"trajectory": trajectory, "time": self._time, sampler.output: output, **bound.tensors}
             key: Hashable = tuple(tensor.pointer for tensor in tensors.values()), samples
-            times = self._time_rows(steps)
+            times = self._tables.of(steps)
             kept: Sequence[Any] = (times,)
             step = partial(self._fused_step, steps, times, tensors, run is not None)
             if run is not None:
@@ -184,7 +190,8 @@ class ActionRunner:
                 device.copy(self._time, self._start_time(sampler.start(steps)))
             else:
                 device.upload(self._time, self._flow.at(run.times(0)[: self._time.size]))
-            key = kept = self._runs.prepare(samples_step, bound)
+            tables = () if self._conditions is None else (self._conditions.table(steps),)
+            key = kept = (*self._runs.prepare(samples_step, bound), *tables)
             step = partial(self._engine_step, steps, samples_step, bound, run is not None)
 
         def queue(number: int, first: bool) -> None:
@@ -267,7 +274,7 @@ class ActionRunner:
         if graph is not None:
             self._graphs.move_to_end(key)
             graph.launch(self._device.stream)
-        elif self._recorder.active and len(kept) <= KEPT_BINDINGS:
+        elif self._recorder.active and len(kept) <= KEPT_BINDINGS + 1:
             graph = self._recorder.capture(
                 lambda: self._device.capture(run),
                 lambda reason: logger.warning("%s runs without graphs: %s", self._executor.name, reason),
@@ -288,6 +295,8 @@ class ActionRunner:
         first: bool,
     ) -> None:
         """Queue one step, which also writes the time of the next one."""
+        if self._conditions is not None:
+            self._conditions.select(steps, number)
         self._runs.execute(step, context)
         trajectory, output = step.trajectory, step.output
         if conditioned:
@@ -334,17 +343,8 @@ class ActionRunner:
         place = number % STEPS_PER_GRAPH
         return self._factors.rows(place, place + 1).view(*self._factors.shape[1:])
 
-    def _time_rows(self, steps: int) -> Tensor:
-        """Return the embeddings of the times of `steps` steps, and of time 1.
-
-        The rows are on the device.
-        """
+    def _embeddings(self, steps: int) -> Tensor:
+        """Return the embeddings of the times of `steps` steps, and of time 1."""
         assert self._fused is not None
-        if steps not in self._times:
-            times = self._fused.times
-            rows = np.concatenate([times.rows(steps), times.at(np.ones(1, np.float32))])
-            self._times[steps] = on_device(self._device, rows)
-            if len(self._times) > KEPT_GRAPHS:
-                self._times.popitem(last=False)
-        self._times.move_to_end(steps)
-        return self._times[steps]
+        times = self._fused.times
+        return on_device(self._device, np.concatenate([times.rows(steps), times.at(np.ones(1, np.float32))]))

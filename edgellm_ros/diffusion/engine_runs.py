@@ -23,11 +23,12 @@ class StepOfSamples:
 class EngineRuns:
     """Queues the engine for all samples.
 
-    That is one run, or a run of each if the engine takes one sample alone. time: the engine's input.
+    That is one run, or a run of each if the engine takes one sample alone. of_time: the engine's input that
+    depends on the time, by name.
     """
 
-    def __init__(self, executor: EngineExecutor, device: Device, time: Tensor) -> None:
-        self._executor, self._device, self._time = executor, device, time
+    def __init__(self, executor: EngineExecutor, device: Device, of_time: dict[str, Tensor]) -> None:
+        self._executor, self._device, self._of_time = executor, device, of_time
         self._is_single = executor.bindings["trajectory"].shape[0] == 1
 
     def prepare(self, step: StepOfSamples, context: BoundContext) -> tuple[BoundRun, ...]:
@@ -53,7 +54,7 @@ class EngineRuns:
     def _bind(self, step: StepOfSamples, context: BoundContext, first: int, size: int) -> None:
         own = {
             "trajectory": step.trajectory.rows(first, first + size),
-            "time": self._time,
+            **self._of_time,
             step.name: step.output.rows(first, first + size),
         }
         self._executor.prepare(0, {"n": size, **context.dims}, own | context.tensors, self._device.stream)

@@ -44,6 +44,7 @@ POSITION_INDEX = "position_index"  # of encoders whose tokens attend within wind
 FRAME_MASK = "frame_mask"  # of encoders whose tokens attend within chunks
 AUDIO_EMBEDS = "audio_embeds"
 # prefix/model.onnx of a policy, which has IMAGE_EMBEDS too
+MODULATION = "modulation"  # of a pi0.5: scales, shifts and gates of all norms
 LAST_PREFIX_ROW = "last_prefix_row"  # of a policy's prefix, counted from 0
 LAST_ACTION_ROW = "last_action_row"  # of prefix and actions together
 TOKEN_IDS = "token_ids"

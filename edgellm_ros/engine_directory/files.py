@@ -13,6 +13,7 @@ SPECIAL_TOKENS_FILE = "special_tokens_map.json"  # variables of the chat templat
 PREFIX = "prefix"  # the graph of a policy's context
 VERIFY, DRAFT = "llm/verify", "draft"  # graphs for drafting: hybrids have the first, draft heads both
 CONTEXT = "draft/context"  # of block drafters: from the base's states to rows of the KV cache
+MODULATION = "action/modulation"  # of a policy on CUDA: from times to what its action engine takes of them
 CHAIN = "chain"  # form of their graphs for CUDA: `llm/verify.chain.cuda.onnx`
 D2T_FILE = "draft/d2t.safetensors"
 DRAFT_EMBEDDING_FILE = "draft/embedding.safetensors"
@@ -23,7 +24,7 @@ def graph_path(name: str) -> str:
 
     The path is `<name>.onnx` for the second graph of a folder, else `<name>/model.onnx`.
     """
-    return f"{name}.onnx" if name in (VERIFY, CONTEXT) else f"{name}/model.onnx"
+    return f"{name}.onnx" if name in (VERIFY, CONTEXT, MODULATION) else f"{name}/model.onnx"
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ def standard(engine):
 
 @pytest.fixture(scope="module")
 def special(engine, standard):
-    use_on_cpu(engine, "visual/model", "prefix/model", "action/model")
+    further = ["action/modulation"] if (engine / "action/modulation.cuda.onnx").exists() else []
+    use_on_cpu(engine, "visual/model", "prefix/model", "action/model", *further)
     with LLMInferenceRuntime(engine) as runtime:
         yield runtime
 

@@ -88,7 +88,7 @@ def clear_engine(engine: Path) -> None:
     tensors = EMBEDDING_FILE, f"{VOCAB_MAP}.safetensors", LM_HEAD_FILE, D2T_FILE, DRAFT_EMBEDDING_FILE
     optional = *tensors, LORA_SCALES_FILE, FUSED_FILE, FUSED_EXPERT_FILE, FUSED_DRAFT_FILE, FUSED_VISION_FILE
     endings = (".onnx", ".*.onnx", ".onnx.data", ".*.onnx.data")
-    graphs = [f"*/{name}{ending}" for name in ("model", "verify") for ending in endings]
+    graphs = [f"*/{name}{ending}" for name in ("model", "verify", "modulation") for ending in endings]
     of_builds = "*/.*.onnx", "*/.*.onnx.data"  # left by a build that was killed
     for pattern in (*graphs, "*/*.plan*", *of_builds, *optional):
         for path in engine.glob(pattern):

@@ -41,6 +41,7 @@ def policy_graphs(
     if layers is not None and options.cpu_int8:
         forms[CPU] = [partial(multiply_in_int8, modules=layers.modules), read_rows_in_8_bits]
     found: dict[str, GraphBuilder] = {}
+    own = layers is not None
     for part, build in model.parts.items():
         standard = found[artefact_path(part)] = build(options.precision)
         for form, passes in forms.items():
@@ -48,8 +49,14 @@ def policy_graphs(
             graph = make(options.precision)
             adapted = [adapt(graph) for adapt in passes]
             if make is not build or any(adapted):
-                graph.share_weights(standard, file_name(part), own=layers is not None)
+                graph.share_weights(standard, file_name(part), own=own)
                 found[artefact_path(part, form)] = graph
+    for name, make in model.cuda_only.items():
+        part, graph = name.split("/")[0], make(options.precision)
+        for adapt in forms[CUDA]:
+            adapt(graph)
+        graph.share_weights(found[artefact_path(part)], file_name(part), own=own)
+        found[artefact_path(name, CUDA)] = graph
     return found
 
 

@@ -54,6 +54,8 @@ class PolicyModel:
     cuda_parts: Mapping[str, Callable[[str], ModelBuilder]] = field(default_factory=dict)
     # ^ the same for the parts with another graph for ONNX Runtime's CUDA provider; its weights are the same
     layers: LargeLayers | None = None  # None if convolutions are most of the work
+    cuda_only: Mapping[str, Callable[[str], ModelBuilder]] = field(default_factory=dict)
+    # ^ further graphs for that provider alone, such as "action/modulation", with weights of their folder
 
 
 @dataclass(frozen=True)

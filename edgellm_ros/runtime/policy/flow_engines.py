@@ -12,9 +12,11 @@ from edgellm_ros.diffusion.action_runner import ActionRunner
 from edgellm_ros.diffusion.groot_config import GrootConfig
 from edgellm_ros.diffusion.heads.policy_heads import make_policy_head
 from edgellm_ros.diffusion.policy_config import FlowPolicyConfig, PaddedCameraConfig
+from edgellm_ros.diffusion.samplers import FlowTime
+from edgellm_ros.diffusion.step_tables import StepConditions
 from edgellm_ros.engine.executor import EngineExecutor
-from edgellm_ros.engine_directory.binding_names import LAST_ACTION_ROW
-from edgellm_ros.engine_directory.files import PREFIX
+from edgellm_ros.engine_directory import binding_names as names
+from edgellm_ros.engine_directory.files import MODULATION, PREFIX
 from edgellm_ros.kernels import Kernels, load_kernels
 from edgellm_ros.runtime.metrics import RuntimeMetrics, StageClock
 from edgellm_ros.runtime.opening import Opening
@@ -38,11 +40,14 @@ class FlowEngines:
         device = opening.device
         kernels = load_kernels(device)
         self._cameras = _camera_rows(opening, config, visual, kernels)
-        appends = LAST_ACTION_ROW in action.bindings
+        appends = names.LAST_ACTION_ROW in action.bindings
         self._prefix = PrefixEngine(prefix, config, device, self._head.shape[0] if appends else 0)
-        self._action = ActionRunner(
-            action, self._head, device, kernels, opening.config.builder.max_action_samples
-        )
+        conditions = None
+        if names.MODULATION in action.bindings:
+            assert isinstance(self._head.sampler, FlowTime)
+            conditions = StepConditions(opening.policy_engine(MODULATION), device, self._head.sampler)
+        samples = opening.config.builder.max_action_samples
+        self._action = ActionRunner(action, self._head, device, kernels, samples, conditions=conditions)
         if not opening.options.cuda_graphs:
             self._action.stop_recording()
 

@@ -16,6 +16,7 @@ from edgellm_ros.builder.policies import LargeLayers, Policy, PolicyModel, Polic
 from edgellm_ros.builder.policies.pi.architecture import EXPERT, PROJECTOR, TEXT, TOWER
 from edgellm_ros.builder.policies.pi.config import read_architecture, read_policy
 from edgellm_ros.builder.policies.pi.expert import build_expert
+from edgellm_ros.builder.policies.pi.modulation import build_modulation
 from edgellm_ros.builder.policies.pi.openpi import (
     as_lerobot,
     is_adaptive,
@@ -29,7 +30,7 @@ from edgellm_ros.builder.policies.pi.vision import build_vision
 from edgellm_ros.builder.policies.tokenizer import tokens_around
 from edgellm_ros.builder.policies.vlm import find_vlm
 from edgellm_ros.builder.weights.weights import Weights
-from edgellm_ros.engine_directory.files import PREFIX
+from edgellm_ros.engine_directory.files import MODULATION, PREFIX
 
 PALIGEMMA = "google/paligemma-3b-pt-224"
 IMAGE_TOKEN = "<image>"  # of PaliGemma's tokenizer, beyond the embeddings of these models
@@ -70,6 +71,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights, sources: Pol
             "action": partial(build_expert, architecture, named, cuda=True),
         },
         LargeLayers(named, (TEXT, f"{TOWER}.encoder", PROJECTOR, EXPERT)),
+        cuda_only={MODULATION: partial(build_modulation, architecture, named)} if adaptive else {},
     )
 
 

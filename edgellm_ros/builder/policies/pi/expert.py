@@ -11,29 +11,29 @@ pi_gemma.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.action.action_layers import StepHeads, repeat, time_features
+from edgellm_ros.builder.action.action_layers import StepHeads, repeat
 from edgellm_ros.builder.graph.graph import BOOL, FLOAT, Dim
 from edgellm_ros.builder.graph.layers import Cache, ModelBuilder
 from edgellm_ros.builder.policies.expert_layers import (
     attend_rows_and_context,
     embed_actions_and_times,
-    silu,
 )
 from edgellm_ros.builder.policies.pi.architecture import EXPERT, MODEL, PiArchitecture
 from edgellm_ros.builder.policies.pi.gemma import Stream, adaptive_norm, geglu, norm
 from edgellm_ros.builder.policies.pi.kernel_attention import attend, has_kernel, lengths
+from edgellm_ros.builder.policies.pi.modulation import (
+    add_modulation,
+    modulation_of_norms,
+    modulation_width,
+)
 from edgellm_ros.builder.policies.rope import rope_table, rows_from
 from edgellm_ros.builder.weights.weights import Weights
 from edgellm_ros.engine_directory import binding_names as names
-
-# Most results of a Split: of more, ONNX Runtime's CUDA provider copies the addresses from the host, which no
-# CUDA graph can record.
-PARTS = 30
 
 # From the name of a norm and the stream to the stream, the normalised rows and the gate of what follows.
 Norm = Callable[[str, Stream], tuple[Stream, ir.Value, ir.Value | None]]
@@ -58,6 +58,8 @@ def build_expert(
 
     Output: velocity [n,T,A] fp32.
 
+    With `cuda`, a pi0.5 takes modulation [1,W] fp32 in place of the time: a row of `build_modulation`.
+
     With `cuda`, a pi0.5 in half precision takes one chunk, n = 1. Its contexts [1,1,C,D] have room for the
     actions behind the prefix, C = S + T, and it has further bindings:
 
@@ -69,9 +71,8 @@ def build_expert(
     kernel = cuda and architecture.adaptive and has_kernel(graph, architecture.llm)
     count: Dim = 1 if kernel else "n"
     trajectory = graph.input(names.TRAJECTORY, FLOAT, [count, steps, dim])
-    time = graph.input(names.TIME, FLOAT, [1])
     samples = graph.constant([1]) if kernel else graph.op("Shape", trajectory, start=0, end=1)
-    x, norms = _embed(graph, architecture, trajectory, time, samples)
+    x, norms = _embed(graph, architecture, trajectory, samples, cuda)
     length = steps if architecture.adaptive else steps + 1
     if kernel:
         attend_layer = _kernel_attention(graph, architecture)
@@ -152,21 +153,29 @@ def _kernel_attention(graph: ModelBuilder, architecture: PiArchitecture) -> Atte
 
 
 def _embed(
-    graph: ModelBuilder, architecture: PiArchitecture, trajectory: ir.Value, time: ir.Value, samples: ir.Value
+    graph: ModelBuilder, architecture: PiArchitecture, trajectory: ir.Value, samples: ir.Value, cuda: bool
 ) -> tuple[ir.Value, Norm]:
     """Add the rows [n,T,hidden] fp32 before the first layer, T with the state's row.
 
     Returns them and what adds the norms.
     """
     hidden, dim = architecture.expert_hidden_size, architecture.action_dim
+    if architecture.adaptive and cuda:
+        modulation = graph.input(names.MODULATION, FLOAT, [1, modulation_width(architecture)])
+    else:
+        time = graph.input(names.TIME, FLOAT, [1])
+        if architecture.adaptive:
+            modulation = add_modulation(graph, architecture, time)
     if architecture.adaptive:
         with graph.module(MODEL, nodes="embed"):
             x = graph.linear("action_in_proj", graph.from_fp32(trajectory), dim, hidden, bias=True)
-            features = time_features(graph, time, architecture.periods, hidden)
-            raised = graph.linear("time_mlp_in", graph.from_fp32(features), hidden, hidden, bias=True)
-            raised = graph.linear("time_mlp_out", silu(graph, raised), hidden, hidden, bias=True)
-            condition = silu(graph, raised)
-        return graph.to_fp32(x), _adaptive_norms(graph, architecture, condition)
+        by_norm = modulation_of_norms(graph, architecture, modulation)
+
+        def add_norm(name: str, stream: Stream) -> tuple[Stream, ir.Value, ir.Value]:
+            scale, shift, gate = by_norm[graph.full_name(name)]
+            return *adaptive_norm(graph, name, stream, (scale, shift)), gate
+
+        return graph.to_fp32(x), add_norm
     state = graph.input(names.STATE, FLOAT, [1, architecture.state_dim])
     with graph.module(MODEL, nodes="embed"):
         x = embed_actions_and_times(graph, trajectory, time, architecture.periods, dim, hidden)
@@ -175,43 +184,6 @@ def _embed(
         flat = repeat(graph, own, samples, 2), graph.reshape(x, [0, -1])
         x = graph.reshape(graph.op("Concat", *flat, axis=-1), [0, -1, hidden])
     return graph.to_fp32(x), lambda name, stream: (*norm(graph, name, stream, hidden), None)
-
-
-# condition -- modulation -- Split --+-- 1 + scale, shift, gate of layers.0.input_layernorm
-#                                    +-- ...
-#                                    +-- 1 + scale, shift, gate of norm
-def _adaptive_norms(graph: ModelBuilder, architecture: PiArchitecture, condition: ir.Value) -> Norm:
-    """Add what a condition [1,hidden] makes of all norms, as one product."""
-    hidden, layers = architecture.expert_hidden_size, range(architecture.llm.num_hidden_layers)
-    places = [
-        f"layers.{i}.{name}" for i in layers for name in ("input_layernorm", "post_attention_layernorm")
-    ]
-    places.append("norm")
-    with graph.module(EXPERT, nodes="modulation"):
-        parts = {f"{place}.dense": 3 * hidden for place in places}
-        product = graph.joined_linears("modulation.dense", parts, condition, hidden, bias=True)
-        product = graph.reshape(graph.to_fp32(product), [-1])
-        added = np.tile(np.repeat(np.array([1, 0, 0], np.float32), hidden), len(places))
-        # of all scales at once: a kernel of each would take longer than its work
-        product = graph.op(
-            "Add", product, graph.weight("modulation.added", added.shape, lambda: added, FLOAT)
-        )
-        counts = [min(PARTS, 3 * len(places) - first) for first in range(0, 3 * len(places), PARTS)]
-        groups = graph.split(product, [hidden * count for count in counts], axis=0)
-        values = [
-            each
-            for group, count in zip(groups, counts, strict=True)
-            for each in graph.split(group, [hidden] * count, axis=0)
-        ]
-        by_place: dict[str, Sequence[ir.Value]] = {
-            f"{EXPERT}.{place}": values[3 * k : 3 * k + 3] for k, place in enumerate(places)
-        }
-
-    def add_norm(name: str, stream: Stream) -> tuple[Stream, ir.Value, ir.Value]:
-        scale, shift, gate = by_place[graph.full_name(name)]
-        return *adaptive_norm(graph, name, stream, (scale, shift)), gate
-
-    return add_norm
 
 
 def _mask(graph: ModelBuilder, rows: ir.Value, length: int) -> ir.Value:
