@@ -11,8 +11,10 @@ import dataclasses
 import numpy as np
 import pytest
 
+from doubles.deferred_runtime import WatchedDevice, queueing
 from edgellm_ros.builder import export
 from edgellm_ros.diffusion.chunking import ChunkCondition
+from edgellm_ros.engine.executor import KEPT_BINDINGS
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from fixtures.cuda_graphs import use_on_cpu
@@ -65,3 +67,29 @@ def test_actions_are_those_of_the_standard_graphs(special, standard):
     for request, expected in zip(requests(), standard, strict=True):
         found = special.handle_request(request).actions
         np.testing.assert_allclose(found, expected, atol=5e-3 * np.ptp(expected))
+
+
+def test_recorded_runs_answer_as_those_that_are_not(engine, special):
+    device = WatchedDevice()
+    with queueing(), LLMInferenceRuntime(engine, device) as recorded:
+        for request in requests():
+            for seed in range(4):
+                one = dataclasses.replace(request, noise_seed=seed)
+                expected = special.handle_request(one).actions
+                np.testing.assert_array_equal(recorded.handle_request(one).actions, expected)
+            device.calls.clear()
+            recorded.handle_request(request)
+            assert device.calls["capture"] == 0
+            assert device.calls["launch"] == 3  # tower, prefix, all Euler steps
+
+
+def test_more_samples_than_kept_bindings_are_not_recorded(engine, special):
+    device, request = WatchedDevice(), dataclasses.replace(REQUEST, action_samples=KEPT_BINDINGS + 1)
+    expected = special.handle_request(request).actions
+    with queueing(), LLMInferenceRuntime(engine, device) as recorded:
+        for _ in range(4):
+            np.testing.assert_array_equal(recorded.handle_request(request).actions, expected)
+        device.calls.clear()
+        recorded.handle_request(request)
+        kind = recorded.config.policy.kind
+        assert device.calls["launch"] == (2 if kind == "pi05" else 3)  # pi0 takes all samples in one run
