@@ -86,15 +86,15 @@ class Prefill:
         """Fill admitted sequences' rows; yield after each part.
 
         Yields the part's inputs_embeds [B,S,H], logits [B,1,V] and whether it was the last one. A part is one
-        run of the engine: of at most `most` tokens of each row, of max_input_len tokens if None, and up to a
-        place where recurrent states are saved. Before a part but the first, progress is reported; if all
+        run of the engine: of at most `most` tokens of each row (None = those of `tokens_of_runs`), and up to
+        a place where recurrent states are saved. Before a part but the first, progress is reported; if all
         sequences are cancelled then, it and the next ones are left out. Without `may_pad`, S is the length of
         the longest part. rows_of: returns the rows of the sequences, before each part.
         """
         pads = self._pads and may_pad
         for row, sequence in zip(rows_of(), sequences, strict=True):
             self._reuse.load(sequence, row)
-        parts = prefill_parts(sequences, min(most or self._max_tokens, self._max_tokens))
+        parts = prefill_parts(sequences, min(most or self._reuse.run_tokens, self._max_tokens))
         for run, part in enumerate(parts):
             if run and not any([sequence.report("prefill", run) for sequence in sequences]):
                 for sequence in sequences:

@@ -23,12 +23,27 @@ from edgellm_ros.runtime.prefix.prefix_key import FrameGroup, Key, prefix_keys
 from edgellm_ros.runtime.prefix.state_snapshots import StateSnapshots, save_points
 from edgellm_ros.runtime.prompt.buckets import pads_prompts
 
+PART_TOKENS = 256  # of prompts that are computed in parts
+
+
+def tokens_of_runs(config: EngineConfig, device: Device) -> int:
+    """Return the most tokens of a row in a run on prompts.
+
+    On a CPU, prompts of hybrid models are always computed in parts, whose number and places decide the last
+    bits of the recurrent states: so a prompt beside others has the same numbers as alone. On a GPU, where
+    numbers agree up to rounding only, long runs are faster.
+    """
+    most = config.max_supported_input_length
+    in_parts = config.llm.recurrent is not None and not pads_prompts(device)
+    return min(most, PART_TOKENS) if in_parts else most
+
 
 class PrefixReuse:
     """Owns the prefix cache `pages` and, for hybrid models, the `states`.
 
     `capacity_bytes`: of both together; None = as much as the batch's KV rows and states take. It is divided
     between them as the batch's memory is. `head_cache`: of a draft head, whose rows the pages hold too.
+    `run_tokens`: most tokens of a row in a run on prompts.
     `joins_first_prompts`: whether prompts of a batch run together if they reuse nothing.
     """
 
@@ -45,6 +60,7 @@ class PrefixReuse:
         joins_first_prompts: bool = False,
     ) -> None:
         self._config = config
+        self.run_tokens = tokens_of_runs(config, device)
         self._pads = pads_prompts(device)
         self._joins_first_prompts = joins_first_prompts
         self._videos = vision.videos if vision is not None else None
@@ -215,7 +231,7 @@ class PrefixReuse:
 
     def _room(self, sequences: Sequence[GenerationSequence]) -> int:
         new_tokens = max(len(sequence.token_ids) - sequence.prefix.length for sequence in sequences)
-        longest_run = min(new_tokens, self._config.max_supported_input_length)
+        longest_run = min(new_tokens, self.run_tokens)
         return self._cache.capacity - max(MIN_PREFILL, longest_run)
 
     def _choose_state_points(
@@ -231,7 +247,7 @@ class PrefixReuse:
             sequence.state_points = [*points, count]
             if sequence.begins_later_prompts:
                 sequence.state_points[-1] = self._reusable(count)
-        parts = prefill_parts(sequences, self._config.max_supported_input_length)
+        parts = prefill_parts(sequences, self.run_tokens)
         if not fits(parts, self._cache.capacity):
             for sequence in sequences:
                 sequence.state_points = sequence.state_points[-1:]

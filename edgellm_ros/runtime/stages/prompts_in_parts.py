@@ -21,8 +21,8 @@ class PromptsInParts:
     KV rows of a reused prefix are copied from the prefix cache; the engine computes the other ones. Between
     two parts other rows may be decoded, admitted and evicted, if these sequences stay beside each other.
 
-    - most: tokens of a part; None = as many as the engine takes
-    - keep_hidden_states: of the prompts, for `LLMInferenceRuntime.base_model_hidden_states`
+    - most: tokens of a part, unless the runs of the engine have fewer; None = those of a run
+    - keep_hidden_states: of the prompts, for `LLMInferenceRuntime.base_model_hidden_states`; in one run
     """
 
     def __init__(
@@ -34,7 +34,8 @@ class PromptsInParts:
     ) -> None:
         self._pipeline = pipeline
         self._sequences = sequences
-        self._most = most or pipeline.config.max_supported_input_length
+        longest = pipeline.config.max_supported_input_length
+        self._most = min(most or (longest if keep_hidden_states else pipeline.reuse.run_tokens), longest)
         self._keep_hidden_states = keep_hidden_states
         self._parts = pipeline.prefills.parts(
             sequences, lambda: self._rows, may_pad=not keep_hidden_states, most=self._most
