@@ -253,10 +253,14 @@ class HostTreeKernels:
         out_tokens: Tensor,
         out_states: Tensor,
         out_counts: Tensor,
+        lengths: Tensor,
     ) -> None:
-        self.take_rows(states, path, out_states)
-        out_tokens.array[...] = tokens.array
-        out_counts.array[...] = counts.array
+        for row, count in enumerate(counts.array.tolist()):
+            if count == 0:
+                lengths.array[row] -= out_counts.array[row]
+                continue
+            np.take(states.array[row], path.array[row], axis=0, out=out_states.array[row], mode="clip")
+            out_tokens.array[row], out_counts.array[row] = tokens.array[row], count
 
     def put_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
         for rows, places, target in zip(source.array, index.array, out.array, strict=True):

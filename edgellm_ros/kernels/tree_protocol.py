@@ -270,11 +270,14 @@ class TreeKernels(Protocol):
         out_tokens: Tensor,
         out_states: Tensor,
         out_counts: Tensor,
+        lengths: Tensor,
     ) -> None:
         """Write what a draft continues after a path.
 
         The kernel is `take_rows` of states, and copies of tokens and counts. tokens, out_tokens [B,R];
-        counts, out_counts [B]; states [B,S,H], path [B,R], out_states [B,R,H].
+        counts, out_counts, lengths [B]; states [B,S,H], path [B,R], out_states [B,R,H]. A sequence with a
+        count of 0 keeps what it had, and lengths[b] falls by the count that it keeps: the rows of its tokens
+        are no longer committed.
         """
         ...
 

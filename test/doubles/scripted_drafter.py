@@ -70,7 +70,7 @@ class ScriptedDrafter:
             for node in range(1, size):
                 parent = int(self._rng.integers(max(0, node - self.back), node))
                 depth = depths[row, parent] + 1
-                known = answer[place + depth] if place + depth < len(answer) else -1
+                known = answer[place + depth] if 0 <= place + depth < len(answer) else -1
                 right = is_right[parent] and self._rng.random() < self._right
                 parents[row, node], depths[row, node] = parent, depth
                 tokens[row, node] = known if right else self._rng.integers(300)

@@ -452,11 +452,27 @@ def test_accepted_tokens_are_kept_with_the_states_of_their_path(side, rng):
     tokens, path = np.array([[9, 8, 7], [6, 5, 4]]), np.array([[0, 2, 4], [0, 1, 1]])
     kept = [side.tensor(np.zeros_like(each)) for each in (tokens, states[:, :3], tokens[:, 0])]
     given = side.tensor(tokens), side.tensor(states), side.tensor(path), side.tensor(np.array([3, 2]))
-    side.trees.take_accepted(*given, *kept)
+    lengths = side.tensor(np.array([20, 30]))
+    side.trees.take_accepted(*given, *kept, lengths)
     found_tokens, found_states, found_counts = map(side.read, kept)
     np.testing.assert_array_equal(found_tokens, tokens)
     np.testing.assert_array_equal(found_states, np.stack([states[0, path[0]], states[1, path[1]]]))
     np.testing.assert_array_equal(found_counts, [3, 2])
+    np.testing.assert_array_equal(side.read(lengths), [20, 30])
+
+
+def test_a_sequence_without_accepted_tokens_keeps_those_that_it_had(side, rng):
+    states, had = (rng.standard_normal((3, count, 7)).astype(np.float16) for count in (5, 2))
+    tokens, path, counts = np.array([[9, 8], [6, 5], [3, 2]]), np.array([[0, 2]] * 3), np.array([0, 2, 0])
+    given = map(side.tensor, (tokens, states, path, counts))
+    kept = list(map(side.tensor, (tokens + 100, had, np.array([1, 1, 2]))))
+    lengths = side.tensor(np.array([20, 30, 40]))
+    side.trees.take_accepted(*given, *kept, lengths)
+    found_tokens, found_states, found_counts = map(side.read, kept)
+    np.testing.assert_array_equal(found_tokens, [[109, 108], [6, 5], [103, 102]])
+    np.testing.assert_array_equal(found_states, np.stack([had[0], states[1, path[1]], had[2]]))
+    np.testing.assert_array_equal(found_counts, [1, 2, 2])
+    np.testing.assert_array_equal(side.read(lengths), [19, 30, 38])
 
 
 def test_rows_of_states_are_put_by_index(side, rng):

@@ -5,12 +5,20 @@ On a CPU, with drafting, on a hybrid, and on a device that records steps and run
 them: `pytest --schedules 1000 test/runtime/test_random_schedules.py`.
 """
 
+import numpy as np
 import pytest
 
+from edgellm_ros.runtime import prefix_reuse
+from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.scheduling import rows
+from edgellm_ros.runtime.scheduling.turns import Turns
+from fixtures import dflash_checkpoints, mtp_checkpoints
+from fixtures.drafted_chains import DFLASH, MTP
+from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 from fixtures.random_schedules import Schedule, check, play, request_pool
 from fixtures.requests_for_tests import assert_same_bits, assert_same_with_drafting
+from fixtures.watched_drafts import WatchedDrafts
 
 pytestmark = pytest.mark.only_on("cpu", reason="a GPU gives numbers up to rounding")
 POOL = 24
@@ -55,9 +63,16 @@ def test_answers_are_those_alone(opened, pool, alone, monkeypatch, request, part
         check(schedule, play(opened, schedule, pool), alone)
 
 
+def parts_of(monkeypatch, tokens: int) -> None:
+    """Compute prompts in parts of so many tokens; those of hybrids also alone."""
+    for module in (rows, prefix_reuse):
+        monkeypatch.setattr(module, "PART_TOKENS", tokens)
+
+
 def play_some(runtime, compare, seeds) -> None:
     pool = request_pool(runtime.config, 16, seed=1)
     alone = [runtime.handle_request(one) for one in pool]
+    assert max(answer.prompt_tokens for answer in alone) > 3 * rows.PART_TOKENS
     ended = 0
     for seed in seeds:
         schedule = Schedule.of(seed, len(pool))
@@ -65,29 +80,82 @@ def play_some(runtime, compare, seeds) -> None:
     assert ended > 2 * len(seeds)
 
 
+def seeds_from(first: int, request, least: int = 4) -> range:
+    """Return seeds of schedules, at least so many."""
+    return range(first, first + max(least, request.config.getoption("--schedules") // 4))
+
+
 @pytest.mark.parametrize("drafting", ["lookup", "eagle"])
-def test_answers_with_drafting_are_those_alone(acting_draft_engine, device, drafting):
+def test_answers_with_drafting_are_those_alone(acting_draft_engine, device, drafting, monkeypatch, request):
+    parts_of(monkeypatch, 24)
     with LLMInferenceRuntime(acting_draft_engine, device, drafting=drafting) as runtime:
-        play_some(runtime, assert_same_with_drafting, range(20, 24))
+        play_some(runtime, assert_same_with_drafting, seeds_from(20, request))
+
+
+@pytest.fixture(params=["eagle", "mtp", "dflash", "hybrid-mtp"])
+def head(request, tmp_path):
+    """An engine with a draft head, and a configuration that drafts chains with it."""
+    from edgellm_ros.builder import export
+
+    if request.param == "eagle":
+        return request.getfixturevalue("acting_draft_engine"), SpecDecodeDraftingConfig(
+            1, 3, 4, falls_back=False
+        )
+    write, config = {
+        "mtp": (mtp_checkpoints.write_mimo, MTP),
+        "dflash": (dflash_checkpoints.write_qwen3_with_drafter, DFLASH),
+        "hybrid-mtp": (mtp_checkpoints.write_qwen3_5_with_head, MTP),
+    }[request.param]
+    export(write(tmp_path / "checkpoint", 2), tmp_path / "engine")
+    return tmp_path / "engine", config
+
+
+@pytest.fixture
+def random_pauses(monkeypatch):
+    """Pause any rows for a turn, also one between others in a full batch."""
+    rng, may_run = np.random.default_rng(0), Turns._may_run
+    monkeypatch.setattr(Turns, "_may_run", lambda *given: rng.random() < 0.8 and may_run(*given))
 
 
 @pytest.mark.slow
-def test_answers_of_a_hybrid_have_the_bits_of_those_alone(tmp_path, device):
-    from edgellm_ros.builder import export
-    from fixtures.hybrid_checkpoints import write_qwen3_5_checkpoint
+def test_a_head_drafts_what_it_drafts_alone(head, device, random_pauses, monkeypatch, request):
+    parts_of(monkeypatch, 24)
+    engine, config = head
+    with LLMInferenceRuntime(engine, device, drafting=config, prefix_cache_bytes=0) as runtime:
+        pool, drafts = request_pool(runtime.config, 16, seed=1), WatchedDrafts(runtime, config)
+        alone = drafts.alone(pool)
+        for seed in seeds_from(60, request, least=8):
+            schedule = Schedule.of(seed, len(pool))
+            with drafts.some_steps_vanilla(seed):
+                entries = play(runtime, schedule, pool)
+            check(schedule, entries, alone, assert_same_with_drafting)
+        assert drafts.check() > 100
+        assert drafts.held > 0
+        assert runtime.scheduling_metrics.paused > 0
+        assert not runtime.pipeline.drafter.failed
 
-    export(write_qwen3_5_checkpoint(tmp_path / "checkpoint", 0), tmp_path / "engine")
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [write_qwen3_5_checkpoint, write_nemotron_h_checkpoint])
+def test_answers_of_a_hybrid_have_the_bits_of_those_alone(tmp_path, device, write, monkeypatch, request):
+    from edgellm_ros.builder import export
+
+    parts_of(monkeypatch, 40)
+    export(write(tmp_path / "checkpoint", 0), tmp_path / "engine")
     with LLMInferenceRuntime(tmp_path / "engine", device, prefix_cache_bytes=0) as runtime:
-        play_some(runtime, assert_same_bits, range(30, 34))
+        play_some(runtime, assert_same_bits, seeds_from(30, request))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drafting", ["off", "eagle"])
-def test_answers_on_a_device_that_runs_late_are_those_alone(acting_draft_engine, drafting):
+def test_answers_on_a_device_that_runs_late_are_those_alone(
+    acting_draft_engine, drafting, monkeypatch, request
+):
     from doubles.deferred_runtime import WatchedDevice, queueing
 
+    parts_of(monkeypatch, 24)
     with (
         queueing(),
         LLMInferenceRuntime(acting_draft_engine, WatchedDevice(), drafting=drafting) as runtime,
     ):
-        play_some(runtime, assert_same_with_drafting, range(40, 44))
+        play_some(runtime, assert_same_with_drafting, seeds_from(40, request))

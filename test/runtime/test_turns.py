@@ -5,10 +5,12 @@ import dataclasses
 
 import pytest
 
+from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.scheduling import entry, rows
 from fixtures.answers_of_grammars import SCHEMA
+from fixtures.hybrid_checkpoints import write_qwen3_5_checkpoint
 from fixtures.random_schedules import PlayedTurns
 from fixtures.requests_for_tests import IMAGE, assert_same_answer, request
 
@@ -50,6 +52,39 @@ def test_a_long_prompt_is_computed_between_steps_of_the_others(runtime, played, 
     played.finish()
     assert_same_answer(answer(running), runtime.handle_request(TALKING))
     assert_same_answer(answer(joining), runtime.handle_request(long))
+
+
+@pytest.fixture(params=["eagle", "hybrid"])
+def other_engine(request, tmp_path):
+    """An engine with a draft head, and a hybrid one."""
+    if request.param == "eagle":
+        return request.getfixturevalue("acting_draft_engine")
+    export(write_qwen3_5_checkpoint(tmp_path / "checkpoint", 0), tmp_path / "engine")
+    return tmp_path / "engine"
+
+
+@pytest.mark.only_on("cpu", reason="counts steps, of which another device has one queued")
+def test_draft_heads_and_recurrent_states_let_others_step_and_pause(other_engine, device, monkeypatch):
+    with LLMInferenceRuntime(other_engine, device) as runtime:
+        played = PlayedTurns(runtime)
+        running = played.submit(request("what do you see?", max_tokens=90))
+        played.turn()
+        monkeypatch.setattr(rows, "PART_TOKENS", 16)
+        joining = played.submit(request(LONG_PROMPT, max_tokens=3))
+        parts = 0
+        while not tokens_of(joining):
+            before = tokens_of(running), joining.sequence.kv_length
+            played.turn()
+            assert tokens_of(running) > before[0]
+            assert joining.sequence.kv_length - before[1] <= 16 + runtime.pipeline.method.tokens_per_step
+            parts += 1
+        assert parts == -(-len(joining.sequence.token_ids) // 16)
+        urgent, before = played.submit(request("go", max_tokens=9), priority=5), tokens_of(running)
+        while not urgent.handle.done:
+            assert tokens_of(running) == before
+            played.turn()
+        assert answer(urgent).finish_reason == "length"
+        played.finish()
 
 
 @pytest.mark.only_on("cpu", reason="counts steps, of which another device has one queued")

@@ -337,16 +337,24 @@ __device__ void take_rows(Unit* out, const Unit* source, const i64* index, i64 p
   }
 }
 
-// take_rows, and copies of tokens [places] and of counts [batch].
+// take_rows, and copies of tokens [places] and of counts [batch]; lengths [batch].
 template <class Unit>
 __device__ void take_accepted(Unit* out, const Unit* source, const i64* index, i64 places, i64 places_per_sequence,
                               i64 rows, i64 units, const i64* tokens, i64* out_tokens, const i64* counts,
-                              i64* out_counts) {
-  for (i64 place = blockIdx.x; place < places && threadIdx.x == 0; place += gridDim.x) {
-    out_tokens[place] = tokens[place];
-    if (place % places_per_sequence == 0) out_counts[place / places_per_sequence] = counts[place / places_per_sequence];
+                              i64* out_counts, i64* lengths) {
+  for (i64 place = blockIdx.x; place < places; place += gridDim.x) {
+    const i64 sequence = place / places_per_sequence, count = counts[sequence];
+    const bool is_first = threadIdx.x == 0 && place % places_per_sequence == 0;
+    if (count == 0) {
+      if (is_first) lengths[sequence] -= out_counts[sequence];
+      continue;
+    }
+    if (is_first) out_counts[sequence] = count;
+    if (threadIdx.x == 0) out_tokens[place] = tokens[place];
+    const i64 row = sequence * rows + clamp(index[place], 0, rows - 1);
+    for (i64 unit = threadIdx.x; unit < units; unit += blockDim.x)
+      out[place * units + unit] = source[row * units + unit];
   }
-  take_rows(out, source, index, places, places_per_sequence, rows, units);
 }
 
 // source [places, units]; out [batch, rows, units], index [batch, places / batch]. One block per row of `source`.
@@ -400,10 +408,11 @@ __device__ void put_rows(Unit* out, const Unit* source, const i64* index, i64 pl
   }                                                                                                                    \
   extern "C" __global__ void take_accepted_##width(Unit* out, const Unit* source, const i64* index, i64 places,        \
                                                    i64 places_per_sequence, i64 rows, i64 units, const i64* tokens,    \
-                                                   i64* out_tokens, const i64* counts, i64* out_counts) {              \
+                                                   i64* out_tokens, const i64* counts, i64* out_counts,                \
+                                                   i64* lengths) {                                                     \
     pdl_wait();                                                                                                        \
     take_accepted(out, source, index, places, places_per_sequence, rows, units, tokens, out_tokens, counts,            \
-                  out_counts);                                                                                         \
+                  out_counts, lengths);                                                                                \
   }                                                                                                                    \
   extern "C" __global__ void put_rows_##width(Unit* out, const Unit* source, const i64* index, i64 places,             \
                                               i64 places_per_sequence, i64 rows, i64 units) {                          \

@@ -212,6 +212,7 @@ class CudaTreeKernels(CudaLaunches):
         out_tokens: Tensor,
         out_states: Tensor,
         out_counts: Tensor,
+        lengths: Tensor,
     ) -> None:
         row = row_bytes(out_states)
         width = widest_unit(row, states, out_states)
@@ -219,7 +220,7 @@ class CudaTreeKernels(CudaLaunches):
             f"take_accepted_{width}", path, row // width,
             out=out_states, source=states, index=path, places=path.size, places_per_sequence=path.shape[1],
             rows=states.shape[1], units=row // width, tokens=tokens, out_tokens=out_tokens, counts=counts,
-            out_counts=out_counts,
+            out_counts=out_counts, lengths=lengths,
         )  # fmt: skip
 
     def put_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:

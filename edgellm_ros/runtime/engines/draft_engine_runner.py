@@ -263,10 +263,6 @@ class DraftEngineRunner:
         tensors = self._tensors(engine, inputs, rows, embeds, states, self._nodes.rows(0, len(rows)))
         return [engine.executor.bound_run for _ in self._parts(engine, DRAFT_PROFILE, tensors)]
 
-    def clear(self) -> None:
-        """Zero all KV rows: NaN in a masked slot would enter a sum."""
-        self.kv_cache.clear()
-
     def _engine_of_run(self, tokens: int) -> _Engine:
         """Return the engine for a run of this many tokens of all rows together."""
         fused = self._fused

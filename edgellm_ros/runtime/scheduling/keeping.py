@@ -27,14 +27,14 @@ class NextTurn:
 
 
 class Keeping:
-    """The next turns that are not stored yet; part_tokens: see `Rows`."""
+    """The next turns that are not stored yet."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.turns: list[NextTurn] = []
         self._pipeline = pipeline
 
-    def compute_part(self, turn: NextTurn, most: int | None) -> bool:
-        """Compute a part of at most `most` tokens, None = all.
+    def compute_part(self, turn: NextTurn, most: int) -> bool:
+        """Compute a part of at most `most` tokens.
 
         Stores the turn after the last part; returns whether it was the last.
         """
@@ -47,10 +47,7 @@ class Keeping:
             batch.admit(found)
             turn.parts = pipeline.prefills.parts(found, lambda: self._row(turn), most=most)
         assert turn.parts is not None
-        is_last = False
-        for _, _, is_last in turn.parts:
-            if is_last or most is not None:
-                break
+        _, _, is_last = next(turn.parts)
         if is_last:
             pipeline.store_prefixes([turn.sequence])
             batch.evict([turn.sequence])

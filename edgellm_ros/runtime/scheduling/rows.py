@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from edgellm_ros.engine.errors import DeviceLostError
+from edgellm_ros.runtime import prefix_reuse
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.metrics import RuntimeMetrics, StageClock
 from edgellm_ros.runtime.pipeline import Pipeline
@@ -19,7 +20,7 @@ from edgellm_ros.runtime.stages.recovery import drop_after, recover_after
 
 logger = logging.getLogger(__name__)
 
-PART_TOKENS = 256  # of prompts, between two steps
+PART_TOKENS = prefix_reuse.PART_TOKENS  # of prompts, between two steps
 
 
 class BothClocks:
@@ -56,20 +57,6 @@ class Rows:
     def is_idle(self) -> bool:
         """Whether no request has a row, and no next turn is to be stored."""
         return not self.running and not self._keeping.turns
-
-    @property
-    def can_pause(self) -> bool:
-        """Whether steps may leave out rows: a draft head's tokens wait for all at once."""
-        drafter = self._pipeline.drafter
-        return drafter is None or drafter.kv_cache is None
-
-    @property
-    def _part_tokens(self) -> int | None:
-        """Tokens of a part of a prompt; None = prompts are computed at once.
-
-        States of hybrids depend on the parts, and a draft head continues the prompt that it has begun.
-        """
-        return PART_TOKENS if self.can_pause and self._pipeline.runner.recurrent is None else None
 
     @property
     def next_turn(self) -> NextTurn | None:
@@ -115,7 +102,7 @@ class Rows:
         if turn is None:
             return
         try:
-            is_last = self._keeping.compute_part(turn, self._part_tokens)
+            is_last = self._keeping.compute_part(turn, PART_TOKENS)
         except DeviceLostError as error:
             self.fail_running(error)
             return
@@ -186,22 +173,19 @@ class Rows:
         clock.end("audio_s")
         if not sequence.report("prefill", 0):
             return 0
-        pipeline.batch.admit([sequence], at=0 if is_first and self.can_pause else self._place(sequence))
-        entry.prompts = PromptsInParts(pipeline, [sequence], self._part_tokens)
+        pipeline.batch.admit([sequence], at=0 if is_first else self._place(sequence))
+        entry.prompts = PromptsInParts(pipeline, [sequence], PART_TOKENS)
         return self._compute_part(entry)
 
     def _place(self, sequence: GenerationSequence) -> int:
         """Return the row for a new sequence: beside others of its adapter."""
-        batch = self._pipeline.batch
-        going = batch.stepping if self.can_pause else batch.sequences
+        going = self._pipeline.batch.stepping
         same = [row for row, other in enumerate(going) if other.adapter is sequence.adapter]
         return same[-1] + 1 if same else len(going)
 
     def _compute_part(self, entry: Entry) -> int:
         assert entry.prompts is not None
         tokens = entry.prompts.advance()
-        while self._part_tokens is None and not entry.prompts.done:
-            tokens += entry.prompts.advance()
         if entry.prompts.done:
             entry.prompts = None
         BothClocks(entry.stages, self._clock).end("prefill_s")

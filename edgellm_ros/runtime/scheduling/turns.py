@@ -165,8 +165,6 @@ class Turns:
 
     def _may_run(self, entry: Entry) -> bool:
         """Return whether a request may run beside those in the batch."""
-        if self._rows is not None and entry in self.running and not self._rows.can_pause:
-            return True
         return entry.level(self._now) >= self._most(entry)
 
     def _most(self, entry: Entry) -> int:

@@ -29,7 +29,8 @@ def recover_after(pipeline: Pipeline, error: BaseException) -> None:
         if pipeline.runner.recurrent is not None:
             pipeline.runner.recurrent.clear()
         if pipeline.drafter is not None:
-            pipeline.drafter.clear()
+            for row in range(pipeline.batch.max_size):
+                pipeline.drafter.clear_row(row)
         pipeline.device.synchronize()
     _forget_results(pipeline, error)
 
@@ -43,14 +44,13 @@ def drop_after(pipeline: Pipeline, sequences: Sequence[GenerationSequence], erro
     with suppress(EngineError):
         pipeline.device.synchronize()
     gone = [sequence for sequence in sequences if sequence in pipeline.batch.sequences]
-    head = pipeline.drafter.kv_cache if pipeline.drafter is not None else None
     recurrent = pipeline.runner.recurrent
     if recurrent is not None:
         recurrent.forget_verified()
     for row in map(pipeline.batch.row_of, gone):  # NaN must not stay in slots that another row moves to
         pipeline.runner.kv_cache.clear_row(row)
-        if head is not None:
-            head.clear_row(row)
+        if pipeline.drafter is not None:
+            pipeline.drafter.clear_row(row)
         if recurrent is not None:
             recurrent.clear_row(row)
     pipeline.batch.evict(gone)

@@ -77,7 +77,8 @@ class BlockDrafter:
         shape = (batch, most_waiting, hidden)
         self._waiting = [device.zeros(shape, engines.dtype) for _ in self._layers]
         self._counts = device.zeros((batch,), np.int64)
-        self._most_waiting, self._most = most_waiting, 0  # upper bound of the counts, that the host knows
+        self._most_waiting = most_waiting
+        self._most = [0] * batch  # upper bounds of the counts, that the host knows
 
     def open(self, row: int, sequence: GenerationSequence) -> None:
         """Begin a sequence; the caller fills the rows of the reused prefix.
@@ -91,6 +92,7 @@ class BlockDrafter:
     def move(self, source: int, target: int) -> None:
         """Copy a row's waiting states and KV rows to another row."""
         self.kv_cache.move(source, target)
+        self._most[target] = self._most[source]
         for tensor in (*self._waiting, self._counts):
             self._device.copy(tensor.rows(target, target + 1), tensor.rows(source, source + 1))
 
@@ -98,9 +100,11 @@ class BlockDrafter:
         """End a row."""
         self.kv_cache.close(row)
 
-    def clear(self) -> None:
-        """Zero the KV rows."""
-        self.kv_cache.clear()
+    def clear_row(self, row: int) -> None:
+        """Zero a row's KV rows and states."""
+        self.kv_cache.clear_row(row)
+        for states in self._waiting:
+            self._device.fill_zero(states.rows(row, row + 1))
 
     def commit(self, counts: Tensor) -> None:
         """Do nothing; see `Drafter`."""
@@ -117,8 +121,8 @@ class BlockDrafter:
         part: Sequence[range],
     ) -> None:
         """Begin with no waiting states of these rows."""
-        if not rows.start:
-            self._most = 0
+        for row in rows:
+            self._most[row] = 0
         self._device.fill_zero(self._counts.rows(rows.start, rows.stop))
 
     def prefilled(self, run: PromptRun, embeds: Tensor, inputs: Mapping[str, Tensor]) -> list[BoundRun]:
@@ -143,20 +147,21 @@ class BlockDrafter:
             self._engines.execute_accepted(self._step_states(batch, self._base.verified_nodes))
             self.kv_cache.commit_rows(range(batch), counts)
             return
-        if self._most == self._most_waiting:
+        if max(self._most[:batch]) >= self._most_waiting:
             self._write_waiting(batch)
         places = self._counts.rows(0, batch)
         for states, kept in zip(self._step_states(batch, 1), self._waiting, strict=True):
             self._tree_kernels.put_rows(states, places.view(batch, 1), kept.rows(0, batch))
         self._kernels.commit_rows(places, counts)
-        self._most += 1
+        for row in range(batch):
+            self._most[row] += 1
 
     def resume(self, batch: int) -> None:
         """Compute the KV rows of the tokens of vanilla steps."""
-        if self._most:
+        if any(self._most[:batch]):
             self._write_waiting(batch)
 
-    def drafted(self, size: int) -> None:
+    def drafted(self, batch: int, size: int) -> None:
         """Do nothing: a round leaves nothing that waits."""
 
     def bind(self, batch: int) -> list[BoundRun]:
@@ -196,9 +201,9 @@ class BlockDrafter:
         return self._base.step_hidden_states(batch, tokens, self._layers)
 
     def _write_waiting(self, batch: int) -> None:
-        """Compute and commit the KV rows of all waiting states."""
+        """Compute and commit the KV rows of the first rows' waiting states."""
         self._engines.execute_accepted([states.rows(0, batch) for states in self._waiting])
         counts = self._counts.rows(0, batch)
         self.kv_cache.commit_rows(range(batch), counts)
-        self._device.fill_zero(self._counts)
-        self._most = 0
+        self._device.fill_zero(counts)
+        self._most[:batch] = [0] * batch

@@ -36,8 +36,8 @@ class Drafter(RowState, Protocol):
         """KV cache of a draft head; prefix reuse copies its rows too."""
         ...
 
-    def clear(self) -> None:
-        """Zero the buffers that a failed run may have filled with NaN."""
+    def clear_row(self, row: int) -> None:
+        """Zero a row of the buffers that a failed run may have filled with NaN."""
         ...
 
     def prompt_fields(self, batch: int, tokens: int) -> Fields:
@@ -74,8 +74,11 @@ class Drafter(RowState, Protocol):
         """Prepare the first rows for a round, recorded or not."""
         ...
 
-    def drafted(self, size: int) -> None:
-        """Take note of a queued round with trees of `size` nodes, recorded or not."""
+    def drafted(self, batch: int, size: int) -> None:
+        """Take note of a queued round of the first rows, recorded or not.
+
+        size: nodes of a tree.
+        """
         ...
 
     def bind(self, batch: int) -> list[BoundRun]:
@@ -96,6 +99,7 @@ class Drafter(RowState, Protocol):
     def accepted(self, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
         """Take note of the first counts[b] of tokens [B,n], which have been committed.
 
+        Rows with a count of 0 are held or closed; held ones go on as they were before the step.
         path [B,n]: the token of the base model's last run whose logits they were sampled from. n is 1 after a
         vanilla step.
         """

@@ -50,9 +50,9 @@ class GuardedDrafter:
         """End a row; see `RowState`."""
         self.drafter.close(row)
 
-    def clear(self) -> None:
+    def clear_row(self, row: int) -> None:
         """Zero buffers that may contain NaN; see `Drafter`."""
-        self.drafter.clear()
+        self.drafter.clear_row(row)
 
     def commit(self, counts: Tensor) -> None:
         """Do nothing; see `Drafter`."""
@@ -87,9 +87,9 @@ class GuardedDrafter:
         self._try(lambda: self.drafter.propose(tree))
         self._check()
 
-    def drafted(self, size: int) -> None:
+    def drafted(self, batch: int, size: int) -> None:
         """Take note of a round; see `Drafter`."""
-        self.drafter.drafted(size)
+        self.drafter.drafted(batch, size)
 
     def bind(self, batch: int) -> list[BoundRun]:
         """Bind the engines of a round; see `Drafter`."""

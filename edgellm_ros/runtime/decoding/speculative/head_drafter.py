@@ -105,14 +105,18 @@ class HeadDrafter:
         self.kv_cache.move(source, target)
         self._pending.move(source, target)
         self._waiting.move(source, target)
+        newest = self._newest
+        self._device.copy(newest.rows(target, target + 1), newest.rows(source, source + 1))
 
     def close(self, row: int) -> None:
         """End a row."""
         self.kv_cache.close(row)
 
-    def clear(self) -> None:
-        """Zero the head's KV rows."""
-        self._head.clear()
+    def clear_row(self, row: int) -> None:
+        """Zero a row's KV rows and states."""
+        self.kv_cache.clear_row(row)
+        for pending in (self._pending, self._waiting):
+            pending.clear_row(row)
 
     def commit(self, counts: Tensor) -> None:
         """Do nothing; see `Drafter`."""
@@ -139,8 +143,8 @@ class HeadDrafter:
 
         The row of a part's last token needs the token after it: the next part begins with it.
         """
-        if not rows.start:  # `started` makes the first token of each answer pending
-            self._pending.most, self._waiting.most = 1, 0
+        for row in rows:  # `started` makes the first token of each answer pending
+            self._pending.most[row], self._waiting.most[row] = 1, 0
         # rows of the head: from the last token of the part before on, if there is one
         firsts = [
             each.start - (each.start > one.reused_tokens) for each, one in zip(part, sequences, strict=True)
@@ -173,7 +177,7 @@ class HeadDrafter:
             if is_first:
                 self.kv_cache.clear_row(row)
         states = self._base.fused_hidden_states(batch, tokens)
-        newest = self._newest.rows(0, batch)  # of the part before
+        newest = self._newest.rows(run.rows.start, run.rows.stop)  # of the part before
         before = states
         if run.continues:
             if self._shifted is None:
@@ -192,25 +196,23 @@ class HeadDrafter:
         )
         self._tree_kernels.take_rows(states, inputs["last_token_ids"], newest)
         if run.ends:
-            pending = self._in_use() if run.rows.start else self._pending  # as `write_prompts` leaves them
-            pending.begin_states(run.rows, newest)
+            self._pending.begin_states(run.rows, newest)
         return runs
 
     def started(self, rows: range, tokens: Tensor, counts: Tensor) -> None:
         """Make the last tokens of prompts pending, with the answers' first tokens [B,1]."""
-        self._in_use().begin(rows, tokens, counts)
+        self._pending.begin(rows, tokens, counts)
 
     def accepted(self, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
         """Make tokens pending, with the states of the nodes before them."""
         batch, width = tokens.shape
         if width > 1:  # a round: `propose` has taken all pending tokens
             states = self._base.fused_hidden_states(batch, self._base.verified_nodes)
-            self._pending.replace(tokens, states, path, counts)
+            self._pending.replace(tokens, states, path, counts, self.kv_cache.lengths(range(batch)))
             return
         waiting = self._waiting
-        if not waiting.most:
-            waiting.move_from(self._pending, batch)
-        if waiting.most == waiting.width:
+        waiting.take_over(self._pending, batch)
+        if max(waiting.most[:batch]) >= waiting.width:
             self._keep_newest(batch)
         waiting.append(tokens, self._base.fused_hidden_states(batch, 1), counts)
 
@@ -219,14 +221,17 @@ class HeadDrafter:
 
         The head runs on those that a round has no room for.
         """
-        if self._waiting.most:
-            if self._waiting.most > self._width:
-                self._keep_newest(batch)
-            self._pending.move_from(self._waiting, batch)
+        waiting = self._waiting
+        if max(waiting.most[:batch]) > self._width:
+            waiting.take_over(self._pending, batch)
+            self._keep_newest(batch)
+        self._pending.take_over(waiting, batch)
 
-    def drafted(self, size: int) -> None:
+    def drafted(self, batch: int, size: int) -> None:
         """Expect the most pending tokens: only the device knows how many there are."""
-        self._pending.most = min(size, self._width)
+        most, known = min(size, self._width), self._pending.most
+        for row in range(batch):  # of several rows, held ones keep what they have
+            known[row] = most if batch == 1 else max(most, known[row])
 
     def bind(self, batch: int) -> list[BoundRun]:
         """Bind the head to the tensors of a round."""
@@ -251,7 +256,7 @@ class HeadDrafter:
             self._propose_chain(tree)
             return
         # the largest tree may be recorded, for any number of pending tokens
-        tokens = self._pending.most if batch == 1 and tree.size < self._width else self._width
+        tokens = self._pending.most[0] if batch == 1 and tree.size < self._width else self._width
         logits, states = self._run(self._pending, batch, tokens)
         self.kv_cache.commit_rows(range(batch), self._pending.counts.rows(0, batch))
         table, newest = self._table.rows(0, batch), self._pending.newest(batch)
@@ -286,9 +291,6 @@ class HeadDrafter:
             tree=tree,
         )
 
-    def _in_use(self) -> PendingTokens:
-        return self._waiting if self._waiting.most else self._pending
-
     def _run(self, pending: PendingTokens, batch: int, tokens: int) -> tuple[Tensor, Tensor]:
         """Run the head on pending tokens, at most `tokens` of each row.
 
@@ -310,7 +312,9 @@ class HeadDrafter:
         The newest one remains pending.
         """
         waiting = self._waiting
-        tokens = min(1 << (waiting.most - 1).bit_length(), waiting.width) if batch == 1 else waiting.width
+        tokens = waiting.width
+        if batch == 1:
+            tokens = min(1 << (waiting.most[0] - 1).bit_length(), tokens)
         self._run(waiting, batch, tokens)
         self.kv_cache.commit_rows(range(batch), waiting.newest(batch).view(batch))
         waiting.keep_newest(batch)

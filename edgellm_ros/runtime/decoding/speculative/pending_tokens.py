@@ -6,6 +6,8 @@ The state before each token is kept with it.
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import numpy as np
 
 from edgellm_ros.engine.device import Device, on_device
@@ -17,7 +19,7 @@ class PendingTokens:
     """The first counts[b] of each row are pending.
 
     - tokens [B,W] int64, states [B,W,H], counts [B] int64; W = width
-    - most: upper bound of the counts that the host knows; 0 = the rows are not in use
+    - most [B]: upper bounds of the counts that the host knows; 0 = the tokens of the row are elsewhere
     """
 
     def __init__(
@@ -37,7 +39,7 @@ class PendingTokens:
         self.tokens = device.zeros((batch, width), np.int64)
         self.states = device.zeros((batch, width, size), dtype)
         self.counts = device.zeros((batch,), np.int64)
-        self.most = 0
+        self.most = [0] * batch
         self._kept_token = device.zeros((batch, 1, 1), np.int64)
         self._kept_state = device.zeros((batch, 1, size), dtype)
         self._places = on_device(device, np.tile(np.arange(width), (batch, 1)))
@@ -46,8 +48,13 @@ class PendingTokens:
 
     def move(self, source: int, target: int) -> None:
         """Copy a row to another row."""
+        self.most[target] = self.most[source]
         for tensor in (self.tokens, self.states, self.counts):
             self._device.copy(tensor.rows(target, target + 1), tensor.rows(source, source + 1))
+
+    def clear_row(self, row: int) -> None:
+        """Zero the states of a row."""
+        self._device.fill_zero(self.states.rows(row, row + 1))
 
     def begin_states(self, rows: range, states: Tensor) -> None:
         """Write the states [b,1,H] of the first tokens of these rows."""
@@ -59,14 +66,15 @@ class PendingTokens:
         target, batch = self._tokens(rows), len(rows)
         self._tree_kernels.put_rows(tokens.view(batch, 1, 1), self._first.rows(0, batch), target)
         self._kernels.visible_rows(counts, 0, self.counts.rows(rows.start, rows.stop))
-        self.most = max(self.most, 1)
 
-    def replace(self, tokens: Tensor, states: Tensor, path: Tensor, counts: Tensor) -> None:
+    def replace(self, tokens: Tensor, states: Tensor, path: Tensor, counts: Tensor, lengths: Tensor) -> None:
         """Make the first counts[b] of tokens [b,W] the pending ones.
 
-        States of these tokens are the states path [b,W] of `states`.
+        States of these tokens are the states path [b,W] of `states`. lengths [b]: of the cache in which the
+        pending ones were committed. They remain pending where counts[b] is 0, as in a row that is held.
         """
-        kept = (tensor.rows(0, path.shape[0]) for tensor in (self.tokens, self.states, self.counts))
+        own = (tensor.rows(0, path.shape[0]) for tensor in (self.tokens, self.states, self.counts))
+        kept = *own, lengths
         self._tree_kernels.take_accepted(tokens, states, path, counts, *kept)
 
     def append(self, tokens: Tensor, states: Tensor, counts: Tensor) -> None:
@@ -80,17 +88,25 @@ class PendingTokens:
         self._tree_kernels.put_rows(tokens.view(batch, 1, 1), place, self._tokens(range(batch)))
         self._tree_kernels.put_rows(states, place, self.states.rows(0, batch))
         self._kernels.commit_rows(pending, counts)
-        self.most += 1
+        for row in range(batch):
+            self.most[row] += 1
 
-    def move_from(self, other: PendingTokens, batch: int) -> None:
-        """Take over the pending tokens of the first rows, which must fit."""
+    def take_over(self, other: PendingTokens, batch: int) -> None:
+        """Take over what the other has of the first rows, which must fit."""
+        for is_there, group in groupby(range(batch), lambda row: other.most[row] > 0):
+            if is_there:
+                rows = [*group]
+                self._take_over(other, range(rows[0], rows[-1] + 1))
+
+    def _take_over(self, other: PendingTokens, rows: range) -> None:
         narrow = self if self.width < other.width else other
-        places, rows = narrow._places.rows(0, batch), range(batch)
+        places, between = narrow._places.rows(0, len(rows)), (rows.start, rows.stop)
         copy = self._tree_kernels.take_rows if narrow is self else self._tree_kernels.put_rows
         copy(other._tokens(rows), places, self._tokens(rows))
-        copy(other.states.rows(0, batch), places, self.states.rows(0, batch))
-        self._kernels.visible_rows(other.counts.rows(0, batch), 0, self.counts.rows(0, batch))
-        self.most, other.most = min(self.width, other.most), 0
+        copy(other.states.rows(*between), places, self.states.rows(*between))
+        self._kernels.visible_rows(other.counts.rows(*between), 0, self.counts.rows(*between))
+        for row in rows:
+            self.most[row], other.most[row] = min(self.width, other.most[row]), 0
 
     def newest(self, batch: int) -> Tensor:
         """Return the index [b,1] of the newest pending token of the first rows.
@@ -107,7 +123,7 @@ class PendingTokens:
             self._tree_kernels.take_rows(source, index, kept)
             self._tree_kernels.put_rows(kept, first, source)
         self._kernels.visible_rows(first.view(batch), 1, self.counts.rows(0, batch))
-        self.most = 1
+        self.most[:batch] = [1] * batch
 
     def _tokens(self, rows: range) -> Tensor:
         return self.tokens.rows(rows.start, rows.stop).view(len(rows), self.width, 1)

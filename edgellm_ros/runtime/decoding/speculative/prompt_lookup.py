@@ -57,7 +57,7 @@ class PromptLookup:
     def close(self, row: int) -> None:
         """Do nothing: no step uses a closed row's tokens."""
 
-    def clear(self) -> None:
+    def clear_row(self, row: int) -> None:
         """Do nothing: token ids have no NaN."""
 
     def commit(self, counts: Tensor) -> None:
@@ -89,7 +89,7 @@ class PromptLookup:
     def resume(self, batch: int) -> None:
         """Do nothing: every step appends its tokens."""
 
-    def drafted(self, size: int) -> None:
+    def drafted(self, batch: int, size: int) -> None:
         """Do nothing: all state is on the device."""
 
     def bind(self, batch: int) -> list[BoundRun]:

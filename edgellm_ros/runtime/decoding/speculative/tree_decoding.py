@@ -237,7 +237,7 @@ class TreeDecoding:
         else:
             step.run()
         self._marks.append(marks)
-        self._drafter.drafted(size)
+        self._drafter.drafted(len(self._adapters), size)
         self._vanilla.select()  # while the device computes the round
         return step.copy_to_host(self._logprobs, self._wants_states)
 
