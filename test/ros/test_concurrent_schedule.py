@@ -11,7 +11,6 @@ import pytest
 
 from edgellm_ros.ros.node.worker.job import Job
 from edgellm_ros.ros.node.worker.schedule import (
-    DENSE_S,
     DRIVING_LEVEL,
     GONE_LEVEL,
     KEPT_S,
@@ -76,17 +75,6 @@ def test_a_place_is_kept_for_driving_for_some_time_after_its_last_plan(schedule)
     end(schedule, "frame", 2.0)
     assert start(schedule, 2.0 + KEPT_S - 0.1) == []
     assert start(schedule, 2.0 + KEPT_S) == ["d"]
-
-
-def test_fewer_goals_start_beside_plans_of_driving_that_follow_each_other():
-    schedule = Schedule(MOST, most_beside=1)
-    schedule.driving = frame()
-    schedule.goals += [goal(name, name) for name in "abcd"]
-    assert start(schedule) == ["frame", "a"]
-    end(schedule, "frame", 1.0)
-    assert start(schedule, 1.0 + DENSE_S - 0.01) == []
-    assert start(schedule, 1.0 + DENSE_S) == ["b", "c"]
-    assert start(schedule, 1.0 + KEPT_S) == ["d"]
 
 
 def test_the_last_place_is_for_another_client(schedule):

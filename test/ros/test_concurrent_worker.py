@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from std_msgs.msg import Header
 
-from edgellm_ros.ros.node.engine_checks import goals_beside_driving, plans_at_once
+from edgellm_ros.ros.node.engine_checks import plans_at_once
 from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.outputs.answer_stream import AnswerStream
 from edgellm_ros.ros.node.planning.plan_inputs import ObservedInputs
@@ -308,13 +308,6 @@ def test_waiting_times_are_those_of_each_class():
 def test_plans_at_once_follow_from_the_engine_unless_they_are_given(wanted, policy, max_batch_size, expected):
     builder = SimpleNamespace(max_batch_size=max_batch_size)
     assert plans_at_once(wanted, SimpleNamespace(policy=policy, builder=builder)) == expected
-
-
-@pytest.mark.parametrize(
-    ("device", "drafts", "expected"), [("cpu", True, 1), ("cpu", False, 3), ("cuda", True, 3)]
-)
-def test_goals_beside_driving_are_fewer_where_rows_cannot_pause(device, drafts, expected):
-    assert goals_beside_driving(4, device, SimpleNamespace(has_draft_model=drafts)) == expected
 
 
 def test_priorities_of_clients():

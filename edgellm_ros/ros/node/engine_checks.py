@@ -57,15 +57,6 @@ def plans_at_once(wanted: int, config: EngineConfig) -> int:
     return 1 if config.policy is not None else min(config.builder.max_batch_size, MOST_PLANS)
 
 
-def goals_beside_driving(most: int, device: str, runtime: LLMInferenceRuntime) -> int:
-    """Return how many goals run beside plans of driving that follow each other.
-
-    most: plans at once. A draft head's rows cannot pause for driving (docs/scheduling.md); on a CPU each
-    costs time.
-    """
-    return 1 if device == "cpu" and runtime.has_draft_model else most - 1
-
-
 def engine_problem(name: str, value: Any, runtime: LLMInferenceRuntime) -> str:
     """Return why an engine cannot plan with a parameter's value; empty if it can."""
     config, blind = runtime.config, runtime.parts.missing(VISUAL)

@@ -13,7 +13,7 @@ from edgellm_ros.hearing.transcriber import Transcriber
 from edgellm_ros.multimodal.audio.voice_activity import VoiceActivity
 from edgellm_ros.ros.camera_topic import camera_names
 from edgellm_ros.ros.node.camera.camera_source import CameraSource
-from edgellm_ros.ros.node.engine_checks import goals_beside_driving, plans_at_once
+from edgellm_ros.ros.node.engine_checks import plans_at_once
 from edgellm_ros.ros.node.inputs import Inputs
 from edgellm_ros.ros.node.listener import Listener
 from edgellm_ros.ros.node.metrics import NodeMetrics
@@ -125,13 +125,11 @@ class Parts:
 
     def _make_worker(self, parameters: LiveParameters) -> PlanWorker:
         start = parameters.current
-        most = plans_at_once(start.max_concurrent_plans, self.runtime.config)
         return PlanWorker(
             self.planner.plan,
             start.queue_size,
             lambda: parameters.current.driving_plans_per_goal,
-            most,
-            goals_beside_driving(most, start.device, self.runtime),
+            plans_at_once(start.max_concurrent_plans, self.runtime.config),
         )
 
     def _make_speech(

@@ -18,7 +18,6 @@ from edgellm_ros.ros.node.worker.job import DRIVING, GOALS, Job
 COMMANDS_PER_GOAL = 10  # a source of commands that never rests must leave something to goals
 AGING_S = 1.0  # of waiting, which raise a goal by one level, up to the highest that waits
 KEPT_S = 10.0  # after a plan of driving: a place is kept for the next one
-DENSE_S = 0.3  # between two plans of driving that follow each other, as for a camera's frames
 DRIVING_LEVEL = 100  # above all goals
 GONE_LEVEL = -100  # of goals whose client has left: below all others
 
@@ -29,20 +28,18 @@ class Schedule:
     Not thread-safe: the worker holds its lock.
 
     - most: plans that run at once
-    - most_beside: goals that run beside plans of driving that follow each other; None = `most` - 1
     - gone: clients that have left; their goals start when nothing else waits or runs
 
     `now`: the time of `Job.arrival`.
     """
 
-    def __init__(self, most: int = 1, most_beside: int | None = None) -> None:
+    def __init__(self, most: int = 1) -> None:
         self.driving: Job | None = None
         self.goals: list[Job] = []
         self.running: list[Job] = []
         self.gone: Set[str] = frozenset()
         self.started: Counter[str] = Counter({DRIVING: 0, GOALS: 0})
         self._most = most
-        self._most_beside = most - 1 if most_beside is None else most_beside
         self._in_a_row = 0  # driving jobs without a pause, since the last goal ended
         self._passed_by = 0  # those of them that started while a goal waited or ran
         self._last_client: str | None = None  # of the last goal that started
@@ -146,9 +143,7 @@ class Schedule:
     def _places(self, now: float) -> int:
         """Return how many goals may run at once: fewer while the node drives."""
         drives = self.driving is not None or any(job.is_driving for job in self.running)
-        if drives or now < self._drove + DENSE_S:
-            return max(1, min(self._most_beside, self._most - 1))
-        return max(1, self._most - (now < self._drove + KEPT_S))
+        return max(1, self._most - (drives or now < self._drove + KEPT_S))
 
     def _most_of_a_client(self, now: float) -> int:
         """Return how many goals of one client may run: the last place is for another one."""

@@ -16,10 +16,9 @@ LOOK_S = 0.3  # between two looks at goals that wait: places are kept for drivin
 class PlanWorker:
     """Runs `plan(job) -> Outcome` on threads of its own, up to `most` jobs at once.
 
-    With `most` above 1 a job of driving starts beside them, and `most_beside` goals run beside dense driving
-    (`Schedule`). Neither `plan` nor `on_done` may raise; both are
-    called on any of the threads. `driving_plans_per_goal` returns the present share of driving
-    (`Schedule.take`). Jobs of topics are those of driving.
+    With `most` above 1 a job of driving starts beside them (`Schedule`). Neither `plan` nor `on_done` may
+    raise; both are called on any of the threads. `driving_plans_per_goal` returns the present share of
+    driving (`Schedule.take`). Jobs of topics are those of driving.
     """
 
     def __init__(
@@ -28,13 +27,12 @@ class PlanWorker:
         queue_size: int,
         driving_plans_per_goal: Callable[[], int] = lambda: 1,
         most: int = 1,
-        most_beside: int | None = None,
     ) -> None:
         self._plan = plan
         self._queue_size = queue_size
         self._driving_plans_per_goal = driving_plans_per_goal
         self._changed = threading.Condition()
-        self._schedule = Schedule(most, most_beside)
+        self._schedule = Schedule(most)
         self._closed = False
         count = most + (most > 1)
         self._threads = [threading.Thread(target=self._run, name=f"edgellm-plan-{i}") for i in range(count)]
