@@ -132,6 +132,8 @@ class RequestPreparer:
             generated=[],
             logprobs=[],
             hidden_states=[],
+            finish_reason="",
+            _trigger_row_pending=False,
         )
 
     def adapter_of(self, sequence: GenerationSequence) -> LoraAdapter:

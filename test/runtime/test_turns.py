@@ -201,6 +201,13 @@ def test_a_displaced_request_that_is_cancelled_keeps_what_it_had(played, crowd):
     played.finish()
 
 
+def test_a_request_displaced_at_the_token_that_triggers_actions_begins_again(runtime):
+    sequence = runtime.pipeline.prepare_one(TALKING, 0)
+    sequence.finish_reason, sequence._trigger_row_pending = "stop", True
+    again = runtime.pipeline.preparer.prepare_again(sequence)
+    assert (again.finish_reason, again.tokens_left) == ("", TALKING.sampling.max_tokens)
+
+
 def test_a_request_is_displaced_once(runtime, played, crowd):
     displaced = runtime.scheduling_metrics.displaced
     for _ in range(12):
@@ -208,6 +215,37 @@ def test_a_request_is_displaced_once(runtime, played, crowd):
         played.turn()
     played.finish()
     assert runtime.scheduling_metrics.displaced - displaced <= len(crowd)
+
+
+def take_a_row_again(played, crowd, times: int) -> None:
+    """Displace the last request of a crowd as often, each time after it has a row again."""
+    for _ in range(times):
+        driving = played.submit(request("stop", max_tokens=2), priority=100)
+        played.turn()
+        assert tokens_of(driving) > 0
+        assert played.turns.waiting == crowd[3:]
+        while crowd[3] not in played.turns.running:
+            played.turn()
+
+
+def test_a_request_far_above_takes_a_row_again_and_again(runtime, played, crowd):
+    displaced = runtime.scheduling_metrics.displaced
+    take_a_row_again(played, crowd, 3)
+    assert runtime.scheduling_metrics.displaced - displaced == 3
+    played.finish()
+    for each in crowd:
+        assert_same_answer(answer(each), runtime.handle_request(dataclasses.replace(each.request)))
+        assert [token for piece in each.handle for token in piece.token_ids] == answer(each).token_ids
+
+
+def test_a_request_that_lost_its_row_twice_and_is_cancelled_keeps_the_most_it_had(played, crowd):
+    before = list(crowd[3].sequence.generated)
+    take_a_row_again(played, crowd, 2)
+    assert tokens_of(crowd[3]) < len(before)
+    crowd[3].cancel()
+    played.turn()
+    assert answer(crowd[3]).token_ids == before
+    played.finish()
 
 
 @pytest.mark.parametrize("prompts", [False, True], ids=["held answer", "held prompt"])

@@ -41,7 +41,7 @@ class Entry:
     - request: the submitted one, which reports to this entry and asks it whether to stop
     - sequence: what `Answerer.prepare_one` made of the request
     - number: how many requests were submitted before
-    - kept: the sequence that lost its row; None = it has not lost any
+    - kept: the sequence that lost its row, the longest of several; None = it has not lost any
     - prompts: while its prompt is computed; stages: its clock, since it was begun; slot: of encoder rows
     """
 

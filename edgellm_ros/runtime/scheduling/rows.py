@@ -211,7 +211,9 @@ class Rows:
         if entry.prompts is None:
             pipeline.store_prefixes([sequence])
         pipeline.batch.evict([sequence])
-        entry.kept, entry.sequence = sequence, pipeline.preparer.prepare_again(sequence)
+        if entry.kept is None or len(entry.kept.generated) < len(sequence.generated):
+            entry.kept = sequence
+        entry.sequence = pipeline.preparer.prepare_again(sequence)
         entry.wait(now)
         self._free(entry)
         self._metrics.scheduling.displaced += 1

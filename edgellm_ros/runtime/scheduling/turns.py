@@ -11,7 +11,7 @@ turn.
 A request runs if its level is at least the highest priority in the batch; others wait, in the queue or with
 their rows kept. The level is the priority, and rises with the time that the request has waited, so none waits
 for ever. Without a free row, the request of the lowest level loses its row to one of a higher priority: it
-goes back to the queue and is computed again, once at most.
+goes back to the queue and is computed again. It loses its row once at most, but for requests far above it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from edgellm_ros.runtime.scheduling import rows
 from edgellm_ros.runtime.scheduling.entry import Clock, Entry
 
 LOOK_S = 0.25  # longest time between two looks at the queue
+FAR_ABOVE = 50  # levels: a request that is so far above another takes its row again and again
 
 
 class Turns:
@@ -173,16 +174,19 @@ class Turns:
 
     def _make_room(self, entry: Entry, taken: rows.Rows) -> bool:
         """Take the row of a request of a lower priority, which is computed again later."""
-        lower = [
-            other for other in self.running if other.level(self._now) < entry.priority and other.kept is None
-        ]
+        lower = [other for other in self.running if self._gives_way(other, entry)]
         if not lower:
             return False
         loser = max(lower, key=self._order)
         taken.displace(loser, self._now)
-        if loser.kept is not None:
+        if not loser.handle.done:
             self.waiting.append(loser)
         return taken.are_free
+
+    def _gives_way(self, other: Entry, entry: Entry) -> bool:
+        """Return whether a request with a row loses it to another one, if need be."""
+        above = entry.priority - other.level(self._now)
+        return above > (0 if other.kept is None else FAR_ABOVE)
 
     def _order(self, entry: Entry) -> tuple[int, int]:
         """Return a key that is lowest for the request that comes first."""
