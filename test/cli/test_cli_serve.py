@@ -42,7 +42,7 @@ def test_a_served_engine_answers_as_the_engine_does_and_ends_by_a_signal(edgellm
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--host", "0.0.0.0"], "other computers can connect, which needs --token-file FILE"),
+        (["--host", "0.0.0.0"], "other computers can connect, which needs --token-file; --no-token lets"),
         (["--token-file", "TOKEN", "--no-token"], "--token-file and --no-token: give one of them"),
         (["--max-requests", "0"], "expected a whole number from 1 to 256, got 0"),
         (["--max-body", "x"], "expected a whole number, got 'x'"),

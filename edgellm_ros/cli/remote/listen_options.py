@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_listening(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `read_listening` reads."""
+    """Add the options that `listening_of` reads."""
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -39,21 +39,11 @@ def add_listening(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_listening(args: argparse.Namespace) -> Listening:
+def listening_of(args: argparse.Namespace) -> Listening:
     """Return where to listen.
 
     ValueError or OSError for a token or a host that cannot be used.
     """
-    from edgellm_ros.openpi.token import read_token
-    from edgellm_ros.serving.listening import Listening, check_host
+    from edgellm_ros.serving.listening import read_listening
 
-    if args.token_file and args.no_token:
-        raise ValueError("--token-file and --no-token: give one of them")
-    token = read_token(args.token_file) if args.token_file else ""
-    check_host(args.host, token, args.no_token)
-    return Listening(args.host, args.port, token)
-
-
-def url_host(host: str) -> str:
-    """Return a host as a URL has it."""
-    return f"[{host}]" if ":" in host else host
+    return read_listening(args.host, args.port, args.token_file or "", args.no_token)

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
-from pathlib import Path
 
 from edgellm_ros.cli import arguments
 from edgellm_ros.cli.engine_argument import add_engine, engine_directory
-from edgellm_ros.cli.remote.listen_options import add_listening, read_listening, url_host
+from edgellm_ros.cli.remote.listen_options import add_listening, listening_of
+from edgellm_ros.serving.listening import url_host
+from edgellm_ros.serving.openai.extra import check_extra
 from edgellm_ros.serving.openai.limits import Limits
-
-MISSING = "`edgellm serve` needs starlette, uvicorn and prometheus-client: pip install 'edgellm[serve]'"
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -75,15 +73,11 @@ def run(args: argparse.Namespace) -> int:
     from edgellm_ros.engine_directory.config import EngineConfig
     from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
-    try:
-        from edgellm_ros.serving.openai.opening import open_app
-        from edgellm_ros.serving.openai.server import OpenAIServer
-    except ModuleNotFoundError as error:
-        if str(error.name).split(".")[0] not in ("starlette", "uvicorn", "prometheus_client", "h11"):
-            raise
-        raise ImportError(MISSING) from None
+    check_extra("`edgellm serve`")
+    from edgellm_ros.serving.openai.opening import model_name, open_app
+    from edgellm_ros.serving.openai.server import OpenAIServer
 
-    listening = read_listening(args)
+    listening = listening_of(args)
     engine_dir = engine_directory(args.engine_dir, args.device)
     config = EngineConfig.load(engine_dir)
     config.check_answers_with_text("`edgellm serve`")
@@ -95,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         max_tokens=args.max_tokens or capacity,
         max_requests=args.max_requests,
     )
-    name = args.model_name or Path(os.path.abspath(args.engine_dir)).name.removesuffix(".gguf")
+    name = args.model_name or model_name(args.engine_dir)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     with (
         LLMInferenceRuntime(engine_dir, **arguments.runtime_options(args, config)) as runtime,

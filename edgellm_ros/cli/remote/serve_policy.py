@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from edgellm_ros.cli import arguments
 from edgellm_ros.cli.remote.key_options import add_keys, read_keys
-from edgellm_ros.cli.remote.listen_options import add_listening, read_listening, url_host
+from edgellm_ros.cli.remote.listen_options import add_listening, listening_of
+from edgellm_ros.serving.listening import url_host
 
 if TYPE_CHECKING:
     from edgellm_ros.serving.policy_server import PolicyServer
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from edgellm_ros.serving.policy_server import PolicyServer, ServerOptions
     from edgellm_ros.serving.policy_service import PolicyService
 
-    listening = read_listening(args)
+    listening = listening_of(args)
     config = EngineConfig.load(args.engine_dir)
     policy = config.policy
     cameras, state = ((), None) if policy is None else (policy.cameras.names, policy.state)

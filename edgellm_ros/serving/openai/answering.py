@@ -62,10 +62,14 @@ class Answering:
         self.metrics = Metrics(lambda: self._slots.taken)
         self.device_is_lost = False
 
-    def close(self) -> None:
-        """End all requests and the threads."""
+    def cancel(self) -> None:
+        """End all requests, from any thread."""
         for runs in list(self._runs):
             runs.cancel()
+
+    def close(self) -> None:
+        """End all requests and the threads."""
+        self.cancel()
         self._readers.shutdown()
         self._followers.shutdown()
 

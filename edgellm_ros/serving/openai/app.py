@@ -81,6 +81,14 @@ class OpenAIApp:
         """End the threads, once the requests have ended."""
         self._answering.close()
 
+    def cancel_requests(self) -> None:
+        """End the requests that are under way, from any thread: their status is 503."""
+        self._answering.cancel()
+
+    def values(self) -> dict[str, float]:
+        """Return counters by name, from any thread."""
+        return self._answering.metrics.values()
+
     def check_health(self) -> None:
         """Raise ApiError 503 if no request can be answered any more."""
         if self._answering.device_is_lost:

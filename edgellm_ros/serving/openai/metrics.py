@@ -11,6 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from edgellm_ros.runtime.request import LLMGenerationResponse
 
+MODEL_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 FIRST_TOKEN_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -24,6 +25,7 @@ class Metrics:
     """
 
     def __init__(self, running: Callable[[], int]) -> None:
+        self._running = running
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self._requests = Counter(
@@ -63,6 +65,26 @@ class Metrics:
     def text(self) -> bytes:
         """Return all metrics in the text format."""
         return generate_latest(self._registry)
+
+    def values(self) -> dict[str, float]:
+        """Return the main counters by name, from any thread.
+
+        The requests are those of MODEL_ENDPOINTS.
+        """
+        requests = [
+            (int(labels["status"]), count)
+            for labels, count in _totals(self._requests)
+            if labels["endpoint"] in MODEL_ENDPOINTS
+        ]
+        return {
+            "requests_running": float(self._running()),
+            "requests_answered": sum(count for status, count in requests if status < 400),
+            "requests_refused": sum(count for status, count in requests if 400 <= status < 499),
+            "requests_failed": sum(count for status, count in requests if status >= 500),
+            "clients_left": sum(count for _, count in _totals(self._left)),
+            "prompt_tokens": sum(count for _, count in _totals(self._prompt)),
+            "generated_tokens": sum(count for _, count in _totals(self._answer)),
+        }
 
     def count_request(self, endpoint: str, status: int) -> None:
         self._requests.labels(endpoint, str(status)).inc()
@@ -107,3 +129,9 @@ class AnswerClock:
         self._metrics.count_answer(response)
         first_s, rest_s = (None, 0.0) if first is None else (first - self._arrived, now - first)
         self._metrics.observe(first_s, rest_s, now - self._arrived, len(response.token_ids))
+
+
+def _totals(counter: Counter) -> list[tuple[dict[str, str], float]]:
+    """Return the labels and the value of each count."""
+    samples = [sample for family in counter.collect() for sample in family.samples]
+    return [(sample.labels, sample.value) for sample in samples if sample.name.endswith("_total")]

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import h11
@@ -57,6 +57,7 @@ class OpenAIServer:
             backlog=BACKLOG,
         )
         self._server = _Server(config)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, ready: Callable[[int], None]) -> None:
         """Serve; `ready` is called with the port."""
@@ -66,11 +67,19 @@ class OpenAIServer:
         """End `run`, from any thread; if it is called again, without waiting for answers."""
         self._server.force_exit = self._server.should_exit
         self._server.should_exit = True
+        if self._server.force_exit and self._loop is not None:
+            with suppress(RuntimeError):  # the loop was closed: the server has stopped
+                self._loop.call_soon_threadsafe(self._disconnect)
+
+    def _disconnect(self) -> None:
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
 
     async def _run(self, ready: Callable[[int], None]) -> None:
+        self._loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, self.stop)
+                self._loop.add_signal_handler(number, self.stop)
         ready(self.port)  # connections wait in the backlog
         await self._server.serve(sockets=[self._socket])
 
