@@ -65,6 +65,7 @@ def generate_launch_description() -> LaunchDescription:
             "chunking": LaunchConfiguration("chunking"),
             "speech_engine_dir": LaunchConfiguration("speech_engine_dir"),
             "voice": LaunchConfiguration("voice"),
+            "serve_port": LaunchConfiguration("serve_port"),
             "namespace": LaunchConfiguration("namespace"),
             "enclave": "",
             "autostart": LaunchConfiguration("autostart"),
@@ -157,6 +158,12 @@ def generate_launch_description() -> LaunchDescription:
                 default_value="",
                 description="Voice that speaks answers: a Piper voice's MODEL.onnx, or espeak; empty = as in "
                 "params_file.",
+            ),
+            DeclareLaunchArgument(
+                "serve_port",
+                default_value="",
+                description="Port for programs that talk to the model by OpenAI's HTTP API; 0 = none, "
+                "empty = as in params_file.",
             ),
             DeclareLaunchArgument(
                 "out",

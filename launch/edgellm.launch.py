@@ -67,6 +67,12 @@ def generate_launch_description() -> LaunchDescription:
                 description="Voice that speaks answers: a Piper voice's MODEL.onnx, or espeak; empty = as in "
                 "params_file.",
             ),
+            DeclareLaunchArgument(
+                "serve_port",
+                default_value="",
+                description="Port for programs that talk to the model by OpenAI's HTTP API; 0 = none, "
+                "empty = as in params_file.",
+            ),
             DeclareLaunchArgument("namespace", default_value="", description="Namespace of the node."),
             DeclareLaunchArgument(
                 "enclave",
@@ -128,6 +134,8 @@ def _start_node(context: LaunchContext) -> list[LifecycleNode]:
     for name in ("engine_dir", "lora", "device", "chunking", "speech_engine_dir", "voice"):
         if value(name):
             overrides[name] = ParameterValue(value(name), value_type=str)  # a name may look like a number
+    if value("serve_port"):
+        overrides["serve_port"] = ParameterValue(value("serve_port"), value_type=int)
     remappings = [(f"~/{name}", value(f"{name}_topic")) for name in TOPICS]
     for given in value("camera_topics").split():
         name, separator, topic = given.partition(":=")

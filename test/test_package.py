@@ -39,7 +39,7 @@ LAYERS = {
     "io": {"multimodal", "engine_directory"},
     "replay": set(),
     "voice": {"engine", "multimodal"},
-    "ros": BELOW_ROS,
+    "ros": BELOW_ROS | {"serving"},
     "evaluation": BELOW_ROS | {"ros"},
     "cli": BELOW_ROS | {"ros", "evaluation", "openpi", "messages", "serving"},
 }

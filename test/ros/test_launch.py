@@ -144,6 +144,13 @@ def test_the_cameras_of_a_policy_get_their_topics(load):
     assert found["~/left_arm/image"] == "/left/image_raw"
 
 
+@pytest.mark.parametrize(("given", "port"), [("", None), ("0", "0"), ("8000", "8000")])
+def test_the_port_of_openai_s_api_overrides_the_file_where_it_is_given(load, given, port):
+    value = started(load, serve_port=given).kwargs["parameters"][1].get("serve_port")
+    assert (value and value.args[0]) == port
+    assert value is None or value.kwargs == {"value_type": int}
+
+
 @pytest.mark.parametrize("given", ["wrist", "wrist:=", ":=/wrist/image_raw", "wrist:= /wrist/image_raw"])
 def test_topics_of_cameras_in_another_form_are_refused(load, given):
     with pytest.raises(ValueError, match="camera_topics must be NAME:=TOPIC separated by spaces, got"):

@@ -218,7 +218,7 @@ def test_a_request_is_displaced_once(runtime, played, crowd):
 
 
 def take_a_row_again(played, crowd, times: int) -> None:
-    """Displace the last request of a crowd as often, each time after it has a row again."""
+    """Displace the last request of a crowd, each time after it has a row again."""
     for _ in range(times):
         driving = played.submit(request("stop", max_tokens=2), priority=100)
         played.turn()

@@ -30,8 +30,10 @@ def check_before_loading(parameters: Parameters, config: EngineConfig) -> None:
     """Check parameters that only some kinds of engines take.
 
     ValueError for cameras or joints that do not fit the engine, for instructions of navigation or guidance
-    that it does not take, and for adapters of a policy.
+    that it does not take, and for adapters of a policy or OpenAI's API in front of one.
     """
+    if parameters.serve_port:
+        config.check_answers_with_text("parameter serve_port")
     camera_names(parameters.cameras, config.policy)
     state_joints(parameters.state_joints, config.policy)
     for name in NAVIGATION:

@@ -120,7 +120,8 @@ class RecentProblem:
 class NodeMetrics:
     """Counters since configure, rates, and the latencies of the last plans.
 
-    `problem` is the message of the latest plan if it failed. `gauges` are read by `values`.
+    `problem` is the message of the latest plan if it failed. `gauges`, and the counters of `others`, are read
+    by `values`.
     """
 
     def __init__(self) -> None:
@@ -131,6 +132,7 @@ class NodeMetrics:
         self.frames, self.odometry, self.sound, self.plans = Rate(), Rate(), Rate(), Rate()
         self.joint_states = Rate()
         self.gauges: dict[str, Callable[[], float]] = {}
+        self.others: Callable[[], dict[str, float]] = dict
         self.problem = ""
 
     def count(self, name: str, number: int = 1) -> None:
@@ -166,6 +168,7 @@ class NodeMetrics:
                 if seconds:
                     values[f"{name}_median"] = median(seconds)
                     values[f"{name}_max"] = max(seconds)
+        values |= self.others()
         values["image_rate"] = self.frames.per_second
         values["odometry_rate"] = self.odometry.per_second
         values["joint_state_rate"] = self.joint_states.per_second

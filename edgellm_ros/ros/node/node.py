@@ -92,6 +92,10 @@ class EdgeLLMNode(LifecycleNode):
         """Load the engines and make topics, services and the action."""
         parameters = self.parameters
         try:
+            parameters.check_serving()
+        except (ImportError, OSError, ValueError) as error:
+            return self._refuse(f"cannot serve OpenAI's API: {error}")
+        try:
             audio_type(parameters.audio_transport)  # ValueError if its package is not installed
             robots_voice = open_robots_voice(parameters)
             with ExitStack() as undo:
@@ -104,9 +108,7 @@ class EdgeLLMNode(LifecycleNode):
                 voice = VoiceActivity() if hears else None
                 undo.pop_all()
         except (OSError, ValueError, EngineError) as error:
-            self._problem = f"cannot load the engines: {error}"
-            self.get_logger().error(self._problem)
-            return TransitionCallbackReturn.FAILURE
+            return self._refuse(f"cannot load the engines: {error}")
         try:
             self._parts = Parts(
                 self,
@@ -127,8 +129,14 @@ class EdgeLLMNode(LifecycleNode):
 
     @logged
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Open the subscriptions and accept goals."""
-        self._parts.activate()
+        """Open the subscriptions and accept goals, and OpenAI's API if it is wanted."""
+        try:
+            self._parts.activate()
+        except OSError as error:
+            return self._refuse(f"cannot serve OpenAI's API: parameter serve_port: {error.strerror or error}")
+        self._problem = ""
+        if self._parts.endpoint is not None:
+            self.get_logger().info(f"OpenAI's API: {self._parts.endpoint.url}")
         return super().on_activate(state)
 
     @logged
@@ -155,6 +163,7 @@ class EdgeLLMNode(LifecycleNode):
         self.stop_planning("the node shuts down")
         if self._parts is not None:
             self._parts.worker.close()
+            self._parts.close_endpoint()
             self._parts.close_speech()
             self._parts.outputs.end()
             close_runtime(self._parts.runtime, self.parameters, self.get_logger())
@@ -173,6 +182,12 @@ class EdgeLLMNode(LifecycleNode):
         self._release()
         self._plan_server.destroy()
         super().destroy_node()
+
+    def _refuse(self, problem: str) -> TransitionCallbackReturn:
+        """Stay in the present state of the lifecycle, and report why."""
+        self._problem = problem
+        self.get_logger().error(problem)
+        return TransitionCallbackReturn.FAILURE
 
     def stop_planning(self, message: str) -> None:
         """End running and waiting plans as preempted, and accept no more."""
@@ -218,7 +233,7 @@ class EdgeLLMNode(LifecycleNode):
 
     def _every_second(self) -> None:
         parts, parameters = self._parts, self.parameters
-        problem = self._problem if parts is None else parts.loras.problem
+        problem = self._problem or ("" if parts is None else parts.loras.problem)
         statuses = [engine_status(self.state, problem, parameters)]
         if parts is not None:
             parts.worker.expire()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from rclpy.lifecycle import LifecycleNode
 
@@ -39,6 +40,9 @@ from edgellm_ros.ros.node.worker.job import DRIVING, GOALS, PREEMPTED
 from edgellm_ros.ros.node.worker.worker import PlanWorker
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.voice.voice import Voice
+
+if TYPE_CHECKING:
+    from edgellm_ros.ros.node.openai_endpoint import OpenAIEndpoint
 
 
 class Parts:
@@ -115,13 +119,17 @@ class Parts:
             self.loras = LoraChanges(node, parameters, runtime, self.worker)
             undo.callback(self.loras.destroy)
             self._make_sources(node, parameters, voice)
-            self.services = Services(node, parameters, runtime, self.worker, self.loras, self.metrics)
+            self.endpoint = self._make_endpoint(parameters)
+            undo.callback(self.close_endpoint)
+            self.services = self._make_services(node, parameters)
             undo.callback(self.services.destroy)
             self.plan_server = plan_server
             self.clients = Clients(node, self.worker)
             plan_server.open(self.worker, self.jobs, self.metrics, self.clients)
             undo.pop_all()
         self.metrics.gauges = self._gauges(node)
+        if self.endpoint is not None:
+            self.metrics.others = self.endpoint.values
 
     def _make_worker(self, parameters: LiveParameters) -> PlanWorker:
         start = parameters.current
@@ -156,6 +164,33 @@ class Parts:
         if self.listener is not None:
             self.listener.close()
         self.speech_output.close()
+
+    def _make_services(self, node: LifecycleNode, parameters: LiveParameters) -> Services:
+        endpoint = self.endpoint
+        return Services(
+            node,
+            parameters,
+            self.runtime,
+            self.worker,
+            self.loras,
+            self.metrics,
+            api_is_busy=lambda: endpoint is not None and endpoint.is_busy,
+        )
+
+    def close_endpoint(self) -> None:
+        """End the threads of OpenAI's endpoint, if there is one.
+
+        May be called twice.
+        """
+        if self.endpoint is not None:
+            self.endpoint.destroy()
+
+    def _make_endpoint(self, parameters: LiveParameters) -> OpenAIEndpoint | None:
+        if not parameters.current.serve_port:
+            return None
+        from edgellm_ros.ros.node.openai_endpoint import OpenAIEndpoint  # needs packages of its own
+
+        return OpenAIEndpoint(self.runtime, parameters)
 
     def _make_sources(
         self, node: LifecycleNode, parameters: LiveParameters, voice: VoiceActivity | None
@@ -214,7 +249,12 @@ class Parts:
         return self.plan_server.accepts
 
     def activate(self) -> None:
-        """Open the subscriptions and accept goals."""
+        """Open OpenAI's endpoint, then the subscriptions, and accept goals.
+
+        OSError if the endpoint's port cannot be used: then nothing is open.
+        """
+        if self.endpoint is not None:
+            self.endpoint.open()
         self.chunking.clear()
         self.camera.open()
         self.inputs.open()
@@ -228,6 +268,8 @@ class Parts:
         self.plan_server.accepts = False
         self.inputs.close()
         ended = self.worker.stop_all(PREEMPTED, message, timeout_s)
+        if self.endpoint is not None:
+            self.endpoint.close()
         self.speech_output.stop()
         self.outputs.flush()
         self.camera.close()
@@ -240,6 +282,7 @@ class Parts:
         The runtime remains open, and so does the action for those who want a result.
         """
         self.worker.close()
+        self.close_endpoint()
         self.loras.destroy()
         self.plan_server.close()
         self.services.destroy()

@@ -7,6 +7,7 @@ parameter `loras`; the others answer at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rclpy.callback_groups import ReentrantCallbackGroup
@@ -36,13 +37,20 @@ class Services:
         worker: PlanWorker,
         loras: LoraChanges,
         metrics: NodeMetrics,
+        *,
+        api_is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
+        """Make the services.
+
+        api_is_busy: whether requests of OpenAI's API are answered, which no plan waits for.
+        """
         self._node = node
         self._parameters = parameters
         self._runtime = runtime
         self._worker = worker
         self._loras = loras
         self._metrics = metrics
+        self._api_is_busy = api_is_busy
         qos = services_qos(parameters.current.service_depth)
         self._unanswered = 0  # calls that wait
         self._all_answered = Future()
@@ -148,6 +156,8 @@ class Services:
                 self._node.executor.wake()
 
         def execute() -> None:
+            if self._api_is_busy():  # the runtime would end those first, and plans would wait
+                raise ValueError("requests of OpenAI's API are being answered: call again later")
             runtime, prompt = self._runtime, request.system_prompt
             if request.release:
                 runtime.release_system_prompt_kv_cache(prompt, request.lora)

@@ -22,6 +22,7 @@ from edgellm_ros.ros.node.settings.camera import CameraParameters
 from edgellm_ros.ros.node.settings.hearing import HearingSettings
 from edgellm_ros.ros.node.settings.limits import Limits
 from edgellm_ros.ros.node.settings.markers import MarkerSettings
+from edgellm_ros.ros.node.settings.serving import ServeParameters
 from edgellm_ros.ros.node.settings.speech import SpeechParameters
 from edgellm_ros.ros.parameter_table import OFF, SPEC, Spec, declared
 from edgellm_ros.runtime.decoding.speculative.drafting_config import DRAFTING
@@ -63,7 +64,7 @@ SampledParameters = make_dataclass(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameters(SampledParameters):
+class Parameters(SampledParameters, ServeParameters):
     """Values of all parameters by name, each with its declaration.
 
     A group (`camera.*` and so on) is one object, whose parameters `SPECS` declares.
