@@ -18,6 +18,7 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, Progress, SamplingParams
 from edgellm_ros.runtime.text.tokenizer import Tokenizer
 from fixtures.alpamayo_checkpoint import export_driving
+from fixtures.random_schedules import PlayedTurns
 from fixtures.reference_inputs import make_image
 from fixtures.tiny_checkpoint import write_tiny_checkpoint
 
@@ -160,6 +161,24 @@ def test_a_submitted_request_with_guidance_waits_until_it_is_alone(runtime):
     assert running.done
     np.testing.assert_array_equal(found.actions, expected.actions)
     assert found.token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize(("priority", "waits"), [(0, True), (1, False)])
+def test_a_guided_request_takes_the_rows_of_requests_of_a_lower_priority(runtime, priority, waits):
+    guided = asked(action_samples=2, guidance=2.0)
+    talking = [dataclasses.replace(REQUEST, action_samples=0, navigation="", prompt=word) for word in "ab"]
+    played = PlayedTurns(runtime)
+    others = [played.submit(each) for each in talking]
+    played.turn()
+    assert played.turns.running == others
+    driving = played.submit(guided, priority=priority)
+    played.turn()
+    assert driving.handle.done != waits
+    played.finish()
+    for entry, request in zip((*others, driving), (*talking, guided), strict=True):
+        found, expected = entry.handle.result(0), runtime.handle_request(request)
+        assert found.token_ids == expected.token_ids
+        np.testing.assert_array_equal(found.actions, expected.actions)
 
 
 def test_an_engine_of_one_row_guides_nothing(engine, tmp_path, caplog):

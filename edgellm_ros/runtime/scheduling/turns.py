@@ -152,7 +152,7 @@ class Turns:
     def _may_begin(self, entry: Entry) -> bool:
         """Return whether a request may begin now, if need be in the row of another."""
         if self._is_alone(entry):
-            return self.is_idle
+            return self._clear(entry)
         if not self._may_run(entry):
             return False
         computed = [other for other in self.running if other.prompts is not None]
@@ -177,11 +177,20 @@ class Turns:
         lower = [other for other in self.running if self._gives_way(other, entry)]
         if not lower:
             return False
-        loser = max(lower, key=self._order)
+        self._displace(max(lower, key=self._order), taken)
+        return taken.are_free
+
+    def _clear(self, entry: Entry) -> bool:
+        """Take all rows for a request that runs alone, if those that have them give way."""
+        if self._rows is not None and all(self._gives_way(other, entry) for other in self.running):
+            for other in list(self.running):
+                self._displace(other, self._rows)
+        return self.is_idle
+
+    def _displace(self, loser: Entry, taken: rows.Rows) -> None:
         taken.displace(loser, self._now)
         if not loser.handle.done:
             self.waiting.append(loser)
-        return taken.are_free
 
     def _gives_way(self, other: Entry, entry: Entry) -> bool:
         """Return whether a request with a row loses it to another one, if need be."""
