@@ -194,9 +194,23 @@ class TestChat:
         assert heard.decode(errors="replace") == whole.message.content
         plain = chat(logprobs=True).choices[0].logprobs.content
         assert [entry.top_logprobs for entry in plain] == [[]] * 8
-        events = [*chat(logprobs=True, top_logprobs=3, stream=True)]
-        streamed = [entry for event in events for entry in (event.choices[0].logprobs or empty()).content]
-        assert streamed == whole.logprobs.content
+
+    def test_log_probabilities_are_streamed_with_the_text_of_their_tokens(self, chat, expected):
+        text = expected().text
+        for options in (
+            {},
+            {"stop": f"{text[3]}never said"},  # holds a character back
+            {"tools": [WEATHER, STOP], "extra_body": {"choices": [CALL]}, "max_tokens": 200},
+        ):
+            asked = {"logprobs": True, "top_logprobs": 3, **options}
+            whole = chat(**asked).choices[0]
+            streamed, text = [], ""
+            for event in chat(**asked, stream=True):
+                text += event.choices[0].delta.content or ""
+                streamed += (event.choices[0].logprobs or empty()).content
+                heard = b"".join(bytes(entry.bytes) for entry in streamed).decode(errors="replace")
+                assert heard.startswith(text)
+            assert streamed == whole.logprobs.content
 
 
 def empty():
@@ -332,17 +346,18 @@ class TestTexts:
         asked = {"model": MODEL, "prompt": ["a", "b"], "max_tokens": 5, "logprobs": 2, "n": 2}
         whole = chat.client.completions.create(**asked)
         texts = [""] * 4
-        logprobs = [None] * 4
+        logprobs = [{} for _ in range(4)]
         for event in chat.client.completions.create(**asked, stream=True):
             choice = event.choices[0]
             texts[choice.index] += choice.text
-            logprobs[choice.index] = choice.logprobs or logprobs[choice.index]
+            for name, values in (choice.logprobs.to_dict() if choice.logprobs else {}).items():
+                logprobs[choice.index].setdefault(name, []).extend(values)
         assert texts == [choice.text for choice in whole.choices]
-        assert logprobs == [choice.logprobs for choice in whole.choices]
-        assert logprobs[0].text_offset == [0, 1, 2, 3, 4]
-        assert [len(top) for top in logprobs[0].top_logprobs] == [2] * 5
+        assert logprobs == [choice.logprobs.to_dict() for choice in whole.choices]
+        assert logprobs[0]["text_offset"] == [0, 1, 2, 3, 4]
+        assert [len(top) for top in logprobs[0]["top_logprobs"]] == [2] * 5
         none_likely = chat.client.completions.create(**{**asked, "logprobs": 0}).choices[0].logprobs
-        assert none_likely.token_logprobs == logprobs[0].token_logprobs
+        assert none_likely.token_logprobs == logprobs[0]["token_logprobs"]
         assert none_likely.top_logprobs == [None] * 5
 
     def test_an_embedding_is_the_last_state_with_length_one(self, chat, runtime):

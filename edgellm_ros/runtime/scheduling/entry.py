@@ -112,7 +112,7 @@ class Entry:
         if self.error is not None:
             self.outcome.fail(self.error)
             return
-        self._push(response.text, response.token_ids)
+        self._push(response.text, response.token_ids, response.logprobs or ())
         self.outcome.finish(response)
 
     def fail(self, error: BaseException) -> None:
@@ -130,11 +130,12 @@ class Entry:
                 self.error = error
                 self.stop.set()
         if isinstance(self.sequence, GenerationSequence):
-            self._push(progress.text, self.sequence.generated)
+            self._push(progress.text, self.sequence.generated, self.sequence.logprobs)
 
-    def _push(self, text: str, tokens: Sequence[int]) -> None:
+    def _push(self, text: str, tokens: Sequence[int], logprobs: Sequence[list[tuple[int, float]]]) -> None:
         """Push what the answer has grown by."""
-        piece = TextPiece(text[self._sent_text :], tuple(tokens[self._sent_tokens :]))
+        sent = self._sent_tokens
+        piece = TextPiece(text[self._sent_text :], tuple(tokens[sent:]), tuple(logprobs[sent:]))
         self._sent_text = max(self._sent_text, len(text))
         self._sent_tokens = max(self._sent_tokens, len(tokens))
         if piece.text or piece.token_ids:

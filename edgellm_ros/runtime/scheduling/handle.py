@@ -22,6 +22,8 @@ class TextPiece:
 
     text: str  # new characters; never withdrawn
     token_ids: tuple[int, ...]  # new tokens
+    # of each new token, if they were requested: token ids with their log-probabilities, as in the response
+    logprobs: tuple[list[tuple[int, float]], ...] = ()
 
 
 class Outcome:

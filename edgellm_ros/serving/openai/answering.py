@@ -123,10 +123,10 @@ class Answering:
         try:
             async with aclosing(runs.items()) as items:
                 async for index, item in items:
-                    if isinstance(item, str):
-                        clock.piece(index)
-                    else:
+                    if isinstance(item, LLMGenerationResponse):
                         clock.end(index, item)
+                    elif item.text:
+                        clock.text(index)
                     yield index, item
         except Exception as error:
             raise self.failure(error, field) from error
@@ -144,11 +144,11 @@ class Answering:
                     yield event(each)
                 index, item = first
                 while True:
-                    if isinstance(item, str):
-                        found = answers.piece(index, item)
-                    else:
+                    if isinstance(item, LLMGenerationResponse):
                         responses[index] = item
                         found = answers.end(index, item)
+                    else:
+                        found = answers.piece(index, item)
                     for each in found:
                         yield event(each)
                     if len(responses) == count:
@@ -186,7 +186,7 @@ async def _responses(items: Items) -> list[LLMGenerationResponse]:
     found: dict[int, LLMGenerationResponse] = {}
     async with aclosing(items):
         async for index, item in items:
-            if not isinstance(item, str):
+            if isinstance(item, LLMGenerationResponse):
                 found[index] = item
     return [found[index] for index in sorted(found)]
 

@@ -119,7 +119,7 @@ class AnswerClock:
         self._arrived = time.perf_counter()
         self._first: dict[int, float] = {}  # time of the first text, by choice
 
-    def piece(self, index: int) -> None:
+    def text(self, index: int) -> None:
         """Note that a piece of a choice's text was there."""
         self._first.setdefault(index, time.perf_counter())
 

@@ -11,10 +11,10 @@ from contextlib import suppress
 from itertools import islice
 
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse
-from edgellm_ros.runtime.scheduling.handle import Handle
+from edgellm_ros.runtime.scheduling.handle import Handle, TextPiece
 from edgellm_ros.serving.openai.limits import MAX_CHOICES
 
-Item = str | LLMGenerationResponse
+Item = TextPiece | LLMGenerationResponse
 Submit = Callable[[LLMGenerationRequest], Handle]  # `LLMInferenceRuntime.submit`
 
 
@@ -39,7 +39,7 @@ class Runs:
         self._queue: asyncio.Queue[tuple[int, Item | BaseException]] = asyncio.Queue()
 
     async def items(self) -> AsyncGenerator[tuple[int, Item], None]:
-        """Yield pieces of text, and at its end the response, of each request by its index.
+        """Yield pieces of the answer, and at its end the response, of each request by its index.
 
         Raises the first error of a request, StoppedError if the runtime cancels one. All requests end with
         this iterator.
@@ -84,8 +84,7 @@ class Runs:
                 if is_cancelled:
                     handle.cancel()
                 for piece in handle:
-                    if piece.text:
-                        loop.call_soon_threadsafe(self._queue.put_nowait, (index, piece.text))
+                    loop.call_soon_threadsafe(self._queue.put_nowait, (index, piece))
                 item = handle.result()
                 if item.finish_reason == "cancelled":
                     item = StoppedError()

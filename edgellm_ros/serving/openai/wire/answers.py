@@ -17,9 +17,18 @@ from typing import Any
 import numpy as np
 
 from edgellm_ros.runtime.request import LLMGenerationResponse, ToolCall
+from edgellm_ros.runtime.scheduling.handle import TextPiece
 from edgellm_ros.serving.openai.wire.asked import Asked
 from edgellm_ros.serving.openai.wire.call_marks import before_calls
-from edgellm_ros.serving.openai.wire.logprobs import Vocabulary, chat_logprobs, text_logprobs
+from edgellm_ros.serving.openai.wire.logprobs import (
+    PendingTokens,
+    Token,
+    Vocabulary,
+    chat_logprobs,
+    length_of,
+    text_logprobs,
+    tokens_of,
+)
 from edgellm_ros.strict_json import strict_json
 
 Json = dict[str, Any]
@@ -35,6 +44,7 @@ class Answers(ABC):
     def __init__(self, asked: Asked, vocabulary: Vocabulary) -> None:
         self.asked = asked
         self._vocabulary = vocabulary
+        self._pending = [PendingTokens() for _ in asked.requests]
         self._head: Json = {"id": self.prefix + secrets.token_hex(12), "created": int(time.time())}
 
     def whole(self, responses: Sequence[LLMGenerationResponse]) -> Json:
@@ -46,13 +56,36 @@ class Answers(ABC):
         """Return the first events of a stream."""
         return []
 
-    @abstractmethod
-    def piece(self, index: int, text: str) -> list[Json]:
-        """Return the events of a piece of a choice's text."""
+    def piece(self, index: int, piece: TextPiece) -> list[Json]:
+        """Return the events of a piece of a choice."""
+        self._pending[index].add(piece.token_ids, piece.logprobs)
+        return self._text(index, piece.text) if piece.text else []
 
     @abstractmethod
+    def _text(self, index: int, text: str) -> list[Json]:
+        """Return the events of a piece of a choice's text."""
+
     def end(self, index: int, response: LLMGenerationResponse) -> list[Json]:
         """Return the last events of a choice."""
+        self._pending[index].add_rest(response)
+        return self._end(index, response)
+
+    @abstractmethod
+    def _end(self, index: int, response: LLMGenerationResponse) -> list[Json]:
+        """Return the last events of a choice."""
+
+    def _next_logprobs(self, index: int) -> Json | None:
+        """Return the `logprobs` of the tokens since the last event; None = no tokens."""
+        stops = self._vocabulary.stop_token_ids
+        tokens = [token for token in self._pending[index].take() if token[0] not in stops]
+        return self._logprobs(index, tokens) if tokens and self.asked.logprobs is not None else None
+
+    def _whole_logprobs(self, index: int, response: LLMGenerationResponse) -> Json | None:
+        return None if self.asked.logprobs is None else self._logprobs(index, tokens_of(response))
+
+    @abstractmethod
+    def _logprobs(self, index: int, tokens: Sequence[Token]) -> Json:
+        """Return the log-probabilities of some tokens in a choice's order."""
 
     def usage_event(self, responses: Sequence[LLMGenerationResponse]) -> Json:
         """Return the event after all others, if it is wanted."""
@@ -84,11 +117,11 @@ class ChatAnswers(Answers):
         delta = {"role": "assistant", "content": ""}
         return [self._delta(index, delta) for index in range(len(self.asked.requests))]
 
-    def piece(self, index: int, text: str) -> list[Json]:
+    def _text(self, index: int, text: str) -> list[Json]:
         self._texts[index] += text
         return self._send_up_to(index, self._settled(self._texts[index]))
 
-    def end(self, index: int, response: LLMGenerationResponse) -> list[Json]:
+    def _end(self, index: int, response: LLMGenerationResponse) -> list[Json]:
         tools = self.asked.tools
         calls, content = tools.calls(response), tools.content(response)
         if calls:  # the content is without white space around it
@@ -97,7 +130,7 @@ class ChatAnswers(Answers):
         if calls:
             listed = [{"index": place, **_call(call)} for place, call in enumerate(calls)]
             events.append(self._delta(index, {"tool_calls": listed}))
-        return [*events, self._delta(index, {}, _reason(response, calls), self._logprobs(response))]
+        return [*events, self._delta(index, {}, _reason(response, calls))]
 
     def _settled(self, text: str) -> str:
         """Return the part of an unfinished text that is surely no call."""
@@ -122,18 +155,16 @@ class ChatAnswers(Answers):
         return {
             "index": index,
             "message": message,
-            "logprobs": self._logprobs(response),
+            "logprobs": self._whole_logprobs(index, response),
             "finish_reason": _reason(response, calls),
         }
 
-    def _delta(
-        self, index: int, delta: Json, reason: str | None = None, logprobs: Json | None = None
-    ) -> Json:
+    def _delta(self, index: int, delta: Json, reason: str | None = None) -> Json:
+        logprobs = self._next_logprobs(index)
         return self._event({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason})
 
-    def _logprobs(self, response: LLMGenerationResponse) -> Json | None:
-        top = self.asked.logprobs
-        return None if top is None else chat_logprobs(response, top, self._vocabulary)
+    def _logprobs(self, index: int, tokens: Sequence[Token]) -> Json:
+        return chat_logprobs(tokens, self.asked.logprobs or 0, self._vocabulary)
 
 
 class TextAnswers(Answers):
@@ -144,25 +175,27 @@ class TextAnswers(Answers):
     def __init__(self, asked: Asked, vocabulary: Vocabulary) -> None:
         super().__init__(asked, vocabulary)
         self._sent = [0] * len(asked.requests)  # characters
+        self._offsets = [0] * len(asked.requests)  # characters of the tokens in the events
 
-    def piece(self, index: int, text: str) -> list[Json]:
+    def _text(self, index: int, text: str) -> list[Json]:
         self._sent[index] += len(text)
-        return [self._event(self._part(index, text))]
+        return [self._event(self._part(index, text, self._next_logprobs(index)))]
 
-    def end(self, index: int, response: LLMGenerationResponse) -> list[Json]:
-        part = self._part(index, response.text[self._sent[index] :], response.finish_reason)
-        return [self._event({**part, "logprobs": self._logprobs(response)})]
+    def _end(self, index: int, response: LLMGenerationResponse) -> list[Json]:
+        rest = response.text[self._sent[index] :]
+        return [self._event(self._part(index, rest, self._next_logprobs(index), response.finish_reason))]
 
     def _choice(self, index: int, response: LLMGenerationResponse) -> Json:
-        part = self._part(index, response.text, response.finish_reason)
-        return {**part, "logprobs": self._logprobs(response)}
+        logprobs = self._whole_logprobs(index, response)
+        return self._part(index, response.text, logprobs, response.finish_reason)
 
-    def _part(self, index: int, text: str, reason: str | None = None) -> Json:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+    def _part(self, index: int, text: str, logprobs: Json | None, reason: str | None = None) -> Json:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
-    def _logprobs(self, response: LLMGenerationResponse) -> Json | None:
-        top = self.asked.logprobs
-        return None if top is None else text_logprobs(response, top, self._vocabulary)
+    def _logprobs(self, index: int, tokens: Sequence[Token]) -> Json:
+        offset = self._offsets[index]
+        self._offsets[index] += sum(length_of(token, self._vocabulary) for token, _ in tokens)
+        return text_logprobs(tokens, self.asked.logprobs or 0, self._vocabulary, offset)
 
 
 def embeddings(asked: Asked, as_base64: bool, responses: Sequence[LLMGenerationResponse]) -> Json:
