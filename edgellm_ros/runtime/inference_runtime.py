@@ -28,6 +28,7 @@ from edgellm_ros.runtime.opening import RuntimeOptions
 from edgellm_ros.runtime.prompt import tool_calls
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse
 from edgellm_ros.runtime.scheduling.handle import Handle
+from edgellm_ros.runtime.scheduling.shares import Share
 
 
 class LLMInferenceRuntime(OpenedEngine):
@@ -100,6 +101,7 @@ class LLMInferenceRuntime(OpenedEngine):
         )
         super().__init__(Path(engine_dir), options)
         self._noise_seed = 0
+        self._share = Share()
         if cuda_graphs:
             self.capture_decoding_cuda_graph()
 
@@ -130,6 +132,7 @@ class LLMInferenceRuntime(OpenedEngine):
         or its outputs are not finite.
         """
         requests = [request] if isinstance(request, LLMGenerationRequest) else list(request)
+        requests = list(map(self._completed, requests))
         with self._lock:
             responses = self._answerer.answer(requests, self._noise_seed, output_thinker_embeddings)
         return responses[0] if isinstance(request, LLMGenerationRequest) else responses
@@ -146,7 +149,12 @@ class LLMInferenceRuntime(OpenedEngine):
         ValueError for an invalid request, EngineError if the runtime is closed; other errors are raised by
         the handle.
         """
-        return self._scheduler.submit(request, priority, deadline, self._noise_seed)
+        request = self._completed(request)
+        return self._scheduler.submit(request, priority, deadline, self._noise_seed, self._share)
+
+    def _completed(self, request: LLMGenerationRequest) -> LLMGenerationRequest:
+        """Return a request with what the runtime sets where it sets nothing."""
+        return request
 
     def set_action_noise_seed(self, seed: int) -> None:
         """Set the noise seed of requests without one, from 0 to 2**64 - 1."""
@@ -234,6 +242,16 @@ class LLMInferenceRuntime(OpenedEngine):
     def fused_rows(self) -> int:
         """Largest batch that the fused kernels decode; 0 = the engine decodes all."""
         return self.pipeline.runner.most_fused_rows
+
+    @property
+    def share_tokens(self) -> int:
+        """Tokens computed for submitted requests, Euler steps of trajectories included."""
+        return self._share.tokens
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch: how many submitted requests run at once."""
+        return self.config.builder.max_batch_size
 
     @property
     def scheduling_metrics(self) -> SchedulingMetrics:

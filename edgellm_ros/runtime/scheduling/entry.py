@@ -12,6 +12,7 @@ from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.metrics import StageClock
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, Progress
 from edgellm_ros.runtime.scheduling.handle import Handle, Outcome, TextPiece
+from edgellm_ros.runtime.scheduling.shares import Share
 from edgellm_ros.runtime.stages.prompts_in_parts import PromptsInParts
 
 AGING_S = 2.0  # seconds of waiting that raise a request's level by one
@@ -41,6 +42,7 @@ class Entry:
     - request: the submitted one, which reports to this entry and asks it whether to stop
     - sequence: what `Answerer.prepare_one` made of the request
     - number: how many requests were submitted before
+    - counted: tokens of its answer that were charged to its share
     - kept: the sequence that lost its row, the longest of several; None = it has not lost any
     - prompts: while its prompt is computed; stages: its clock, since it was begun; slot: of encoder rows
     """
@@ -52,11 +54,14 @@ class Entry:
         self,
         request: LLMGenerationRequest,
         *,
+        share: Share,
         priority: int,
         deadline: float | None,
         clock: Clock,
         changed: Callable[[], None],
     ) -> None:
+        self.share = share
+        self.counted = 0
         self.priority = priority
         self.deadline = deadline
         self.number = 0

@@ -15,6 +15,7 @@ from edgellm_ros.runtime.metrics import RuntimeMetrics
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from edgellm_ros.runtime.scheduling.entry import Clock, Entry
 from edgellm_ros.runtime.scheduling.handle import Handle
+from edgellm_ros.runtime.scheduling.shares import Share
 from edgellm_ros.runtime.scheduling.turn_lock import TurnLock
 from edgellm_ros.runtime.scheduling.turns import Turns
 
@@ -50,7 +51,12 @@ class Scheduler:
         self._thread: threading.Thread | None = None
 
     def submit(
-        self, request: LLMGenerationRequest, priority: int, deadline: float | None, noise_seed: int
+        self,
+        request: LLMGenerationRequest,
+        priority: int,
+        deadline: float | None,
+        noise_seed: int,
+        share: Share,
     ) -> Handle:
         """Queue a request; see `LLMInferenceRuntime.submit`."""
         if not isinstance(request, LLMGenerationRequest):
@@ -58,7 +64,14 @@ class Scheduler:
         check_number("priority", priority, -MOST_PRIORITY, MOST_PRIORITY)
         if deadline is not None:
             check_number("deadline", deadline, float("-inf"), float("inf"))
-        entry = Entry(request, priority=priority, deadline=deadline, clock=self._clock, changed=self._notify)
+        entry = Entry(
+            request,
+            share=share,
+            priority=priority,
+            deadline=deadline,
+            clock=self._clock,
+            changed=self._notify,
+        )
         entry.sequence = self._opened().prepare_one(entry.request, noise_seed)
         with self._changed:
             if self._closing:

@@ -12,6 +12,9 @@ A request runs if its level is at least the highest priority in the batch; other
 their rows kept. The level is the priority, and rises with the time that the request has waited, so none waits
 for ever. Without a free row, the request of the lowest level loses its row to one of a higher priority: it
 goes back to the queue and is computed again. It loses its row once at most, but for requests far above it.
+
+Of several shares, the one that has had least comes first (shares.py). Requests wait for those of other shares
+only from the priority FIRST_CLAIM on, and not if their share is behind.
 """
 
 from __future__ import annotations
@@ -25,6 +28,14 @@ from edgellm_ros.runtime.metrics import RuntimeMetrics
 from edgellm_ros.runtime.pipeline import Pipeline
 from edgellm_ros.runtime.scheduling import rows
 from edgellm_ros.runtime.scheduling.entry import Clock, Entry
+from edgellm_ros.runtime.scheduling.shares import (
+    BEHIND,
+    FIRST_CLAIM,
+    POLICY_TOKENS,
+    Share,
+    Shares,
+    tokens_of_answer,
+)
 
 LOOK_S = 0.25  # longest time between two looks at the queue
 FAR_ABOVE = 50  # levels: a request that is so far above another takes its row again and again
@@ -53,6 +64,7 @@ class Turns:
         self._others_wait = others_wait
         self._now = clock()
         self._computed: list[Entry] = []  # whose prompt has had a part in this turn
+        self._shares = Shares()
 
     @property
     def running(self) -> list[Entry]:
@@ -73,6 +85,8 @@ class Turns:
         """Take one turn; `admits`: whether waiting requests may begin."""
         self._now = self._clock()
         self._computed = []
+        shares = {entry.share for entry in (*self.waiting, *self.running)}
+        self._shares.begin(shares, self._now)
         if self._rows is not None:
             self._rows.begin_turn()
         self._end_stopped()
@@ -88,6 +102,7 @@ class Turns:
             self._decode(self._rows)
             self._rows.end_turn()
         self._count()
+        self._shares.end(shares, self._clock())
 
     def fail_all(self, error: Exception) -> None:
         """Fail all requests; the batch is cleared."""
@@ -128,17 +143,16 @@ class Turns:
             return 0
         entry = min(prompts, key=self._order)
         self._computed.append(entry)
-        return self._rows.compute_part(entry)
+        tokens = self._rows.compute_part(entry)
+        self._shares.charge(entry.share, tokens)
+        return tokens
 
     def _admit(self, tokens: int) -> int:
         """Begin waiting requests, with about `tokens` tokens of their prompts.
 
         Returns the tokens left.
         """
-        while self.waiting and tokens > 0:
-            entry = min(self.waiting, key=self._order)
-            if not self._may_begin(entry):
-                return tokens
+        while tokens > 0 and (entry := self._next()) is not None:
             self.waiting.remove(entry)
             self._metrics.admitted += 1
             self._metrics.waited_seconds += entry.go(self._now)
@@ -146,8 +160,26 @@ class Turns:
                 self._answer_alone(entry)
                 return 0
             self._computed.append(entry)
-            tokens -= max(1, self._rows.begin(entry, is_first=entry.priority > self._most(entry)))
+            computed = self._rows.begin(entry, is_first=entry.priority > self._most(entry))
+            self._shares.charge(entry.share, computed)
+            tokens -= max(1, computed)
         return tokens
+
+    def _next(self) -> Entry | None:
+        """Return the waiting request that begins next; None if none may begin.
+
+        Of each share only the first request may, and none before one that waits for an empty batch.
+        """
+        looked: set[Share] = set()
+        for entry in sorted(self.waiting, key=self._order):
+            if entry.share in looked:
+                continue
+            if self._may_begin(entry):
+                return entry
+            if self._is_alone(entry):
+                return None
+            looked.add(entry.share)
+        return None
 
     def _may_begin(self, entry: Entry) -> bool:
         """Return whether a request may begin now, if need be in the row of another."""
@@ -156,7 +188,7 @@ class Turns:
         if not self._may_run(entry):
             return False
         computed = [other for other in self.running if other.prompts is not None]
-        if any(self._order(other) < self._order(entry) for other in computed):
+        if any(self._order(other) < self._order(entry) and self._may_run(other) for other in computed):
             return False
         return self._rows is not None and (self._rows.are_free or self._make_room(entry, self._rows))
 
@@ -166,14 +198,22 @@ class Turns:
 
     def _may_run(self, entry: Entry) -> bool:
         """Return whether a request may run beside those in the batch."""
-        return entry.level(self._now) >= self._most(entry)
+        return not any(self._waits_for(entry, other) for other in self.running)
+
+    def _waits_for(self, entry: Entry, other: Entry) -> bool:
+        """Return whether a request waits while another one has a row."""
+        if entry.level(self._now) >= other.priority:
+            return False
+        if entry.share is other.share:
+            return True
+        return other.priority >= FIRST_CLAIM and not entry.share.is_behind(other.share)
 
     def _most(self, entry: Entry) -> int:
         """Return the highest priority in the batch; that of the request if it is empty."""
         return max((other.priority for other in self.running), default=entry.priority)
 
     def _make_room(self, entry: Entry, taken: rows.Rows) -> bool:
-        """Take the row of a request of a lower priority, which is computed again later."""
+        """Take the row of a request with a lower claim, which is computed again later."""
         lower = [other for other in self.running if self._gives_way(other, entry)]
         if not lower:
             return False
@@ -194,12 +234,33 @@ class Turns:
 
     def _gives_way(self, other: Entry, entry: Entry) -> bool:
         """Return whether a request with a row loses it to another one, if need be."""
-        above = entry.priority - other.level(self._now)
-        return above > (0 if other.kept is None else FAR_ABOVE)
+        if entry.share is other.share or entry.priority >= FIRST_CLAIM:
+            above = entry.priority - other.level(self._now)
+            return above > (0 if other.kept is None else FAR_ABOVE)
+        return other.kept is None and other.priority < FIRST_CLAIM and entry.share.is_behind(other.share)
 
-    def _order(self, entry: Entry) -> tuple[int, int]:
-        """Return a key that is lowest for the request that comes first."""
-        return -entry.level(self._now), entry.number
+    def _order(self, entry: Entry) -> tuple[int, float, int, int]:
+        """Return a key that is lowest for the request that comes first.
+
+        Requests to a policy have the row one after another, so the first claim of a share has a limit there.
+        """
+        level, used = entry.level(self._now), entry.share.used
+        claims = level >= FIRST_CLAIM
+        if self._rows is None and used - min(each.share.used for each in self.waiting) > BEHIND:
+            claims = False
+        return -level if claims else 0, used, -level, entry.number
+
+    def _charge_answer(self, entry: Entry) -> None:
+        """Charge what an answer has grown by.
+
+        What is computed again after the loss of a row is free.
+        """
+        assert isinstance(self._answerer, Pipeline)
+        action = self._answerer.action
+        tokens = tokens_of_answer(entry.sequence, action.default_steps if action is not None else 0)
+        if tokens > entry.counted:
+            self._shares.charge(entry.share, tokens - entry.counted)
+            entry.counted = tokens
 
     def _answer_alone(self, entry: Entry) -> None:
         try:
@@ -207,6 +268,11 @@ class Turns:
         except Exception as error:
             self._fail(entry, error)
             return
+        if isinstance(entry.sequence, GenerationSequence):
+            self._shares.charge(entry.share, response.prompt_tokens - response.reused_tokens)
+            self._charge_answer(entry)
+        else:
+            self._shares.charge(entry.share, POLICY_TOKENS)
         entry.finish(dataclasses.replace(response, metrics=entry.seconds(response.metrics)))
         self._metrics.finished += 1
 
@@ -221,6 +287,8 @@ class Turns:
             return parts or self._others_wait() or (waits and self._clock() >= until)
 
         taken.decode(going, interrupted)
+        for entry in going:
+            self._charge_answer(entry)
 
     def _fail(self, entry: Entry, error: Exception) -> None:
         entry.fail(error)
