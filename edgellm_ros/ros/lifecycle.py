@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 import rclpy
@@ -61,22 +62,22 @@ def state_name(node: LifecycleNode) -> str:
 
 
 class Stop:
-    """A request to end the node, from any thread; wakes the executor."""
+    """A request to end the process, from any thread; wakes the executors."""
 
     def __init__(self) -> None:
-        self.executor: SingleThreadedExecutor | None = None
+        self.executors: list[SingleThreadedExecutor] = []
         self._requested = threading.Event()
 
     @property
     def requested(self) -> bool:
-        """Whether the end of the node was requested."""
+        """Whether the end was requested."""
         return self._requested.is_set()
 
     def request(self) -> None:
-        """Request the end of the node."""
+        """Request the end."""
         self._requested.set()
-        if self.executor is not None:
-            self.executor.wake()
+        for executor in self.executors:
+            executor.wake()
 
 
 def spin_once(node: LifecycleNode, executor: SingleThreadedExecutor, timeout_s: float | None = None) -> None:
@@ -95,30 +96,61 @@ def run_process(
 ) -> int:
     """Make a node and run it in this process; return the exit code.
 
-    Signals only request the stop: rclpy's own signal handlers would invalidate the context at once, before a
-    node has sent its last messages. args: as on the command line.
+    args: as on the command line.
+    """
+    return run_nodes(executable, lambda: [make_node()], run, args)
+
+
+def run_nodes(
+    executable: str,
+    make_nodes: Callable[[], list[NodeT]],
+    run: Callable[[NodeT, SingleThreadedExecutor, Stop], None],
+    args: Sequence[str] | None,
+) -> int:
+    """Make nodes and run each with an executor of its own; return the exit code.
+
+    Of several nodes each has a thread. Signals only request the stop: rclpy's own signal handlers would
+    invalidate the context at once, before a node has sent its last messages. args: as on the command line.
     """
     stop = Stop()
     call_on_signal(stop.request)
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     try:
         try:
-            node = make_node()
+            nodes = make_nodes()
         except Exception as error:  # rclpy has many classes for a parameter that it refuses
             print(f"{executable}: error: {escaped(str(error))}", file=sys.stderr)
             return 2
-        executor = LeanExecutor()
-        executor.add_node(node)
-        stop.executor = executor
+        for node in nodes:
+            stop.executors.append(LeanExecutor())
+            stop.executors[-1].add_node(node)
         try:
-            run(node, executor, stop)
+            _run_all(nodes, run, stop)
         finally:
-            executor.shutdown()
-            node.destroy_node()
+            for executor in stop.executors:
+                executor.shutdown()
+            for node in nodes:
+                node.destroy_node()
     finally:
         rclpy.try_shutdown()
         ignore_signals()
     return 0
+
+
+def _run_all(
+    nodes: Sequence[NodeT], run: Callable[[NodeT, SingleThreadedExecutor, Stop], None], stop: Stop
+) -> None:
+    """Run the nodes until all have ended; the first exception ends all of them."""
+    jobs = list(zip(nodes, stop.executors, strict=True))
+    if len(jobs) == 1:
+        run(*jobs[0], stop)
+        return
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        futures = [threads.submit(run, *job, stop) for job in jobs]
+        wait(futures, return_when=FIRST_EXCEPTION)
+        stop.request()
+    for future in futures:
+        future.result()
 
 
 def run_until_signal(

@@ -306,8 +306,7 @@ def test_waiting_times_are_those_of_each_class():
     [(0, None, 8, 4), (0, None, 2, 2), (0, "act", 8, 1), (6, None, 2, 6), (1, None, 8, 1), (3, "act", 1, 3)],
 )
 def test_plans_at_once_follow_from_the_engine_unless_they_are_given(wanted, policy, max_batch_size, expected):
-    builder = SimpleNamespace(max_batch_size=max_batch_size)
-    assert plans_at_once(wanted, SimpleNamespace(policy=policy, builder=builder)) == expected
+    assert plans_at_once(wanted, SimpleNamespace(policy=policy), max_batch_size) == expected
 
 
 def test_priorities_of_clients():

@@ -46,6 +46,7 @@ def test_leaves_no_thread_and_no_engines_and_the_node_can_be_configured_again(
         config=config,
         parts=EngineParts(config),
         has_draft_model=False,
+        rows=1,
         lora_names=lambda: [],
         close=lambda: closed.append(True),
         closed=True,

@@ -74,7 +74,7 @@ def entities(module: ModuleType, kind: str) -> list[Recorded]:
     return [entity for entity in listed if entity.kind == kind]
 
 
-@pytest.mark.parametrize("name", ["edgellm", "demo", "follower", "arm", "remote", "replay", "view"])
+@pytest.mark.parametrize("name", ["edgellm", "fleet", "demo", "follower", "arm", "remote", "replay", "view"])
 def test_every_argument_of_a_launch_file_has_a_description(load, name):
     arguments = entities(load(name), "DeclareLaunchArgument")
     assert arguments
@@ -155,6 +155,22 @@ def test_the_port_of_openai_s_api_overrides_the_file_where_it_is_given(load, giv
 def test_topics_of_cameras_in_another_form_are_refused(load, given):
     with pytest.raises(ValueError, match="camera_topics must be NAME:=TOPIC separated by spaces, got"):
         started(load, camera_topics=given)
+
+
+def test_a_fleet_is_one_process_with_the_namespaces(load):
+    module = load("fleet")
+    declared = entities(module, "DeclareLaunchArgument")
+    values = {argument.args[0]: argument.kwargs.get("default_value", "") for argument in declared}
+    values |= {"namespaces": "robot1 robot2", "image_topic": "camera/image_raw", "device": "cuda"}
+    module.LaunchConfiguration = lambda name: SimpleNamespace(perform=lambda context: values[name])
+    (process,) = module._start_nodes(None)
+    assert process.kwargs["executable"] == "edgellm_fleet"
+    assert process.kwargs["arguments"] == ["robot1", "robot2", "--ros-args", "--log-level", "info"]
+    assert "namespace" not in process.kwargs  # it would be that of all nodes
+    assert dict(process.kwargs["remappings"])["~/image"] == "camera/image_raw"
+    given = process.kwargs["parameters"][1]
+    assert given.keys() == {"autostart", "use_sim_time", "device"}
+    assert given["device"].args == ("cuda",)
 
 
 @pytest.mark.parametrize("name", ["edgellm", "follower", "arm"])

@@ -38,6 +38,7 @@ class SlowRuntime:
         self.parts = EngineParts(self.config)
         self.active_lora = ""
         self.has_draft_model = False
+        self.rows = 4
         self.closed = False
         self.go = threading.Event()
         self.loading = threading.Event()

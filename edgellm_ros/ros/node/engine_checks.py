@@ -52,11 +52,14 @@ def check_before_loading(parameters: Parameters, config: EngineConfig) -> None:
             raise ValueError(f"parameter {_needs_words(name, config.policy.kind)}: leave it empty")
 
 
-def plans_at_once(wanted: int, config: EngineConfig) -> int:
-    """Return how many plans run at once, by the parameter `max_concurrent_plans`."""
+def plans_at_once(wanted: int, config: EngineConfig, rows: int) -> int:
+    """Return how many plans run at once, by the parameter `max_concurrent_plans`.
+
+    rows: of the batch, that the node may use.
+    """
     if wanted:
         return wanted
-    return 1 if config.policy is not None else min(config.builder.max_batch_size, MOST_PLANS)
+    return 1 if config.policy is not None else min(rows, MOST_PLANS)
 
 
 def engine_problem(name: str, value: Any, runtime: LLMInferenceRuntime) -> str:

@@ -188,12 +188,13 @@ def runtime_values(runtime: Any) -> dict[str, float]:
         "action": runtime.action_metrics,
         "scheduling": runtime.scheduling_metrics,
     }
-    return {
+    values = {
         f"{stage}_{name}": float(value)
         for stage, metrics in stages.items()
         for name, value in vars(metrics).items()
         if not isinstance(value, str)
     }
+    return values | {"share_tokens": float(runtime.share_tokens)}
 
 
 def resident_memory() -> int:

@@ -40,6 +40,7 @@ from edgellm_ros.ros.node.settings.live_parameters import LiveParameters
 from edgellm_ros.ros.node.settings.parameters import Parameters
 from edgellm_ros.ros.node.speech_input import audio_type
 from edgellm_ros.ros.node.speech_output import open_robots_voice
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 STOP_TIMEOUT_S = 5.0  # for running plans to end at their next tokens
 NOT_CONFIGURED = "not configured"
@@ -99,7 +100,7 @@ class EdgeLLMNode(LifecycleNode):
             audio_type(parameters.audio_transport)  # ValueError if its package is not installed
             robots_voice = open_robots_voice(parameters)
             with ExitStack() as undo:
-                runtime = open_runtime(parameters, self.get_logger())
+                runtime = self.open_runtime()
                 undo.callback(runtime.close)
                 self._transcriber = open_transcriber(parameters)
                 if self._transcriber is not None:
@@ -166,7 +167,7 @@ class EdgeLLMNode(LifecycleNode):
             self._parts.close_endpoint()
             self._parts.close_speech()
             self._parts.outputs.end()
-            close_runtime(self._parts.runtime, self.parameters, self.get_logger())
+            self.close_runtime(self._parts.runtime)
             self._close_transcriber()
         return super().on_shutdown(state)
 
@@ -199,8 +200,16 @@ class EdgeLLMNode(LifecycleNode):
         self._problem = NOT_CONFIGURED
         if parts is not None:
             parts.destroy()
-            close_runtime(parts.runtime, self.parameters, self.get_logger())
+            self.close_runtime(parts.runtime)
             self._close_transcriber()
+
+    def open_runtime(self) -> LLMInferenceRuntime:
+        """Open the runtime according to the parameters."""
+        return open_runtime(self.parameters, self.get_logger())
+
+    def close_runtime(self, runtime: LLMInferenceRuntime) -> None:
+        """Close the runtime that `open_runtime` has opened; may be called twice."""
+        close_runtime(runtime, self.parameters, self.get_logger())
 
     def _close_transcriber(self) -> None:
         transcriber, self._transcriber = self._transcriber, None

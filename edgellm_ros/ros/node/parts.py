@@ -137,7 +137,7 @@ class Parts:
             self.planner.plan,
             start.queue_size,
             lambda: parameters.current.driving_plans_per_goal,
-            plans_at_once(start.max_concurrent_plans, self.runtime.config),
+            plans_at_once(start.max_concurrent_plans, self.runtime.config, self.runtime.rows),
         )
 
     def _make_speech(

@@ -28,10 +28,11 @@ def run(args: Sequence[str] | None = None) -> int:
 
     `args` as on the command line.
     """
-    return run_process("edgellm_node", EdgeLLMNode, _run, args)
+    return run_process("edgellm_node", EdgeLLMNode, run_node, args)
 
 
-def _run(node: EdgeLLMNode, executor: SingleThreadedExecutor, stop: Stop) -> None:
+def run_node(node: EdgeLLMNode, executor: SingleThreadedExecutor, stop: Stop) -> None:
+    """Run a node until the stop is requested, then end its goals and shut it down."""
     if node.parameters.autostart and not stop.requested:
         configured = node.trigger_configure()  # loads engines: may take long
         if configured == TransitionCallbackReturn.SUCCESS and not stop.requested:

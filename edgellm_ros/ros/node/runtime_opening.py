@@ -24,6 +24,19 @@ def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceR
     An invalid prefix cache file only causes a warning: its prefixes are computed again. OSError, ValueError
     or EngineError for engines or adapters that cannot be loaded.
     """
+    runtime = open_engine(parameters, logger)
+    try:
+        prepare(runtime, parameters)
+        if parameters.cuda_graphs:
+            runtime.capture_decoding_cuda_graph()  # with the adapters that were added
+    except BaseException:
+        runtime.close()
+        raise
+    return runtime
+
+
+def open_engine(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceRuntime:
+    """Load the engines and the saved prefix cache, as `open_runtime`."""
     if not parameters.engine_dir:
         raise ValueError("parameter engine_dir is empty: set it to a directory made by `edgellm export`")
     size, config = parameters.prefix_cache_mb, EngineConfig.load(parameters.engine_dir)
@@ -53,27 +66,28 @@ def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceR
             runtime.load_prefix_cache(path)
     except (OSError, ValueError) as error:
         logger.warning(f"the saved prefix cache is not used (parameter prefix_cache_file): {error}")
-    try:
-        blind = runtime.parts.missing(VISUAL)
-        if parameters.frames_per_plan > 1 and (runtime.config.video is None or blind):
-            reason = blind or "the engine takes no videos"
-            raise ValueError(
-                f"parameter frames_per_plan is {parameters.frames_per_plan}, but {reason}: set it to 1"
-            )
-        for name in CHECKED:
-            problem = engine_problem(name, getattr(parameters, name), runtime)
-            if problem:
-                raise ValueError(f"parameter {problem}")
-        for name, directory in parse_loras(parameters.loras).items():
-            runtime.add_lora(name, directory)
-        runtime.set_action_noise_seed(parameters.noise_seed)
-        runtime.switch_lora_weights(parameters.lora)
-        if parameters.cuda_graphs:
-            runtime.capture_decoding_cuda_graph()  # with the adapters that were added
-    except BaseException:
-        runtime.close()
-        raise
     return runtime
+
+
+def prepare(runtime: LLMInferenceRuntime, parameters: Parameters) -> None:
+    """Load the adapters, and set what requests use that name nothing else.
+
+    OSError, ValueError or EngineError for adapters, and for values that the engine cannot plan with.
+    """
+    blind = runtime.parts.missing(VISUAL)
+    if parameters.frames_per_plan > 1 and (runtime.config.video is None or blind):
+        reason = blind or "the engine takes no videos"
+        raise ValueError(
+            f"parameter frames_per_plan is {parameters.frames_per_plan}, but {reason}: set it to 1"
+        )
+    for name in CHECKED:
+        problem = engine_problem(name, getattr(parameters, name), runtime)
+        if problem:
+            raise ValueError(f"parameter {problem}")
+    for name, directory in parse_loras(parameters.loras).items():
+        runtime.add_lora(name, directory)
+    runtime.set_action_noise_seed(parameters.noise_seed)
+    runtime.switch_lora_weights(parameters.lora)
 
 
 def open_transcriber(parameters: Parameters) -> Transcriber | None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from edgellm_ros.engine.errors import DeviceLostError
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.metrics import StageClock
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, Progress
@@ -122,6 +123,7 @@ class Entry:
 
     def fail(self, error: BaseException) -> None:
         """End with an error."""
+        self.share.lost_device |= isinstance(error, DeviceLostError)
         self.outcome.fail(error)
 
     def _report(self, progress: Progress) -> None:

@@ -18,6 +18,7 @@ FIRST_CLAIM = 100  # lowest priority that comes before requests of other shares
 BEHIND = 1024
 MOST_BEHIND = 2048  # tokens that a share is behind at most
 IDLE_S = 1.0  # seconds without a request after which a share is not behind any more
+MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
 POLICY_TOKENS = 256  # that a request to a policy counts
 
 
@@ -27,6 +28,7 @@ class Share:
 
     weight: float = 1.0  # its part of the work is proportional to it
     tokens: int = 0  # computed for its requests; Euler steps of trajectories count as tokens
+    lost_device: bool = False  # whether a request has failed because the device was lost
     used: float = 0.0  # the counter: tokens / weight, raised after idle times
     _seen: float = field(default=float("-inf"), repr=False)  # when it last had a request, in seconds
 

@@ -16,9 +16,7 @@ from edgellm_ros.runtime.adapters.lora import BASE, canonical_name
 from edgellm_ros.runtime.answerer import Answerer
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
-from edgellm_ros.runtime.scheduling.shares import Share
-
-MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
+from edgellm_ros.runtime.scheduling.shares import MAX_WEIGHT, MIN_WEIGHT, Share
 
 
 class SharedRuntime:
@@ -34,6 +32,11 @@ class SharedRuntime:
         self.built_in = frozenset(runtime.lora_names())
         self.lock = threading.RLock()  # of what the shares have in common
         self._sources: dict[str, Path] = {}  # of adapters that shares have loaded
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the device was lost: requests fail until the runtime is opened again."""
+        return any(share.lost_device for share in self.shares)
 
     def share(self, weight: float = 1.0, rows: int | None = None) -> RuntimeShare:
         """Return a new share.
@@ -126,6 +129,11 @@ class RuntimeShare(LLMInferenceRuntime):
     def rows(self) -> int:
         """Rows of the batch that the share may count on."""
         return self._rows or super().rows
+
+    @property
+    def lost_device(self) -> bool:
+        """Whether a submitted request has failed because the device was lost."""
+        return self._share.lost_device
 
     @property
     def closed(self) -> bool:

@@ -29,6 +29,7 @@ from edgellm_ros.runtime.decoding.speculative.drafting_config import DRAFTING
 from edgellm_ros.runtime.prompt.tool_calls import TOOL_CALL_FORMATS
 from edgellm_ros.runtime.request import MAX_DENOISE_STEPS, MAX_GUIDANCE
 from edgellm_ros.runtime.sampling_params import SAMPLED, Sampled
+from edgellm_ros.runtime.scheduling.shares import MAX_WEIGHT, MIN_WEIGHT
 
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
 CHECKPOINTS = "the default of the checkpoint's generation_config.json"
@@ -182,9 +183,18 @@ class Parameters(SampledParameters, ServeParameters):
     max_concurrent_plans: int = declared(
         0,
         "Maximum number of plans that run at once, plans of driving included: their tokens are computed "
-        "together. 1 = one after another; 0 = max_batch_size of the engine, at most 4, and 1 for a policy.",
+        "together. 1 = one after another; 0 = max_batch_size of the engine (in a fleet divided by robots, "
+        "but at least 2), at most 4, and 1 for a policy.",
         0,
         64,
+        fixed=True,
+    )
+    share_weight: float = declared(
+        1.0,
+        "In a fleet on one engine (edgellm_fleet): weight of this robot, to which its part of the tokens is "
+        "proportional while others plan too.",
+        MIN_WEIGHT,
+        MAX_WEIGHT,
         fixed=True,
     )
     client_priorities: list[str] = declared(

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several robots in one process: a node per namespace, all on one runtime."""
