@@ -49,6 +49,13 @@ class Transcriber:
         speech_engine_config(engine_dir)
         self._runtime = LLMInferenceRuntime(engine_dir, device, **options)
 
+    @classmethod
+    def on(cls, runtime: LLMInferenceRuntime) -> Transcriber:
+        """Return a transcriber on an open runtime of such an engine, which it closes."""
+        transcriber = cls.__new__(cls)
+        transcriber._runtime = runtime
+        return transcriber
+
     @property
     def runtime(self) -> LLMInferenceRuntime:
         return self._runtime

@@ -8,13 +8,17 @@ from types import SimpleNamespace
 import pytest
 from rclpy.logging import get_logger
 
+from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.ros.fleet import engine as engine_module
 from edgellm_ros.ros.fleet.engine import OF_ENGINE, FleetEngine
 from edgellm_ros.ros.node.engine_checks import plans_at_once
 from edgellm_ros.ros.node.settings.parameters import SPECS
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.qwen3_asr_checkpoint import ORIGINAL, write_qwen3_asr
+from fixtures.reference_inputs import make_sound
 from fixtures.requests_for_tests import request
 from fixtures.tiny_adapter import write_adapter
 
@@ -140,6 +144,22 @@ def test_after_the_loss_of_the_device_all_nodes_must_be_cleaned_up(fleet, opened
     third = fleet.open(parameters, LOGGER)
     assert third.submit(request()).result(60).token_ids
     third.close()
+
+
+def test_a_speech_engine_is_opened_once(fleet, tiny_engine, tmp_path):
+    export(write_qwen3_asr(tmp_path / "checkpoint", ORIGINAL, seed=9), tmp_path / "engine")
+    parameters = parameters_of(tiny_engine, speech_engine_dir=str(tmp_path / "engine"))
+    first, second = (fleet.open_transcriber(parameters) for _ in range(2))
+    assert first.runtime.pipeline is second.runtime.pipeline
+    sound = Sound(make_sound(1.0, 16000), 16000)
+    heard = first.transcribe(sound)
+    first.close()
+    assert second.transcribe(sound).text == heard.text
+    second.close()
+    third = fleet.open_transcriber(parameters)
+    assert third.transcribe(sound).text == heard.text
+    third.close()
+    assert fleet.open_transcriber(parameters_of(tiny_engine)) is None
 
 
 @pytest.mark.parametrize(("robots", "expected"), [(1, 4), (2, 2), (3, 2), (8, 2)])

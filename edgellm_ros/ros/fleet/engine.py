@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FleetEngine: the engine that the nodes of a process share."""
+"""FleetEngine: the engines that the nodes of a process share."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from rclpy.impl.rcutils_logger import RcutilsLogger
 from edgellm_ros.echo import quoted
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.hearing.transcriber import Transcriber
 from edgellm_ros.ros.node.engine_checks import check_before_loading
-from edgellm_ros.ros.node.runtime_opening import close_runtime, open_engine, prepare
+from edgellm_ros.ros.node.runtime_opening import close_runtime, open_engine, open_transcriber, prepare
 from edgellm_ros.ros.node.settings.parameters import Parameters
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.sharing.shared_runtime import RuntimeShare, SharedRuntime
@@ -47,6 +48,7 @@ class FleetEngine:
         self._lock = threading.Lock()
         self._shared: SharedRuntime | None = None
         self._parameters: Parameters | None = None  # with which the engine was opened
+        self._speech: dict[str, SharedRuntime] = {}  # speech engines by their directories
 
     def open(self, parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceRuntime:
         """Return a share of the engine for a node.
@@ -77,6 +79,22 @@ class FleetEngine:
                     "each other"
                 )
             return share
+
+    def open_transcriber(self, parameters: Parameters) -> Transcriber | None:
+        """Return a transcriber on the node's speech engine; None without the parameter.
+
+        Nodes with one speech engine share it, and the last one closes it. Raises the errors of the function
+        `open_transcriber`.
+        """
+        directory = parameters.speech_engine_dir
+        with self._lock:
+            shared = self._speech.get(directory)
+            if shared is None or shared.runtime.closed:
+                transcriber = open_transcriber(parameters)
+                if transcriber is None:
+                    return None
+                shared = self._speech[directory] = SharedRuntime(transcriber.runtime)
+            return Transcriber.on(shared.share())
 
     def close(self, share: RuntimeShare, parameters: Parameters, logger: RcutilsLogger) -> None:
         """Close a node's share.

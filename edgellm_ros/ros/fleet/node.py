@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgellm_ros.hearing.transcriber import Transcriber
 from edgellm_ros.ros.fleet.engine import FleetEngine
 from edgellm_ros.ros.node.node import EdgeLLMNode
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
@@ -20,6 +21,9 @@ class FleetNode(EdgeLLMNode):
 
     def open_runtime(self) -> LLMInferenceRuntime:
         return self._engine.open(self.parameters, self.get_logger())
+
+    def open_transcriber(self) -> Transcriber | None:
+        return self._engine.open_transcriber(self.parameters)
 
     def close_runtime(self, runtime: LLMInferenceRuntime) -> None:
         self._engine.close(runtime, self.parameters, self.get_logger())

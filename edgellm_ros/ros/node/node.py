@@ -102,7 +102,7 @@ class EdgeLLMNode(LifecycleNode):
             with ExitStack() as undo:
                 runtime = self.open_runtime()
                 undo.callback(runtime.close)
-                self._transcriber = open_transcriber(parameters)
+                self._transcriber = self.open_transcriber()
                 if self._transcriber is not None:
                     undo.callback(self._transcriber.close)
                 hears = self._transcriber is not None or not runtime.parts.missing(AUDIO)
@@ -210,6 +210,10 @@ class EdgeLLMNode(LifecycleNode):
     def close_runtime(self, runtime: LLMInferenceRuntime) -> None:
         """Close the runtime that `open_runtime` has opened; may be called twice."""
         close_runtime(runtime, self.parameters, self.get_logger())
+
+    def open_transcriber(self) -> Transcriber | None:
+        """Open the speech engine according to the parameters; None without one."""
+        return open_transcriber(self.parameters)
 
     def _close_transcriber(self) -> None:
         transcriber, self._transcriber = self._transcriber, None
