@@ -8,6 +8,7 @@ import pytest
 
 from edgellm_ros.runtime.metrics import RuntimeMetrics
 from edgellm_ros.runtime.request import LLMGenerationResponse
+from edgellm_ros.runtime.scheduling import rows
 from edgellm_ros.runtime.scheduling import shares as shares_module
 from edgellm_ros.runtime.scheduling.entry import Entry
 from edgellm_ros.runtime.scheduling.shares import (
@@ -137,6 +138,22 @@ def test_a_request_that_must_wait_in_its_share_does_not_hold_up_another(played):
     going = played.submit(TALKING, share=other)
     played.turn()
     assert held in played.turns.waiting
+    assert tokens_of(going)
+    played.finish()
+
+
+def test_a_prompt_that_must_wait_in_its_share_does_not_hold_up_another(played, monkeypatch):
+    monkeypatch.setattr(rows, "PART_TOKENS", 16)
+    first, other = Share(), Share()
+    low = played.submit(request("go to the red box and then turn left " * 6), share=first)
+    played.turn()
+    played.submit(TALKING, priority=10, share=first)
+    played.turn()
+    other.used = first.used + 500  # so that the first share's prompt is asked first
+    going = played.submit(TALKING, share=other)
+    for _ in range(12):
+        played.turn()
+    assert low.prompts is not None
     assert tokens_of(going)
     played.finish()
 
