@@ -177,6 +177,22 @@ def test_beside_driving_without_a_pause_a_share_that_is_behind_goes_on_at_each_s
     played.finish()
 
 
+def test_a_request_that_must_be_alone_gets_an_empty_batch_from_shares_that_drive(played, monkeypatch):
+    monkeypatch.setattr(shares_module, "BEHIND", 200)
+    drivers = [Asking(played, Share(), 1, DRIVING, FIRST_CLAIM) for _ in range(2)]
+    drivers[0].ask()
+    played.turn()
+    guided = played.submit(TALKING, share=Share())
+    object.__setattr__(guided.request, "guidance", 1.0)  # which this engine does not take
+    while not guided.handle.done:
+        assert played.count < 200
+        for driver in drivers:
+            driver.ask()
+        played.turn()
+    assert sum(driver.share.tokens for driver in drivers) > 200
+    played.finish()
+
+
 def test_a_share_that_was_idle_is_not_ahead_of_the_others():
     shares, busy, idle = Shares(), Share(), Share()
     shares.charge(busy, 10_000)

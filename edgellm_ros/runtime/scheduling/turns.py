@@ -29,7 +29,6 @@ from edgellm_ros.runtime.pipeline import Pipeline
 from edgellm_ros.runtime.scheduling import rows
 from edgellm_ros.runtime.scheduling.entry import Clock, Entry
 from edgellm_ros.runtime.scheduling.shares import (
-    BEHIND,
     FIRST_CLAIM,
     POLICY_TOKENS,
     Share,
@@ -242,13 +241,13 @@ class Turns:
     def _order(self, entry: Entry) -> tuple[int, float, int, int]:
         """Return a key that is lowest for the request that comes first.
 
-        Requests to a policy have the row one after another, so the first claim of a share has a limit there.
+        Beside requests that must be alone, such as those to a policy, the first claim of a share has a limit.
         """
-        level, used = entry.level(self._now), entry.share.used
-        claims = level >= FIRST_CLAIM
-        if self._rows is None and used - min(each.share.used for each in self.waiting) > BEHIND:
-            claims = False
-        return -level if claims else 0, used, -level, entry.number
+        level, share = entry.level(self._now), entry.share
+        claims = level >= FIRST_CLAIM and not any(
+            self._is_alone(other) and other.share.is_behind(share) for other in self.waiting
+        )
+        return -level if claims else 0, share.used, -level, entry.number
 
     def _charge_answer(self, entry: Entry) -> None:
         """Charge what an answer has grown by.

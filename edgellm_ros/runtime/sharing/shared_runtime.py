@@ -31,12 +31,13 @@ class SharedRuntime:
         self.shares: list[RuntimeShare] = []
         self.built_in = frozenset(runtime.lora_names())
         self.lock = threading.RLock()  # of what the shares have in common
+        self._was_lost = False  # the device, for a share that is closed
         self._sources: dict[str, Path] = {}  # of adapters that shares have loaded
 
     @property
     def is_lost(self) -> bool:
         """Whether the device was lost: requests fail until the runtime is opened again."""
-        return any(share.lost_device for share in self.shares)
+        return self._was_lost or any(share.lost_device for share in self.shares)
 
     def share(self, weight: float = 1.0, rows: int | None = None) -> RuntimeShare:
         """Return a new share.
@@ -85,6 +86,7 @@ class SharedRuntime:
             if share not in self.shares:
                 return
             self.shares.remove(share)
+            self._was_lost |= share.lost_device
             if not self.shares:
                 self.runtime.close()
                 return

@@ -14,11 +14,12 @@ from collections import Counter
 from collections.abc import Set
 
 from edgellm_ros.ros.node.worker.job import DRIVING, GOALS, Job
+from edgellm_ros.runtime.scheduling.shares import FIRST_CLAIM
 
 COMMANDS_PER_GOAL = 10  # a source of commands that never rests must leave something to goals
 AGING_S = 1.0  # of waiting, which raise a goal by one level, up to the highest that waits
 KEPT_S = 10.0  # after a plan of driving: a place is kept for the next one
-DRIVING_LEVEL = 100  # above all goals
+DRIVING_LEVEL = FIRST_CLAIM  # above all goals, those of other robots on the runtime included
 GONE_LEVEL = -100  # of goals whose client has left: below all others
 
 
