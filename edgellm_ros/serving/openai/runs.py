@@ -39,7 +39,7 @@ class Runs:
         self._queue: asyncio.Queue[tuple[int, Item | BaseException]] = asyncio.Queue()
 
     async def items(self) -> AsyncGenerator[tuple[int, Item], None]:
-        """Yield pieces of the answer, and at its end the response, of each request by its index.
+        """Yield pieces of each answer and its response, by the index of the request.
 
         Raises the first error of a request, StoppedError if the runtime cancels one. All requests end with
         this iterator.
