@@ -143,8 +143,9 @@ class LLMInferenceRuntime(OpenedEngine):
         """Queue a request, from any thread, to be answered beside others.
 
         See docs/scheduling.md. The answer is that of `handle_request`. Requests of a higher `priority`, from
-        -1000 to 1000, come first. `deadline`: seconds of `time.monotonic`; after it a request that has begun
-        ends with what it has, as if it were cancelled, and one that has not begun fails with TimeoutError.
+        -1000 to 1000, come first; from 100 on they come before requests of other shares too. `deadline`:
+        seconds of `time.monotonic`; after it a request that has begun ends with what it has, as if it were
+        cancelled, and one that has not begun fails with TimeoutError.
         `on_progress` is called on the scheduler's thread, and must not call `handle_request` or `close`.
         ValueError for an invalid request, EngineError if the runtime is closed; other errors are raised by
         the handle.

@@ -217,14 +217,19 @@ def test_the_process_ends_at_a_signal_after_running_goals_have_their_results(fle
 
 
 @pytest.mark.parametrize(
-    ("namespaces", "reason"),
+    ("namespaces", "arguments", "reason"),
     [
-        ((), "name the robots' namespaces, as in: edgellm_fleet robot1 robot2"),
-        (("robot1", "/robot1"), "two robots have the namespace '/robot1': they must be different"),
+        ((), (), "name the robots' namespaces, as in: edgellm_fleet robot1 robot2"),
+        (("robot1", "/robot1"), (), "two robots have the namespace '/robot1': they must be different"),
+        (
+            ("robot1", "robot2"),
+            ("-r", "__ns:=/robots"),
+            "the ROS arguments set a namespace (__ns): name it before --ros-args instead",
+        ),
     ],
 )
-def test_wrong_namespaces_are_one_line_and_exit_code_2(start_fleet, namespaces, reason):
-    child = start_fleet(*namespaces)
+def test_wrong_namespaces_are_one_line_and_exit_code_2(start_fleet, namespaces, arguments, reason):
+    child = start_fleet(*namespaces, arguments=arguments)
     assert child.process.wait(20) == 2
     assert child.log.read_text().splitlines() == [f"edgellm_fleet: error: {reason}"]
 

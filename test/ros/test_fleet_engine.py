@@ -161,6 +161,15 @@ def test_a_speech_engine_is_opened_once(fleet, tiny_engine, tmp_path):
     assert fleet.open_transcriber(parameters_of(tiny_engine)) is None
 
 
+def test_nodes_of_a_policy_share_it_and_plan_one_after_another(fleet, opened, policy_engine):
+    first, second = (fleet.open(parameters_of(policy_engine, noise_seed=seed), LOGGER) for seed in (3, 4))
+    assert len(opened) == 1
+    assert [plans_at_once(0, share.config, share.rows) for share in (first, second)] == [1, 1]
+    first.close()
+    assert not opened[0].closed
+    second.close()
+
+
 @pytest.mark.parametrize(("robots", "expected"), [(1, 4), (2, 2), (3, 2), (8, 2)])
 def test_robots_divide_the_rows_and_each_can_drive_beside_a_goal(tiny_engine, robots, expected):
     config = EngineConfig.load(tiny_engine)
