@@ -19,7 +19,7 @@ from edgellm_ros.engine.graph_recorder import GraphRecorder
 
 logger = logging.getLogger(__name__)
 
-KEPT_GRAPHS = 16  # prompts of batches vary without end, so the least recently used graph is dropped
+KEPT_GRAPHS = 16  # by default: work varies without end, so the least recently used graph is dropped
 Part = Callable[[], Sequence[BoundRun]]
 
 
@@ -35,12 +35,12 @@ class RecordedWork:
     """Records work that repeats, by its key.
 
     kinds: what the log calls the parts of the work, one after another. All parts are one graph; if that is
-    not possible, those that can be recorded are graphs for themselves. `active`: whether work is recorded;
-    graphs are replayed only then.
+    not possible, those that can be recorded are graphs for themselves. kept: the most graphs, besides those of
+    `record`. `active`: whether work is recorded; graphs are replayed only then.
     """
 
-    def __init__(self, device: Device, *kinds: str) -> None:
-        self._device, self._kinds = device, kinds
+    def __init__(self, device: Device, *kinds: str, kept: int = KEPT_GRAPHS) -> None:
+        self._device, self._kinds, self._kept = device, kinds, kept
         self._of_all = GraphRecorder()
         self._of_parts = [GraphRecorder(len(kinds) > 1) for _ in kinds]
         self._works: OrderedDict[tuple[Any, ...], _Work] = OrderedDict()  # the latest one last
@@ -76,7 +76,7 @@ class RecordedWork:
                 self._launch(graph, part)
 
     def record(self, key: tuple[Any, ...], *parts: Part) -> None:
-        """Record the work of `key`, which has just been queued, and keep its graph."""
+        """Record the work of `key`, which has been queued, or the like of which has, and keep its graph."""
         if self.active:
             work = self._works.setdefault(key, _Work())
             self._record(work, parts)
@@ -129,5 +129,5 @@ class RecordedWork:
 
     def _drop_oldest(self) -> None:
         droppable = [key for key, work in self._works.items() if not work.is_kept]
-        if len(droppable) > KEPT_GRAPHS:
+        if len(droppable) > self._kept:
             del self._works[droppable[0]]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,12 +32,13 @@ from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.decoding.speculative.guarded_drafter import GuardedDrafter
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 from edgellm_ros.runtime.engines.prompt_inputs import PromptInputs, PromptRun, prompt_fields, write_prompts
-from edgellm_ros.runtime.prefix_reuse import PrefixReuse, prefill_parts
+from edgellm_ros.runtime.prefix_reuse import PART_TOKENS, PrefixReuse, prefill_parts
 from edgellm_ros.runtime.prompt.buckets import bucket_of, buckets
 
 logger = logging.getLogger(__name__)
 
 WARM_TOKENS = 1024  # of the longest prompt that is run in advance
+KEPT_GRAPHS = 16  # of each row, besides those of prompts that are run in advance
 
 
 class Prefill:
@@ -69,7 +71,9 @@ class Prefill:
         self._max_tokens = config.max_supported_input_length
         self._is_warm = False
         self._inputs = PackedBuffer(device, self._fields(config.builder.max_batch_size, self._max_tokens))
-        self.recorded = RecordedWork(device, "prefills", *(["prompts of the draft head"] if drafter else []))
+        self._rows = config.builder.max_batch_size
+        kinds = ["prefills", *(["prompts of the draft head"] if drafter else [])]
+        self.recorded = RecordedWork(device, *kinds, kept=KEPT_GRAPHS * self._rows)
 
     def compute(self, sequences: Sequence[GenerationSequence], rows: range) -> None:
         """Fill admitted sequences' rows; the batch does not change meanwhile."""
@@ -114,10 +118,12 @@ class Prefill:
         """Run and record a prompt of each bucket, so that a user's first is not slow.
 
         Then libraries have chosen their kernels: for the base model and the draft head, one prompt at a time,
-        up to WARM_TOKENS. Of longer prompts this is a small part of the time. Plans of TensorRT are left out,
-        because each of their recorded runs takes memory of its own. The log has time and memory, or why a
-        prompt could not run. A second call does nothing. No batch may run: the prompts are computed in the
-        first row, which is cleared. Without padding, there are no buckets to run.
+        up to WARM_TOKENS in the first row, where a prompt alone is computed. Of longer prompts this is a
+        small part of the time. Prompts join a batch in the other rows too, part by part, so parts of up to
+        PART_TOKENS are recorded for all rows. Plans of TensorRT are left out, because each of their recorded
+        runs takes memory of its own. The log has time and memory, or why a prompt could not run. A second
+        call does nothing. No batch may run: the prompts are computed in the first row, which is cleared.
+        Without padding, there are no buckets to run.
         """
         if not self._pads or self._is_warm or self._runner.prefill_executor.is_plan:
             return
@@ -127,6 +133,7 @@ class Prefill:
         try:
             for tokens in sizes:
                 self._run_padding(tokens)
+            self._record_parts([tokens for tokens in sizes if tokens <= PART_TOKENS])
             device.synchronize()
         except DeviceLostError:
             raise
@@ -155,11 +162,29 @@ class Prefill:
         self._embedder.write_ids(inputs.arrays["token_ids"], [[]], [(0, 0, 0)])
         write_prompts(inputs.arrays, [tokens], [np.zeros((3, 0), np.float32)], [0], [0])
         inputs.upload()
-        run = PromptRun(tokens, range(1), (self._runner.loras.base,), first=(True,))
+        run = self._padding(tokens, 0)
         parts = self._parts(run, inputs, guards=False)  # a failure is that of the warm-up alone
         for queue in parts:
             queue()
         self.recorded.record(self._key(run), *parts)
+
+    def _record_parts(self, sizes: Sequence[int]) -> None:
+        """Record parts of prompts of these sizes for all rows; prompts of them have run in the first row."""
+        for row in range(self._rows):
+            runs = [self._padding(tokens, row) for tokens in sizes if row]
+            if sizes[-1] == PART_TOKENS:  # of longer prompts: their first parts, and those that follow
+                whole = self._padding(PART_TOKENS, row)
+                runs += [
+                    replace(whole, ends=False),
+                    replace(whole, first=(False,), continues=True, ends=False),
+                ]
+            for run in runs:
+                inputs = self._inputs.layout(self._fields(1, run.tokens))
+                self.recorded.record(self._key(run), *self._parts(run, inputs, guards=False))
+
+    def _padding(self, tokens: int, row: int) -> PromptRun:
+        """Return the run of a prompt of the base model, alone in a row."""
+        return PromptRun(tokens, range(row, row + 1), (self._runner.loras.base,), first=(True,))
 
     def _clear_first_row(self, device: Device) -> None:
         caches = [self._runner.kv_cache]
@@ -200,9 +225,10 @@ class Prefill:
         inputs.upload()
         parts = self._parts(run, inputs)
         executor = self._runner.prefill_executor
-        # A plan's run of another adapter changes the shapes of a context, which a graph cannot record.
-        changes_shapes = executor.is_plan and len(set(run.adapters)) > 1
-        if rows.start or executor.is_observed or changes_shapes:
+        # A plan's run of another adapter changes the shapes of a context, which a graph cannot record, and a
+        # recorded run of a plan takes memory of its own.
+        is_queued = executor.is_plan and (rows.start > 0 or len(set(run.adapters)) > 1)
+        if is_queued or executor.is_observed:
             for queue in parts:
                 queue()
         else:
