@@ -17,9 +17,9 @@ from edgellm_ros.diffusion.chunking import ChunkCondition, ConditionedRun, condi
 from edgellm_ros.diffusion.engine_runs import EngineRuns, StepOfSamples
 from edgellm_ros.diffusion.fused_actions import FusedActions
 from edgellm_ros.diffusion.samplers import FlowTime, StepTensors
+from edgellm_ros.diffusion.sampling import Sampling, parts_of
 from edgellm_ros.diffusion.step_tables import StepConditions, StepTables
-from edgellm_ros.engine.device import Device, DeviceGraph, HostCopy, on_device
-from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.device import Device, DeviceGraph, on_device
 from edgellm_ros.engine.executor import KEPT_BINDINGS, EngineExecutor
 from edgellm_ros.engine.graph_recorder import GraphRecorder
 from edgellm_ros.engine.tensor import Tensor
@@ -29,39 +29,26 @@ from edgellm_ros.kernels.random import normal_noise
 logger = logging.getLogger(__name__)
 
 STEPS_PER_GRAPH = 20  # most steps of one graph; its memory grows with them
+# Of one run on a CPU: the demo's expert takes 35 ms for ten steps of a sample in runs of 8, 51 ms in runs of
+# one, and 44 ms in runs of 64.
+SAMPLES_PER_PART = 8
 KEPT_GRAPHS = 16
 KEPT_NOISE = 64  # of requests whose trajectories have not been sampled
 
 
-class QueuedActions:
-    """Actions that the device computes."""
-
-    def __init__(self, copy: HostCopy, origin: str) -> None:
-        self._copy = copy
-        self._origin = origin  # for errors
-
-    def read(self) -> np.ndarray:
-        """Wait for the actions [samples, T, A] float32.
-
-        EngineError if they are not finite.
-        """
-        actions = self._copy.wait()
-        if not np.isfinite(actions).all():
-            raise EngineError(f"the actions are not finite ({self._origin})")
-        return actions
-
-
 class ActionRunner:
-    """Samples the trajectories of one sequence at a time, all samples in one run.
+    """Samples trajectories, part by part; a part has samples of one request.
 
     So the result of a request cannot depend on the other requests of the batch: products of two activations
-    may round differently in another shape (see OnnxRuntimeBackend). All samples have one context, which the
-    head binds to the engine.
+    may round differently in another shape (see OnnxRuntimeBackend). All samples of a request have one
+    context, which the head binds to the engine. Between two parts of a request the runner may queue parts of
+    others.
 
-    All steps of the head's sampler are one graph, if the device supports graphs: it is recorded after their
-    first run with the same tensors, and launched with one call from then on. Runs that continue a chunk,
-    which only a flow can, have graphs of their own. What differs between runs of a graph, such as the noise
-    that steps add, is read from the device.
+    On a CPU a part has few samples and steps. Elsewhere a part has all samples and up to STEPS_PER_GRAPH
+    steps, which are one graph, if the device supports graphs: it is recorded after their first run with the
+    same tensors, and launched with one call from then on. Runs that continue a chunk, which only a flow can,
+    have graphs of their own. What differs between runs of a graph, such as the noise that steps add, is read
+    from the device.
 
     fused: kernels that run the steps in place of the engine while `uses_fused` is true. conditions: computes
     what the engine takes in place of `time`; all rows of such an engine have one time.
@@ -95,12 +82,12 @@ class ActionRunner:
         self._conditions = conditions
         of_time = {"time": self._time} if conditions is None else conditions.inputs
         self._runs = EngineRuns(executor, device, of_time)
-        self._starts: dict[float, Tensor] = {}  # contents of `time` in the first step
         added = STEPS_PER_GRAPH * max_samples if head.sampler.noises(STEPS_PER_GRAPH) else 0
         self._added = device.empty((added, *head.shape), np.float32)  # noise of the steps of a graph
         self._previous = device.empty(head.shape, np.float32)
         self._factors = device.empty((STEPS_PER_GRAPH, 3, head.shape[0]), np.float32)
         self._clean = device.empty((1,), np.int64)
+        self._loaded: Sampling | None = None  # whose part was queued last
         self._recorder = GraphRecorder()
         # by tensors, whether a chunk is continued, steps of the request, first step of the graph; latest last
         self._graphs: OrderedDict[tuple[Hashable, bool, int, int], tuple[DeviceGraph, Any]] = OrderedDict()
@@ -140,102 +127,91 @@ class ActionRunner:
         report: Callable[[int], bool],
         condition: ChunkCondition | None = None,
     ) -> np.ndarray | None:
-        """Sample normalised actions, float32 [samples, T, A].
+        """Sample normalised actions, float32 [samples, T, A]; None if `report` ended it.
 
-        The arguments are those of `queue`. EngineError if they are not finite.
+        The arguments are those of `begin` and `queue_part`. EngineError if they are not finite.
         """
-        queued = self.queue(context, samples, steps, seed, report, condition)
-        return None if queued is None else queued.read()
+        sampling = self.begin(samples, steps, seed, report, condition)
+        while not sampling.done:
+            self.queue_part(context, sampling)
+        return None if sampling.is_cancelled else sampling.read()
 
-    def queue(
+    def begin(
         self,
-        context: Any,
         samples: int,
         steps: int,
         seed: int,
         report: Callable[[int], bool],
         condition: ChunkCondition | None = None,
-    ) -> QueuedActions | None:
-        """Queue the sampling of normalised actions, to be read before the next call.
+    ) -> Sampling:
+        """Begin to sample normalised actions; nothing is queued.
 
-        With `condition`, they continue a chunk. context: what the kind of head takes. `report(step)` is
-        called before every step is queued; if it returns False, sampling ends and the result is None.
-        Equal contexts, seeds and steps give equal bits.
+        With `condition`, they continue a chunk. `report(number)` is called before every step is queued; if it
+        returns False, sampling ends. Equal contexts, numbers of samples, seeds and steps give equal bits,
+        whatever is queued between two parts.
         """
-        device = self._device
-        trajectory, output = self._trajectory.rows(0, samples), self._output.rows(0, samples)
         run: ConditionedRun | None = None
         if condition is not None:
             left = self.action_space.normalise(condition.actions[condition.executed :])
             run = conditioned_run(condition, left, steps, self._head.shape[0])
         self.prepare(samples, steps, seed)
         noise = self._noise.pop(self._noise_key(samples, steps, seed))
-        start = noise[:, 0]
         if run is not None:
-            start[:, : run.kept] = run.previous[: run.kept]
-            device.upload(self._previous, run.previous)
-        device.upload(trajectory, np.ascontiguousarray(start))
+            noise[:, 0, : run.kept] = run.previous[: run.kept]
+        most = samples * STEPS_PER_GRAPH if self._device.max_queued_steps else SAMPLES_PER_PART
+        return Sampling(noise, seed, steps, report, parts_of(samples, steps, most, STEPS_PER_GRAPH), run)
+
+    def queue_part(self, context: Any, sampling: Sampling) -> None:
+        """Queue the next part of a sampling; `context`: what the kind of head takes."""
+        device, part, run = self._device, sampling.part, sampling.run
+        samples, steps = len(part.samples), sampling.steps
+        trajectory, output = self._trajectory.rows(0, samples), self._output.rows(0, samples)
+        self._load(sampling, trajectory)
+        if run is not None:
+            factors = self._flow.factors(run.factors(part.steps.start, part.steps.stop))
+            device.upload(self._factors.rows(0, len(part.steps)), factors)
+        added = sampling.added()
+        if added.size:
+            rows = self._added.rows(0, len(added) * samples)
+            device.upload(rows, added.reshape(rows.shape))
         bound, sampler = self._head.bind(context), self._head.sampler
         if self.uses_fused:
             tensors = {"trajectory": trajectory, "time": self._time, sampler.output: output, **bound.tensors}
-            key: Hashable = tuple(tensor.pointer for tensor in tensors.values()), samples
+            bindings: Hashable = tuple(tensor.pointer for tensor in tensors.values()), samples
             times = self._tables.of(steps)
             kept: Sequence[Any] = (times,)
             step = partial(self._fused_step, steps, times, tensors, run is not None)
-            if run is not None:
-                device.upload(self._clean, np.array([run.clean], np.int64))
         else:
             samples_step = StepOfSamples(trajectory, output, sampler.output)
-            if run is None:
-                device.copy(self._time, self._start_time(sampler.start(steps)))
-            else:
-                device.upload(self._time, self._flow.at(run.times(0)[: self._time.size]))
             tables = () if self._conditions is None else (self._conditions.table(steps),)
-            key = kept = (*self._runs.prepare(samples_step, bound), *tables)
+            bindings = kept = (*self._runs.prepare(samples_step, bound), *tables)
             step = partial(self._engine_step, steps, samples_step, bound, run is not None)
 
-        def queue(number: int, first: bool) -> None:
-            if not number and bound.begin is not None:
+        def queue(number: int, place: int) -> None:
+            if not place and bound.begin is not None:
                 bound.begin()
-            step(number, first)
+            step(number, place)
 
-        for first in range(0, steps, STEPS_PER_GRAPH):
-            chunk = range(first, min(first + STEPS_PER_GRAPH, steps))
-            if run is not None:
-                factors = self._flow.factors(run.factors(chunk.start, chunk.stop))
-                device.upload(self._factors.rows(0, len(chunk)), factors)
-            added = noise[:, 1:][:, first : chunk.stop].swapaxes(0, 1)  # [steps,n,T,A]
-            if added.size:
-                rows = self._added.rows(0, len(added) * samples)
-                device.upload(rows, np.ascontiguousarray(added).reshape(rows.shape))
-            if not self._run(chunk, (key, run is not None, steps, first), queue, kept, report):
-                return None
-        return QueuedActions(device.copy_to_host(trajectory), f"noise seed {seed}, {steps} steps")
+        key = bindings, run is not None, steps, part.steps.start
+        if self._run(part.steps, key, queue, kept, sampling.report):
+            sampling.queued(device.copy_to_host(trajectory))
+        if sampling.done:
+            self._loaded = None
 
-    def queue_guided(
-        self,
-        context: Any,
-        guidance: Guidance,
-        samples: int,
-        steps: int,
-        seed: int,
-        report: Callable[[int], bool],
-    ) -> QueuedActions | None:
-        """Queue the sampling of normalised actions with two contexts; see `queue`.
+    def queue_guided(self, context: Any, guidance: Guidance, sampling: Sampling) -> None:
+        """Queue the next part of a sampling with two contexts; see `queue_part`.
 
         Each step is two runs of the engine, whatever the fused kernels could do, and none is recorded.
         """
-        device, flow = self._device, self._flow
+        device, flow, part, steps = self._device, self._flow, sampling.part, sampling.steps
+        samples = len(part.samples)
         trajectory = self._trajectory.rows(0, samples)
         outputs = [each.rows(0, samples) for each in (self._output, self._unguided)]
-        self.prepare(samples, steps, seed)
-        noise = self._noise.pop(self._noise_key(samples, steps, seed))
-        device.upload(trajectory, np.ascontiguousarray(noise[:, 0]))
-        device.copy(self._time, self._start_time(flow.start(steps)))
+        self._load(sampling, trajectory)
         size = flow.direction / steps
-        for number in range(steps):
-            if not report(number):
-                return None
+        for number in part.steps:
+            if not sampling.report():
+                return
             for each, output in zip((context, guidance.context), outputs, strict=True):
                 bound = self._head.bind(each)
                 if bound.begin is not None:
@@ -243,34 +219,54 @@ class ActionRunner:
                 self._runs.execute(StepOfSamples(trajectory, output, flow.output), bound)
             shares = guidance.weight, 1 - guidance.weight
             for share, output in zip(shares, outputs, strict=True):
-                next_time = flow.at((number + 1) / steps)
-                self._kernels.euler_step(trajectory, output, share * size, self._time, next_time)
-        return QueuedActions(device.copy_to_host(trajectory), f"noise seed {seed}, {steps} steps")
+                self._kernels.euler_step(
+                    trajectory, output, share * size, self._time, flow.time(number + 1, steps)
+                )
+        sampling.queued(device.copy_to_host(trajectory))
+
+    def _load(self, sampling: Sampling, trajectory: Tensor) -> None:
+        """Write the tensors with which the next part of a sampling begins.
+
+        Nothing is queued if the part before has left them there.
+        """
+        device, run, number = self._device, sampling.run, sampling.part.steps.start
+        loaded, self._loaded = self._loaded, sampling
+        before = sampling.take_before()
+        if before is not None and loaded is sampling:
+            return
+        device.upload(trajectory, sampling.start() if before is None else before.wait())
+        if run is None:
+            times = np.full(self._time.shape, self._head.sampler.time(number, sampling.steps), np.float32)
+        else:
+            times = self._flow.at(run.times(number)[: self._time.size])
+            device.upload(self._previous, run.previous)
+            device.upload(self._clean, np.array([run.clean], np.int64))
+        device.upload(self._time, times)
 
     def _run(
         self,
         chunk: range,
         key: tuple[Hashable, bool, int, int],
-        step: Callable[[int, bool], None],
+        step: Callable[[int, int], None],
         kept: Sequence[Any],
-        report: Callable[[int], bool],
+        report: Callable[[], bool],
     ) -> bool:
         """Queue some steps; return False if `report` ended them.
 
-        Steps that have a graph are queued with it. step(number, whether it is the first one); kept: what must
+        Steps that have a graph are queued with it. step(number, its place among them); kept: what must
         live as long as a graph of the steps. More runs than the executor keeps bindings of have no graph.
         """
         graph, _ = self._graphs.get(key, (None, None))
 
         def run() -> None:
-            for number in chunk:
-                step(number, number == chunk.start)
+            for place, number in enumerate(chunk):
+                step(number, place)
 
-        for number in chunk:
-            if not report(number):
+        for place, number in enumerate(chunk):
+            if not report():
                 return False
             if graph is None:
-                step(number, number == chunk.start)
+                step(number, place)
         if graph is not None:
             self._graphs.move_to_end(key)
             graph.launch(self._device.stream)
@@ -292,7 +288,7 @@ class ActionRunner:
         context: BoundContext,
         conditioned: bool,
         number: int,
-        first: bool,
+        place: int,
     ) -> None:
         """Queue one step, which also writes the time of the next one."""
         if self._conditions is not None:
@@ -300,12 +296,12 @@ class ActionRunner:
         self._runs.execute(step, context)
         trajectory, output = step.trajectory, step.output
         if conditioned:
-            previous, factors = self._previous, self._step_factors(number)
+            previous, factors = self._previous, self._step_factors(place)
             self._kernels.conditioned_step(trajectory, output, previous, factors, 1.0 / steps, self._time)
             return
         sampler, noise = self._head.sampler, None
         if number < sampler.noises(steps):
-            samples, place = trajectory.shape[0], number % STEPS_PER_GRAPH
+            samples = trajectory.shape[0]
             noise = self._added.rows(place * samples, (place + 1) * samples)
         sampler.queue(self._kernels, StepTensors(trajectory, output, self._time, noise), number, steps)
 
@@ -316,15 +312,15 @@ class ActionRunner:
         tensors: Mapping[str, Tensor],
         conditioned: bool,
         number: int,
-        first: bool,
+        place: int,
     ) -> None:
         """Queue one Euler step of the fused kernels."""
         assert self._fused is not None
         row, clean = (times.rows(i, i + 1).view(times.shape[1]) for i in (number, steps))
         condition = None
         if conditioned:
-            condition = ConditionedStep(self._previous, self._step_factors(number), self._clean, clean)
-        self._fused.expert.step(tensors, row, 1.0 / steps, first, condition)
+            condition = ConditionedStep(self._previous, self._step_factors(place), self._clean, clean)
+        self._fused.expert.step(tensors, row, 1.0 / steps, not place, condition)
 
     @property
     def _flow(self) -> FlowTime:
@@ -332,15 +328,8 @@ class ActionRunner:
         assert isinstance(self._head.sampler, FlowTime)
         return self._head.sampler
 
-    def _start_time(self, time: float) -> Tensor:
-        """Return the contents of `time` in the first step, on the device."""
-        if time not in self._starts:
-            self._starts[time] = on_device(self._device, np.full(self._time.shape, time, np.float32))
-        return self._starts[time]
-
-    def _step_factors(self, number: int) -> Tensor:
-        """View the factors [3,T] of a step among those of its graph."""
-        place = number % STEPS_PER_GRAPH
+    def _step_factors(self, place: int) -> Tensor:
+        """View the factors [3,T] of a step among those of its part."""
         return self._factors.rows(place, place + 1).view(*self._factors.shape[1:])
 
     def _embeddings(self, steps: int) -> Tensor:

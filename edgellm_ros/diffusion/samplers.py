@@ -44,8 +44,8 @@ class Sampler(Protocol):
         """Return how many of the steps, from the first one on, add noise."""
         ...
 
-    def start(self, steps: int) -> float:
-        """Return the model's time in the first step."""
+    def time(self, number: int, steps: int) -> float:
+        """Return the model's time in a step; steps count from 0."""
         ...
 
     def queue(self, kernels: Kernels, tensors: StepTensors, number: int, steps: int) -> None:
@@ -82,11 +82,11 @@ class FlowTime:
     def noises(self, steps: int) -> int:
         return 0
 
-    def start(self, steps: int) -> float:
-        return self.noise
+    def time(self, number: int, steps: int) -> float:
+        return float(self.at(number / steps))
 
     def queue(self, kernels: Kernels, tensors: StepTensors, number: int, steps: int) -> None:
-        next_time = self.at((number + 1) / steps)
+        next_time = self.time(number + 1, steps)
         kernels.euler_step(
             tensors.trajectory, tensors.output, self.direction / steps, tensors.time, next_time
         )
@@ -110,16 +110,15 @@ class NoiseSchedule:
     def noises(self, steps: int) -> int:
         return steps - 1 if self.config.sampler == "DDPM" else 0
 
-    def start(self, steps: int) -> float:
-        return float(self.times(steps)[0])
+    def time(self, number: int, steps: int) -> float:
+        return float(self.times(steps)[number])
 
     def times(self, steps: int) -> np.ndarray:
         """Return the model's times [steps] int64."""
         return np.arange(steps)[::-1] * (self.config.train_steps // steps)
 
     def queue(self, kernels: Kernels, tensors: StepTensors, number: int, steps: int) -> None:
-        times = self.times(steps)
-        next_time = float(times[number + 1]) if number + 1 < steps else 0.0
+        next_time = self.time(number + 1, steps) if number + 1 < steps else 0.0
         trajectory, output, time, noise = tensors
         kernels.denoising_step(trajectory, output, noise, self.factors(number, steps), time, next_time)
 

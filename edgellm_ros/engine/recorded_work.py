@@ -35,8 +35,8 @@ class RecordedWork:
     """Records work that repeats, by its key.
 
     kinds: what the log calls the parts of the work, one after another. All parts are one graph; if that is
-    not possible, those that can be recorded are graphs for themselves. kept: the most graphs, besides those of
-    `record`. `active`: whether work is recorded; graphs are replayed only then.
+    not possible, those that can be recorded are graphs for themselves. kept: the most graphs, besides those
+    of `record`. `active`: whether work is recorded; graphs are replayed only then.
     """
 
     def __init__(self, device: Device, *kinds: str, kept: int = KEPT_GRAPHS) -> None:

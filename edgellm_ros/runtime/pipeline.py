@@ -289,13 +289,13 @@ class Pipeline:
     def finish(self, ended: Sequence[GenerationSequence], clock: Clock) -> None:
         """Sample trajectories of ended sequences, store their prompts, free their rows."""
         for sequence in ended:
-            row = self.batch.row_of(sequence)
-            actions = self.trajectories.queue(sequence, row)  # noise and KV cache -> trajectories
+            while sequence.wants_part:
+                self.trajectories.queue_part(sequence)  # noise and KV cache -> trajectories
             clock.end("action_s")
             self.store_prefixes([sequence])  # KV cache -> prefix cache; the device still works
             clock.end("keep_s")
-            if actions is not None:
-                self.trajectories.deliver(sequence, actions)
+            self.trajectories.deliver(sequence)
+            if sequence.actions is not None:
                 clock.end("action_s")
         self.batch.evict(ended)
         clock.end("keep_s")

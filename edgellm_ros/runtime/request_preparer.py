@@ -133,6 +133,7 @@ class RequestPreparer:
             logprobs=[],
             hidden_states=[],
             finish_reason="",
+            sampling_actions=None,
             _trigger_row_pending=False,
         )
 

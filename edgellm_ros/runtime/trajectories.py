@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trajectories of the sequences that have triggered the action head."""
+"""Trajectories of the sequences that have triggered the action head.
+
+Trajectories are sampled part by part. Between two parts, rows may be decoded, moved, admitted and evicted.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edgellm_ros.diffusion.action_head import Guidance
-from edgellm_ros.diffusion.action_runner import QueuedActions
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.metrics import ActionMetrics
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Trajectories:
-    """Trajectories and paths of one sequence at a time."""
+    """Samples trajectories, and computes their paths."""
 
     def __init__(self, pipeline: Pipeline, metrics: ActionMetrics) -> None:
         self._pipeline = pipeline
@@ -33,18 +35,30 @@ class Trajectories:
             steps = request.denoise_steps or self._action.default_steps
             self._action.prepare(request.action_samples, steps, sequence.noise_seed)
 
-    def queue(self, sequence: GenerationSequence, row: int) -> QueuedActions | None:
-        """Queue the trajectories of a row's sequence; None if it wants none."""
-        if self._action is None or not sequence.wants_actions_now:
-            return None
-        request, cache = sequence.request, self._cache.sequence(row)
-        samples, steps = request.action_samples, request.denoise_steps or self._action.default_steps
-        seed, report = sequence.noise_seed, partial(sequence.report, "action")
+    def queue_part(self, sequence: GenerationSequence) -> None:
+        """Queue the next part of the trajectories of a sequence that wants a part.
+
+        With guidance all parts are queued.
+        """
+        assert self._action is not None
+        request = sequence.request
+        if sequence.sampling_actions is None:
+            sequence.sampling_actions = self._action.begin(
+                request.action_samples,
+                request.denoise_steps or self._action.default_steps,
+                sequence.noise_seed,
+                partial(sequence.report, "action"),
+                request.previous_chunk,
+            )
+        sampling, row = sequence.sampling_actions, self._pipeline.batch.row_of(sequence)
+        cache = self._cache.sequence(row)
         if request.guidance is None:
-            return self._action.queue(cache, samples, steps, seed, report, request.previous_chunk)
+            self._action.queue_part(cache, sampling)
+            return
         with self._unguided(sequence) as second:
             guidance = Guidance(self._cache.sequence(second), request.guidance)
-            return self._action.queue_guided(cache, guidance, samples, steps, seed, report)
+            while not sampling.done:
+                self._action.queue_guided(cache, guidance, sampling)
 
     @contextmanager
     def _unguided(self, sequence: GenerationSequence) -> Iterator[int]:
@@ -64,14 +78,18 @@ class Trajectories:
         finally:
             pipeline.batch.evict([unguided])
 
-    def deliver(self, sequence: GenerationSequence, queued: QueuedActions) -> None:
-        """Wait for the trajectories of a sequence, and compute their paths."""
-        assert self._action is not None
-        space, request = self._action.action_space, sequence.request
-        condition = request.previous_chunk
-        sequence.actions = space.denormalise(queued.read())
-        self._metrics.trajectories += request.action_samples
-        self._metrics.total_runs += request.denoise_steps or self._action.default_steps
+    def deliver(self, sequence: GenerationSequence) -> None:
+        """Wait for the trajectories of a sequence, and compute their paths.
+
+        Without effect if the sequence wants none, or was cancelled. EngineError if they are not finite.
+        """
+        sampling = sequence.sampling_actions
+        if self._action is None or sampling is None or not sequence.wants_actions_now:
+            return
+        space, condition = self._action.action_space, sequence.request.previous_chunk
+        sequence.actions = space.denormalise(sampling.read())
+        self._metrics.trajectories += sequence.request.action_samples
+        self._metrics.total_runs += sampling.steps
         if condition is not None:
             kept = condition.unchanged
             sequence.actions[:, : len(kept)] = space.clip(kept)

@@ -139,6 +139,28 @@ def test_samples_are_those_of_a_smaller_number_of_samples(runner, cache):
     np.testing.assert_allclose(many[:2], few, atol=1e-5)
 
 
+@pytest.mark.parametrize("continues", [False, True], ids=["from noise", "continued"])
+def test_parts_of_two_requests_that_alternate_have_the_bits_of_those_in_one_go(runner, cache, continues):
+    chunk = ChunkCondition(actions=TestChunks.CHUNK, executed=1, delay=2) if continues else None
+    requests = {0: (8, 3, 5), 1: (3, STEPS_PER_GRAPH + 4, 6)}  # row: samples, steps, seed
+    alone = [runner.execute(cache.sequence(row), *one, always, chunk) for row, one in requests.items()]
+    samplings = {row: runner.begin(*one, always, chunk) for row, one in requests.items()}
+    while not all(sampling.done for sampling in samplings.values()):
+        for row, sampling in samplings.items():
+            if not sampling.done:
+                runner.queue_part(cache.sequence(row), sampling)
+    for sampling, expected in zip(samplings.values(), alone, strict=True):
+        np.testing.assert_array_equal(sampling.read(), expected)
+
+
+def test_each_group_of_many_samples_has_its_own_noise(known_velocity, cache, device):
+    runner = known_velocity([helper.make_node("Mul", ["trajectory", "time"], ["velocity"])])
+    runner = ActionRunner(runner._executor, runner._head, device, runner._kernels, 20)
+    result = runner.execute(cache.sequence(0), samples=20, steps=2, seed=11, report=always)
+    noise = normal_noise(11, 20, 12).reshape(20, 6, 2)
+    np.testing.assert_allclose(result, noise * 1.25, rtol=1e-6)
+
+
 def test_the_trajectory_depends_on_the_committed_rows_of_its_own_cache_only(device, runner, cache):
     before = runner.execute(cache.sequence(1), samples=1, steps=3, seed=3, report=always)
     bindings = cache.bindings(range(3))
@@ -163,6 +185,14 @@ def test_a_cancelled_run_stops_at_its_euler_step(runner, cache):
     asked = []
     assert runner.execute(cache.sequence(0), 1, 10, 0, lambda step: asked.append(step) or step < 3) is None
     assert asked == [0, 1, 2, 3]
+
+
+def test_steps_of_all_groups_of_samples_are_counted(device, runner, cache):
+    asked = []
+    runner = ActionRunner(runner._executor, runner._head, device, runner._kernels, 20)
+    runner.execute(cache.sequence(0), 20, 2, 0, lambda step: asked.append(step) or True)
+    groups = 3 if device.max_queued_steps == 0 else 1
+    assert asked == list(range(2 * groups))
 
 
 class Reversed:

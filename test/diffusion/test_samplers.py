@@ -37,7 +37,7 @@ def steps_of(sampled: NoiseSchedule, outputs, noises, start: np.ndarray) -> list
     """Run the steps with given outputs of the model; return x after each."""
     device, steps = open_device("cpu"), len(outputs)
     kernels, x = load_kernels(device), on_device(device, start.copy())
-    time, found = on_device(device, np.full(1, sampled.start(steps), np.float32)), []
+    time, found = on_device(device, np.full(1, sampled.time(0, steps), np.float32)), []
     for number in range(steps):
         assert device.download(time)[0] == sampled.times(steps)[number]
         noise = on_device(device, noises[number]) if number < sampled.noises(steps) else None

@@ -3,6 +3,7 @@
 
 import pytest
 
+from edgellm_ros.runtime.metrics import StageClock
 from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
 
 LONG = {"max_tokens": 30, "repetition_penalty": 1.3}
@@ -25,11 +26,7 @@ def run(runtime, first, late):
     pipeline.prefill(sequences)
     while pipeline.batch.sequences:
         ended = pipeline.decode()
-        for sequence in ended:
-            actions = pipeline.trajectories.queue(sequence, pipeline.batch.row_of(sequence))
-            if actions is not None:
-                pipeline.trajectories.deliver(sequence, actions)
-        pipeline.batch.evict(ended)
+        pipeline.finish(ended, StageClock(pipeline.device.mark))
         done += ended
         if waiting:
             assert pipeline.batch.sequences, "the batch is still running"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from edgellm_ros.diffusion.action_runner import QueuedActions
 from edgellm_ros.diffusion.chunking import ChunkCondition
+from edgellm_ros.diffusion.sampling import Sampling
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import list_files
@@ -239,7 +239,7 @@ class TestActions:
 
     def test_the_prompt_is_stored_while_the_device_samples_the_actions(self, acting_runtime, monkeypatch):
         acting_runtime.pipeline.reuse.clear()
-        events, owners = [], {QueuedActions: "read", PrefixReuse: "store"}
+        events, owners = [], {Sampling: "read", PrefixReuse: "store"}
         for owner, name in owners.items():
             original = getattr(owner, name)
 
@@ -255,13 +255,13 @@ class TestActions:
         self, acting_runtime, device, monkeypatch
     ):
         action, lengths = acting_runtime.pipeline.action, []
-        queue = action.queue
+        queue = action.queue_part
 
         def watched(cache, *rest):
             lengths.extend(device.download(cache.length).tolist())
             return queue(cache, *rest)
 
-        monkeypatch.setattr(action, "queue", watched)
+        monkeypatch.setattr(action, "queue_part", watched)
         answer = self.act(acting_runtime, action_samples=1)
         assert lengths == [answer.prompt_tokens + len(answer.token_ids)]
 

@@ -98,14 +98,14 @@ def test_steps_yield_several_tokens(scripted):
 
 
 def test_a_trigger_in_the_middle_of_a_step_commits_its_row(scripted, trigger_index):
-    lengths, queue = [], scripted.pipeline.action.queue
+    lengths, queue = [], scripted.pipeline.action.queue_part
 
     def watched(cache, *rest):
         lengths.extend(scripted.pipeline.device.download(cache.length).tolist())
         return queue(cache, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scripted.pipeline.action, "queue", watched)
+        patch.setattr(scripted.pipeline.action, "queue_part", watched)
         answer = scripted.handle_request(request(**ACTING, max_tokens=30))
     assert answer.actions is not None
     assert lengths == [answer.prompt_tokens + trigger_index + 1]

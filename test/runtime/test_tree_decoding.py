@@ -91,14 +91,14 @@ def test_a_stop_string_in_the_middle_of_a_round_ends_the_text(answers, acting_ru
 
 
 def test_the_action_head_reads_the_rows_of_accepted_nodes(answers, drafting, trigger_index):
-    lengths, queue = [], drafting.pipeline.action.queue
+    lengths, queue = [], drafting.pipeline.action.queue_part
 
     def watched(cache, *rest):
         lengths.extend(drafting.pipeline.device.download(cache.length).tolist())
         return queue(cache, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafting.pipeline.action, "queue", watched)
+        patch.setattr(drafting.pipeline.action, "queue_part", watched)
         found, expected = answers([request(**ACTING, max_tokens=30)], steps=7, size=24, right=1.0)
     assert found[0].actions is not None
     assert lengths == [found[0].prompt_tokens + trigger_index + 1]

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from edgellm_ros.diffusion.sampling import Sampling
 from edgellm_ros.kernels import EXCLUDED
 from edgellm_ros.runtime.adapters.lora import LoraAdapter
 from edgellm_ros.runtime.grammar.grammar import GrammarMatcher
@@ -55,6 +57,7 @@ class GenerationSequence:
     hidden_states: list[np.ndarray] = field(default_factory=list)
     state_layers: tuple[int, ...] = ()  # the L layers
     finish_reason: str = ""  # "stop", "length" or "cancelled"; empty until finished
+    sampling_actions: Sampling | None = None  # of the action head, from its first part on
     actions: np.ndarray | None = None  # [n, T, A], once the action head has run
     paths: np.ndarray | None = None  # [n, T+1, 4]
     _trigger_row_pending: bool = False  # one more step must write the KV row of the trigger token
@@ -116,6 +119,11 @@ class GenerationSequence:
         return self.max_tokens - len(self.generated)
 
     @property
+    def used_slots(self) -> int:
+        """KV slots of which neither the row nor the position is left for a next token."""
+        return self.kv_length + max(math.ceil(self.rope_delta), 0)
+
+    @property
     def wants_actions_now(self) -> bool:
         """Whether the answer ended with the trigger token and trajectories are wanted."""
         return (
@@ -123,6 +131,12 @@ class GenerationSequence:
             and self.request.action_samples > 0
             and self.generated[-1:] == [self.future_start_token_id]
         )
+
+    @property
+    def wants_part(self) -> bool:
+        """Whether a part of the trajectories is to be sampled next."""
+        sampling = self.sampling_actions
+        return self.wants_actions_now and not self.decoding and (sampling is None or not sampling.done)
 
     @property
     def grammar_complete(self) -> bool | None:

@@ -18,7 +18,6 @@ method may want a step delivered before the next one is queued (`queues_ahead`).
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable
 
@@ -45,13 +44,14 @@ class DecodeLoop:
         method returns. After an exception, steps may still be queued.
         """
         sequences = self._batch.stepping
-        if all(sequence.decoding for sequence in sequences):
+        going = [sequence for sequence in sequences if not sequence.held]
+        if all(sequence.decoding for sequence in going):
             self._method.begin(self._batch)
         queued: deque[StepResult] = deque()
         on_the_way = 0  # most tokens of the queued steps
         first = self.steps
         while True:
-            wanted = self._wanted(sequences)
+            wanted = self._wanted(going)
             if self.steps > first and interrupted():
                 wanted = 0
             while len(queued) < wanted:
@@ -62,7 +62,7 @@ class DecodeLoop:
                 on_the_way += step.most_tokens
                 queued.append(step)
             if not queued:
-                return [sequence for sequence in sequences if not sequence.decoding]
+                return [sequence for sequence in going if not sequence.decoding]
             result = queued.popleft()
             on_the_way -= result.most_tokens
             served = result.deliver(sequences)
@@ -79,14 +79,8 @@ class DecodeLoop:
         A step yields at least one token per sequence.
         """
         wanted = 1 + self._max_queued_steps if self._method.queues_ahead(sequences) else 1
-        for sequence in sequences:
-            wanted = min(wanted, sequence.tokens_left)
-        return wanted
+        return min(wanted, *(sequence.tokens_left for sequence in sequences))
 
     def _room(self, sequences: list[GenerationSequence]) -> int:
         """Return how many more KV rows every row has slots and positions for."""
-        most = 0
-        for sequence in sequences:
-            used, delta = sequence.kv_length, sequence.rope_delta
-            most = max(most, used + math.ceil(delta) if delta > 0 else used)
-        return self._capacity - most
+        return self._capacity - max(sequence.used_slots for sequence in sequences)

@@ -66,6 +66,7 @@ class Entry:
         self.priority = priority
         self.deadline = deadline
         self.number = 0
+        self.sampled = 0  # the turn of the latest part of its trajectories
         self.sequence: Any = None
         self.kept: GenerationSequence | None = None
         self.prompts: PromptsInParts | None = None

@@ -74,7 +74,9 @@ class Rows:
         for entry in self.running:  # steps ask those that they decode
             if not entry.sequence.held or not entry.stop.is_set():
                 continue
-            if entry.prompts is None:
+            if entry.sequence.wants_part:
+                entry.sequence.report("action", 0)
+            elif entry.prompts is None:
                 entry.sequence.report("decode", entry.sequence.steps)
             else:
                 entry.sequence.report("prefill", 0)
@@ -115,6 +117,13 @@ class Rows:
         if is_last:
             self._free_turn(turn)
 
+    def sample_part(self, entry: Entry) -> None:
+        """Sample a part of the trajectories of an ended answer.
+
+        The request responds after the last part.
+        """
+        self._guarded([entry], partial(self._sample_part, entry))
+
     def decode(self, going: Sequence[Entry], interrupted: Callable[[], bool]) -> None:
         """Decode some of the requests whose prompt is complete; the others are held."""
         if going:
@@ -125,7 +134,7 @@ class Rows:
         self._guarded([entry], partial(self._displace, entry, now))
 
     def leave_ended(self, entries: Sequence[Entry]) -> None:
-        """Let requests respond whose answer has ended."""
+        """Let requests respond whose answer has ended, if they want no trajectories."""
         for entry in [entry for entry in entries if not entry.sequence.decoding]:
             self._guarded([entry], partial(self._leave, entry))
 
@@ -206,6 +215,11 @@ class Rows:
         self._clock.end("decode_s")
         self.leave_ended(going)
 
+    def _sample_part(self, entry: Entry) -> None:
+        self._pipeline.trajectories.queue_part(entry.sequence)
+        BothClocks(entry.stages, self._clock).end("action_s")
+        self.leave_ended([entry])
+
     def _displace(self, entry: Entry, now: float) -> None:
         pipeline, sequence = self._pipeline, entry.sequence
         if entry.prompts is None:
@@ -221,6 +235,11 @@ class Rows:
     def _leave(self, entry: Entry) -> None:
         pipeline, sequence = self._pipeline, entry.sequence
         clock = BothClocks(entry.stages, self._clock)
+        # a step writes to the next slot of the rows that it yields nothing for too
+        if sequence.wants_part and sequence.used_slots < pipeline.runner.kv_cache.capacity:
+            if not sequence.held:
+                pipeline.batch.hold(sequence)
+            return
         if sequence in pipeline.batch.sequences:
             pipeline.finish([sequence], clock)
         if entry.kept is not None and len(entry.kept.generated) > len(sequence.generated):

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns: what runs next of the submitted requests.
 
-One turn computes about PART_TOKENS tokens of prompts, then decodes: one step, or many if nothing else wants a
-turn.
+One turn computes about PART_TOKENS tokens of prompts and a part of trajectories, then decodes: one step, or
+many if nothing else wants a turn. Steps beside trajectories take about as long as the part.
 
   turn   1            2            3            4
   c      part         part, first  step         step          a long prompt
   a, b   step         step         step         step          running answers
+  d                                part, steps  part, steps   trajectories
 
 A request runs if its level is at least the highest priority in the batch; others wait, in the queue or with
 their rows kept. The level is the priority, and rises with the time that the request has waited, so none waits
@@ -64,6 +65,7 @@ class Turns:
         self._now = clock()
         self._computed: list[Entry] = []  # whose prompt has had a part in this turn
         self._shares = Shares()
+        self._turn = 0
 
     @property
     def running(self) -> list[Entry]:
@@ -86,6 +88,7 @@ class Turns:
         self._computed = []
         shares = {entry.share for entry in (*self.waiting, *self.running)}
         self._shares.begin(shares, self._now)
+        self._turn += 1
         if self._rows is not None:
             self._rows.begin_turn()
         self._end_stopped()
@@ -98,7 +101,7 @@ class Turns:
             self._rows.leave_ended(self.running)
             self._count_waits()
             self._count()
-            self._decode(self._rows)
+            self._decode(self._rows, self._sample_part(self._rows))
             self._rows.end_turn()
         self._count()
         self._shares.end(shares, self._clock())
@@ -275,12 +278,35 @@ class Turns:
         entry.finish(dataclasses.replace(response, metrics=entry.seconds(response.metrics)))
         self._metrics.finished += 1
 
-    def _decode(self, taken: rows.Rows) -> None:
-        """Decode the requests that may run, until something else may want a turn."""
-        going = [entry for entry in self.running if entry.prompts is None and self._may_run(entry)]
+    def _sample_part(self, taken: rows.Rows) -> float:
+        """Sample a part of the trajectories of one request; return the seconds.
+
+        Requests take turns.
+        """
+        ready = [entry for entry in self.running if entry.sequence.wants_part and self._may_run(entry)]
+        if not ready:
+            return 0.0
+        entry = min(ready, key=lambda one: (one.sampled, one.number))
+        entry.sampled = self._turn
+        start = self._clock()
+        taken.sample_part(entry)
+        return self._clock() - start
+
+    def _decode(self, taken: rows.Rows, sampled: float) -> None:
+        """Decode the requests that may run, until something else may want a turn.
+
+        sampled: seconds that a part of trajectories has taken in this turn.
+        """
+        going = [
+            entry
+            for entry in self.running
+            if entry.prompts is None and entry.sequence.decoding and self._may_run(entry)
+        ]
         waits = len(going) < len(self.running) or bool(self.waiting)
         parts = any(entry.prompts is not None for entry in self.running) or taken.next_turn is not None
-        until = self._clock() + LOOK_S
+        samples = any(entry.sequence.wants_part and self._may_run(entry) for entry in self.running)
+        start = self._clock()
+        until = start + (sampled if samples else LOOK_S)
 
         def interrupted() -> bool:
             return parts or self._others_wait() or (waits and self._clock() >= until)
