@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
-from edgellm_ros.serving.openai import server
+from edgellm_ros.serving.openai import background, server
 from fixtures.mutated_http import Request, send
 from fixtures.served_openai import MODEL, ScriptedRuntime, client, serving
 
@@ -165,6 +165,14 @@ class TestSlowReaders:
             with suppress(ConnectionResetError):
                 rest = answer.read()
         assert b"[DONE]" not in rest
+
+    def test_a_client_that_reads_nothing_does_not_hold_up_the_end_of_the_server(self, runtime, serve):
+        with ExitStack() as stack:
+            with serve() as port:
+                stack.enter_context(begun(port, self.LONG, receive_buffer=4096, stream=True))
+                wait_until(lambda: runtime.answered)
+                began = time.monotonic()
+            assert time.monotonic() - began < background.STOP_S + 1
 
     def test_half_a_head_is_closed_and_half_a_body_answered(self, serve, monkeypatch):
         monkeypatch.setattr(server, "HEAD_S", 0.1)
