@@ -87,7 +87,7 @@ class ActionRunner:
         self._previous = device.empty(head.shape, np.float32)
         self._factors = device.empty((STEPS_PER_GRAPH, 3, head.shape[0]), np.float32)
         self._clean = device.empty((1,), np.int64)
-        self._loaded: Sampling | None = None  # whose part was queued last
+        self._loaded: Sampling | None = None  # whose next part begins with the tensors as they are
         self._recorder = GraphRecorder()
         # by tensors, whether a chunk is continued, steps of the request, first step of the graph; latest last
         self._graphs: OrderedDict[tuple[Hashable, bool, int, int], tuple[DeviceGraph, Any]] = OrderedDict()
@@ -194,9 +194,7 @@ class ActionRunner:
 
         key = bindings, run is not None, steps, part.steps.start
         if self._run(part.steps, key, queue, kept, sampling.report):
-            sampling.queued(device.copy_to_host(trajectory))
-        if sampling.done:
-            self._loaded = None
+            self._queued(sampling, trajectory)
 
     def queue_guided(self, context: Any, guidance: Guidance, sampling: Sampling) -> None:
         """Queue the next part of a sampling with two contexts; see `queue_part`.
@@ -222,7 +220,7 @@ class ActionRunner:
                 self._kernels.euler_step(
                     trajectory, output, share * size, self._time, flow.time(number + 1, steps)
                 )
-        sampling.queued(device.copy_to_host(trajectory))
+        self._queued(sampling, trajectory)
 
     def _load(self, sampling: Sampling, trajectory: Tensor) -> None:
         """Write the tensors with which the next part of a sampling begins.
@@ -230,11 +228,12 @@ class ActionRunner:
         Nothing is queued if the part before has left them there.
         """
         device, run, number = self._device, sampling.run, sampling.part.steps.start
-        loaded, self._loaded = self._loaded, sampling
-        before = sampling.take_before()
-        if before is not None and loaded is sampling:
+        loaded, self._loaded = self._loaded, None
+        if loaded is sampling:
             return
-        device.upload(trajectory, sampling.start() if before is None else before.wait())
+        if loaded is not None:
+            loaded.save(device.copy_to_host(self._trajectory.rows(0, len(loaded.part.samples))))
+        device.upload(trajectory, sampling.start())
         if run is None:
             times = np.full(self._time.shape, self._head.sampler.time(number, sampling.steps), np.float32)
         else:
@@ -242,6 +241,12 @@ class ActionRunner:
             device.upload(self._previous, run.previous)
             device.upload(self._clean, np.array([run.clean], np.int64))
         device.upload(self._time, times)
+
+    def _queued(self, sampling: Sampling, trajectory: Tensor) -> None:
+        """Take note of a queued part; copy the trajectory after its last step."""
+        is_last = sampling.part.steps.stop == sampling.steps
+        self._loaded = None if is_last else sampling
+        sampling.queued(self._device.copy_to_host(trajectory) if is_last else None)
 
     def _run(
         self,

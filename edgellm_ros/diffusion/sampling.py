@@ -67,7 +67,8 @@ class Sampling:
         self._reported = 0
         self._origin = f"noise seed {seed}, {steps} steps"  # for errors
         self._parts = deque(parts)
-        self._copies: list[HostCopy] = []  # of each group of samples, the last one maybe not complete
+        self._saved: HostCopy | None = None  # before the next part, if others were queued meanwhile
+        self._copies: list[HostCopy] = []  # of each group of samples, after its last step
 
     @property
     def done(self) -> bool:
@@ -79,15 +80,18 @@ class Sampling:
         """The next part."""
         return self._parts[0]
 
-    def take_before(self) -> HostCopy | None:
-        """Return the result of the part before; None if the next part begins from noise.
-
-        Called once for each part.
-        """
-        return self._copies.pop() if self.part.steps.start else None
+    def save(self, trajectory: HostCopy) -> None:
+        """Keep the trajectory with which the next part begins."""
+        self._saved = trajectory
 
     def start(self) -> np.ndarray:
-        """Return the noise [n,T,A] with which a part begins that has the first step."""
+        """Return the trajectory [n,T,A] with which the next part begins.
+
+        The trajectory is noise, or the saved one. May be called once for each part.
+        """
+        if self.part.steps.start:
+            assert self._saved is not None
+            return self._saved.wait()
         return np.ascontiguousarray(self._noise[self.part.samples, 0])
 
     def added(self) -> np.ndarray:
@@ -105,10 +109,11 @@ class Sampling:
         self._reported += 1
         return not self.is_cancelled
 
-    def queued(self, trajectory: HostCopy) -> None:
-        """Take note of the result of the next part, which has been queued."""
+    def queued(self, trajectory: HostCopy | None) -> None:
+        """Take note that the next part has been queued; trajectory: after the last step."""
         self._parts.popleft()
-        self._copies.append(trajectory)
+        if trajectory is not None:
+            self._copies.append(trajectory)
 
     def read(self) -> np.ndarray:
         """Wait for the actions [n,T,A] float32 of all parts.

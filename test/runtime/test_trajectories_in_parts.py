@@ -60,21 +60,19 @@ def test_others_take_a_step_after_each_part(acting_runtime, played):
 
 
 @on_cpu
-def test_steps_take_as_long_as_the_part_before_them(acting_runtime, monkeypatch):
-    played = PlayedTurns(acting_runtime, steps_alone=False)
-    step = acting_runtime.pipeline.runner.execute_vanilla_decoding_step
-    part = acting_runtime.pipeline.trajectories.queue_part
+def test_steps_take_as_long_as_the_part_before_them(acting_runtime, played, monkeypatch):
+    def take(seconds, owner, name):
+        work = getattr(owner, name)
 
-    def timed(seconds, work):
-        def run(*args):
+        def timed(*args):
             played.clock.now += seconds
             work(*args)
 
-        return run
+        monkeypatch.setattr(owner, name, timed)
 
-    runner, trajectories = acting_runtime.pipeline.runner, acting_runtime.pipeline.trajectories
-    monkeypatch.setattr(runner, "execute_vanilla_decoding_step", timed(0.125, step))
-    monkeypatch.setattr(trajectories, "queue_part", timed(0.5, part))
+    played.turns._others_wait = lambda: False
+    take(0.125, acting_runtime.pipeline.runner, "execute_vanilla_decoding_step")
+    take(0.5, acting_runtime.pipeline.trajectories, "queue_part")
     many = sampling(played, MANY)
     talking = played.submit(TALKING)
     played.turn()
@@ -91,7 +89,7 @@ def test_requests_of_one_priority_take_turns_with_parts(acting_runtime, played):
     left = parts_left(many)
     while not few.handle.done:
         played.turn()
-    assert left - 1 <= parts_left(many) <= left
+    assert 0 < left - 1 <= parts_left(many) <= left
     played.finish()
     for each in (many, few):
         assert_same_answer(answer(each), acting_runtime.handle_request(dataclasses.replace(each.request)))
@@ -109,6 +107,19 @@ def test_trajectories_wait_for_a_request_of_a_higher_priority(acting_runtime, pl
     played.finish()
     for each in (many, few):
         assert_same_answer(answer(each), acting_runtime.handle_request(dataclasses.replace(each.request)))
+
+
+@on_cpu
+def test_with_a_draft_head_trajectories_of_a_higher_priority_go_first(acting_draft_engine, device):
+    """Answers of a lower priority are not paused there."""
+    with LLMInferenceRuntime(acting_draft_engine, device, drafting="eagle") as runtime:
+        played = PlayedTurns(runtime)
+        many, few = sampling(played, MANY), sampling(played, FEW, priority=1)
+        left = parts_left(many)
+        while not few.handle.done:
+            assert parts_left(many) == left > 0
+            played.turn()
+        played.finish()
 
 
 @on_cpu

@@ -74,9 +74,7 @@ class Rows:
         for entry in self.running:  # steps ask those that they decode
             if not entry.sequence.held or not entry.stop.is_set():
                 continue
-            if entry.sequence.wants_part:
-                entry.sequence.report("action", 0)
-            elif entry.prompts is None:
+            if entry.prompts is None:
                 entry.sequence.report("decode", entry.sequence.steps)
             else:
                 entry.sequence.report("prefill", 0)
@@ -207,7 +205,7 @@ class Rows:
                 batch.resume(entry.sequence)
             elif entry not in going and not entry.sequence.held:
                 batch.hold(entry.sequence)
-                self._metrics.scheduling.paused += 1
+                self._metrics.scheduling.paused += entry.sequence.decoding
         batch.gather([entry.sequence for entry in going])
         self._pipeline.decode(interrupted)
         for entry in going:
@@ -237,8 +235,6 @@ class Rows:
         clock = BothClocks(entry.stages, self._clock)
         # a step writes to the next slot of the rows that it yields nothing for too
         if sequence.wants_part and sequence.used_slots < pipeline.runner.kv_cache.capacity:
-            if not sequence.held:
-                pipeline.batch.hold(sequence)
             return
         if sequence in pipeline.batch.sequences:
             pipeline.finish([sequence], clock)
