@@ -188,7 +188,7 @@ def test_odd_words_of_a_server_are_refused(edgellm, tmp_path, names):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--host", "0.0.0.0"], "other computers can connect, which needs --token-file FILE"),
+        (["--host", "0.0.0.0"], "other computers can connect, which needs --token-file; --no-token lets"),
         (["--token-file", "TOKEN", "--no-token"], "--token-file and --no-token: give one of them"),
         (["--token-file", "no-such-file"], "no-such-file: No such file or directory"),
         (["--image-key", "left=a"], "unknown camera 'left'; the policy has top, wrist"),

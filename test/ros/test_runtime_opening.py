@@ -174,6 +174,7 @@ def parameters_of(engine, **changes) -> SimpleNamespace:
         "chunking": "off",
         "action_samples": 1,
         "tool_call_format": "auto",
+        "serve_port": 0,
         **{name: SPECS[name].default for name in OF_WORDS},
     }
     return SimpleNamespace(**{**values, **changes})

@@ -32,8 +32,6 @@ def check_before_loading(parameters: Parameters, config: EngineConfig) -> None:
     ValueError for cameras or joints that do not fit the engine, for instructions of navigation or guidance
     that it does not take, and for adapters of a policy or OpenAI's API in front of one.
     """
-    if parameters.serve_port:
-        config.check_answers_with_text("parameter serve_port")
     camera_names(parameters.cameras, config.policy)
     state_joints(parameters.state_joints, config.policy)
     for name in NAVIGATION:
@@ -42,6 +40,8 @@ def check_before_loading(parameters: Parameters, config: EngineConfig) -> None:
             raise ValueError(f"parameter {problem}")
     if config.policy is None:
         return
+    if parameters.serve_port:
+        config.check_answers_with_text("parameter serve_port")
     language_model = {
         "lora": canonical_name(parameters.lora),
         "loras": [name for name in parameters.loras if name],
