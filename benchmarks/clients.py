@@ -19,6 +19,7 @@ from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationRespo
 WORDS = 12  # of a prompt
 LETTERS_PER_WORD = 6  # of a long prompt; with the space about as many tokens of the random checkpoint
 Ask = Callable[[LLMGenerationRequest], LLMGenerationResponse]
+MakeRequest = Callable[[np.random.Generator], LLMGenerationRequest]
 
 
 @dataclasses.dataclass
@@ -33,7 +34,9 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class Client:
-    """Asks one request of random words after another.
+    """Asks one request after another.
+
+    Prompts are random words, or commands with the first frame of an episode (`sees`).
 
     - tokens: of an answer
     - gaps: seconds from the time at which a request was due to the next one; the first one's from the start.
@@ -43,6 +46,7 @@ class Client:
     tokens: int
     gaps: Sequence[float]
     seed: int
+    sees: bool = False
 
     def run(self, ask: Ask, times: Times) -> None:
         """Ask all requests."""
@@ -51,12 +55,17 @@ class Client:
         for gap in self.gaps:
             due += gap
             time.sleep(max(0.0, due - time.perf_counter()))
-            self._ask(ask, times, random_words(rng, WORDS))
+            self._ask(ask, times, self._request(rng))
 
-    def _ask(self, ask: Ask, times: Times, prompt: str) -> None:
+    def _request(self, rng: np.random.Generator) -> LLMGenerationRequest:
+        if self.sees:
+            return common.first_look(common.SEED + int(rng.integers(1000)), action_samples=0)
+        return LLMGenerationRequest(random_words(rng, WORDS))
+
+    def _ask(self, ask: Ask, times: Times, request: LLMGenerationRequest) -> None:
         arrived: list[float] = []
-        request = LLMGenerationRequest(
-            prompt,
+        request = dataclasses.replace(
+            request,
             sampling=SamplingParams(max_tokens=self.tokens, temperature=0.0),
             on_progress=lambda progress: (
                 arrived.append(time.perf_counter()) if progress.tokens > len(arrived) else None
@@ -75,13 +84,13 @@ class Round:
     """What all clients have seen.
 
     - seconds, cpu_seconds: from the start to the last answer; of all threads
-    - long_prompts: answers to long prompts in these seconds
+    - beside: answers to one more client in these seconds
     """
 
     times: list[Times]
     seconds: float
     cpu_seconds: float
-    long_prompts: int
+    beside: int
 
     def figures(self) -> dict[str, Any]:
         """Return tokens per second and times in seconds."""
@@ -89,7 +98,7 @@ class Round:
         return {
             "tokens_per_second": tokens / self.seconds,
             "cpu_seconds_per_token": self.cpu_seconds / tokens,
-            "long_prompts_per_second": self.long_prompts / self.seconds,
+            "beside_per_second": self.beside / self.seconds,
             "first_token": _spread([each for client in self.times for each in client.first]),
             "between_tokens": _spread(self.between),
         }
@@ -105,11 +114,10 @@ class Round:
         return [each.answers for each in self.times]
 
 
-def play(ask: Ask, clients: Sequence[Client], long_prompt: int = 0, long_answer: int = 2) -> Round:
+def play(ask: Ask, clients: Sequence[Client], beside: MakeRequest | None = None) -> Round:
     """Let all clients ask at once; return what they have seen.
 
-    long_prompt: tokens of the prompts with which one more client asks meanwhile, as often as it can; 0 = no
-    such client. long_answer: tokens of its answers.
+    beside: makes the requests with which one more client asks meanwhile, as often as it can.
     """
     times = [Times() for _ in clients]
     stop = threading.Event()
@@ -118,18 +126,18 @@ def play(ask: Ask, clients: Sequence[Client], long_prompt: int = 0, long_answer:
         for client, each in zip(clients, times, strict=True)
     ]
     ends: list[float] = []
-    beside = threading.Thread(target=_ask_long, args=(ask, long_prompt, long_answer, stop, ends))
+    one_more = threading.Thread(target=_ask_again, args=(ask, beside, stop, ends))
     start, cpu = time.perf_counter(), time.process_time()
-    if long_prompt:
-        beside.start()
+    if beside is not None:
+        one_more.start()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     stop.set()
-    if long_prompt:
-        beside.join()
+    if beside is not None:
+        one_more.join()
     return Round(times, seconds, cpu, sum(end <= start + seconds for end in ends))
 
 
@@ -162,11 +170,11 @@ def ratios(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def _ask_long(ask: Ask, tokens: int, answer: int, stop: threading.Event, ends: list[float]) -> None:
-    """Ask with long prompts until told to stop; `ends` gets the time of each answer."""
+def _ask_again(ask: Ask, make: MakeRequest, stop: threading.Event, ends: list[float]) -> None:
+    """Ask until told to stop; `ends` gets the time of each answer."""
     rng = np.random.default_rng(1)
     while not stop.is_set():
-        ask(long_request(rng, tokens, answer))
+        ask(make(rng))
         ends.append(time.perf_counter())
 
 

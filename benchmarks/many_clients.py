@@ -6,13 +6,16 @@ Measures
 Tokens per second of all clients, the time to the first token and the time between two tokens of an answer, as
 the clients see them: with `handle_request`, where clients wait for each other, and with `submit`, where their
 requests share a batch. With --long, one more client asks with long prompts meanwhile, as often as it can: it
-gets more answers with `submit`, and the others take longer. The answers of both ways are compared (fp32).
+gets more answers with `submit`, and the others take longer. With --samples, it asks for so many trajectories.
+The answers of both ways are compared (fp32).
 
 Conditions
 ----------
 Each client is a thread that asks again as soon as it has its answer. Prompts have random words, so that no
 prefix but that of the chat template is reused, and answers have --tokens tokens. Both ways take turns, after
-a round that is not measured. Weights of --shape are random; a batch has a row for each client.
+a round that is not measured. Weights of --shape are random; a batch has a row for each client. With --samples
+the model is the demo's, which has an action head: all clients ask about first frames of episodes, and their
+answers are as long as the model makes them, up to --tokens.
 
 With --arrivals FACTOR a client is a user whose requests are due at random times: gaps are exponential, from a
 seed, and FACTOR of them take as long as an answer to one user alone. A user who has no answer yet asks when
@@ -25,15 +28,16 @@ Examples
 --------
     python -m benchmarks.many_clients
     python -m benchmarks.many_clients --clients 1,8 --long 1000
+    python -m benchmarks.many_clients --clients 3 --requests 8 --samples 64
     python -m benchmarks.many_clients --device cuda --shape qwen3-1.7b --precision fp16 --clients 1,4,8
     python -m benchmarks.many_clients --device cuda --shape qwen3-1.7b --precision fp16 --clients 8 \
         --arrivals 1 --tokens 128 --requests 12 --rounds 2 --long 1000
 
 Last JSON line, by number of clients and way: `tokens_per_second`, `cpu_seconds_per_token` (of all threads),
-`long_prompts_per_second`, `first_token`, `between_tokens` in seconds (median, p90, longest); `ratios` of
-`submit` to `handle_request`. With --arrivals also `targets`, each with figure, target and `passed`, and
-`long`: seconds of a step, a part and a short prompt, and gaps in units of two steps and a part (`longest`,
-`p99`, `gaps_above` of `gaps`).
+`beside_per_second` (answers of the one more client), `first_token`, `between_tokens` in seconds (median, p90,
+longest); `ratios` of `submit` to `handle_request`. With --arrivals also `targets`, each with figure, target
+and `passed`, and `long`: seconds of a step, a part and a short prompt, and gaps in units of two steps and a
+part (`longest`, `p99`, `gaps_above` of `gaps`).
 
 """
 
@@ -42,15 +46,27 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import common
-from benchmarks.clients import LETTERS_PER_WORD, WORDS, Ask, Client, medians, play, ratios
+from benchmarks.clients import (
+    LETTERS_PER_WORD,
+    WORDS,
+    Ask,
+    Client,
+    MakeRequest,
+    long_request,
+    medians,
+    play,
+    ratios,
+)
 from benchmarks.model_shapes import add_shape
 from benchmarks.random_arrivals import RandomArrivals
 from benchmarks.random_checkpoint import write_checkpoint
 from edgellm_ros.builder import export
+from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT
 from edgellm_ros.cli.arguments import DEVICES, integer, number
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
@@ -73,7 +89,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     return common.finish(
         "many_clients",
         changes={**sizes, **options},
-        shape=dataclasses.asdict(args.shape),
+        shape=None if args.samples else dataclasses.asdict(args.shape),
         precision=args.precision,
         device=args.device,
         **machine,
@@ -82,6 +98,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         rounds=args.rounds,
         arrivals=args.arrivals,
         long=args.long,
+        samples=args.samples,
         clients=results,
     )
 
@@ -113,11 +130,21 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="FACTOR",
         help="requests of a client come at random times, so many in the time of an answer alone",
     )
-    return parser.parse_args(arguments)
+    parser.add_argument(
+        "--samples", type=integer(0), default=0, help="trajectories of one more client; 0 = none"
+    )
+    args = parser.parse_args(arguments)
+    if args.samples and (args.long or args.arrivals):
+        parser.error("--samples is not for one run with --long or --arrivals")
+    return args
 
 
 def _engine(args: argparse.Namespace, folder: Path) -> tuple[Path, dict[str, Any]]:
     """Export an engine with a row for each client; return it with the sizes."""
+    if args.samples:
+        sizes = {"max_batch_size": max(args.clients) + 1}
+        export(ARENA_CHECKPOINT, folder / "engine", precision=args.precision, **sizes)
+        return folder / "engine", sizes
     longest = max(args.long, WORDS * LETTERS_PER_WORD) + ROOM
     sizes = {
         "max_batch_size": max(args.clients) + bool(args.long),
@@ -135,10 +162,17 @@ def _compare(runtime: LLMInferenceRuntime, args: argparse.Namespace, clients: in
         "handle_request": runtime.handle_request,
         "submit": lambda request: runtime.submit(request).result(),
     }
+    beside: MakeRequest | None = None
+    if args.long:
+        beside = partial(long_request, tokens=args.long, answer=2)
+    elif args.samples:
+        look = common.first_look(common.SEED, action_samples=args.samples)
+        beside = lambda rng: look  # noqa: E731
     found: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     for index in range(args.rounds + 1):
-        each = [Client(args.tokens, [0.0] * args.requests, 100 * index + one) for one in range(clients)]
-        rounds = {way: play(ask, each, args.long) for way, ask in ways.items()}
+        gaps, sees = [0.0] * args.requests, args.samples > 0
+        each = [Client(args.tokens, gaps, 100 * index + one, sees) for one in range(clients)]
+        rounds = {way: play(ask, each, beside) for way, ask in ways.items()}
         if index:
             for way, one in rounds.items():
                 found[way].append(one.figures())

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -99,15 +100,16 @@ class RandomArrivals:
         short = Client(1, [0.0] * PROMPTS, seed=6)
         short_prompt = statistics.median(play(self._submit, [short]).times[0].first)
         steps, parts, long_prompts = [], [], []
+        beside = partial(long_request, tokens=self._args.long, answer=1)
         gaps: list[float] = []
         units: list[float] = []
         for number in range(self._args.rounds + 1):
             step, part = self._step(), self._part()
-            one = play(self._submit, self._clients(alone, number), self._args.long, long_answer=1)
+            one = play(self._submit, self._clients(alone, number), beside)
             if number:
                 steps.append(step)
                 parts.append(part)
-                long_prompts.append(one.long_prompts / one.seconds)
+                long_prompts.append(one.beside / one.seconds)
                 gaps += one.between
                 units += [gap / (2 * step + part) for gap in one.between]
         return {

@@ -201,7 +201,7 @@ class ActionRunner:
 
         Each step is two runs of the engine, whatever the fused kernels could do, and none is recorded.
         """
-        device, flow, part, steps = self._device, self._flow, sampling.part, sampling.steps
+        flow, part, steps = self._flow, sampling.part, sampling.steps
         samples = len(part.samples)
         trajectory = self._trajectory.rows(0, samples)
         outputs = [each.rows(0, samples) for each in (self._output, self._unguided)]

@@ -110,19 +110,6 @@ def test_trajectories_wait_for_a_request_of_a_higher_priority(acting_runtime, pl
 
 
 @on_cpu
-def test_with_a_draft_head_trajectories_of_a_higher_priority_go_first(acting_draft_engine, device):
-    """Answers of a lower priority are not paused there."""
-    with LLMInferenceRuntime(acting_draft_engine, device, drafting="eagle") as runtime:
-        played = PlayedTurns(runtime)
-        many, few = sampling(played, MANY), sampling(played, FEW, priority=1)
-        left = parts_left(many)
-        while not few.handle.done:
-            assert parts_left(many) == left > 0
-            played.turn()
-        played.finish()
-
-
-@on_cpu
 @pytest.mark.parametrize("waits", [False, True], ids=["sampled", "paused"])
 def test_a_request_that_is_cancelled_between_parts_ends_in_the_next_turn(played, waits):
     many = sampling(played, MANY)

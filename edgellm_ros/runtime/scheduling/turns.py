@@ -281,7 +281,7 @@ class Turns:
     def _sample_part(self, taken: rows.Rows) -> float:
         """Sample a part of the trajectories of one request; return the seconds.
 
-        Requests take turns.
+        Requests take turns, whatever their share.
         """
         ready = [entry for entry in self.running if entry.sequence.wants_part and self._may_run(entry)]
         if not ready:
