@@ -54,6 +54,18 @@ def test_a_long_prompt_is_computed_between_steps_of_the_others(runtime, played, 
     assert_same_answer(answer(joining), runtime.handle_request(long))
 
 
+def test_a_long_prompt_does_not_begin_in_the_rest_of_a_turn(runtime, played):
+    short = played.submit(request("stop", max_tokens=9))
+    long = played.submit(request(LONG_PROMPT, max_tokens=3))
+    assert len(short.sequence.token_ids) + len(long.sequence.token_ids) > rows.PART_TOKENS
+    played.turn()
+    assert (tokens_of(short) > 0, played.turns.waiting) == (True, [long])
+    played.turn()
+    assert played.turns.running == [short, long]
+    played.finish()
+    assert_same_answer(answer(long), runtime.handle_request(request(LONG_PROMPT, max_tokens=3)))
+
+
 @pytest.fixture(params=["eagle", "hybrid"])
 def other_engine(request, tmp_path):
     """An engine with a draft head, and a hybrid one."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns: what runs next of the submitted requests.
 
-One turn computes about PART_TOKENS tokens of prompts and a part of trajectories, then decodes: one step, or
+One turn computes up to PART_TOKENS tokens of prompts and a part of trajectories, then decodes: one step, or
 many if nothing else wants a turn. Steps beside trajectories take about as long as the part.
 
   turn   1            2            3            4
@@ -150,11 +150,11 @@ class Turns:
         return tokens
 
     def _admit(self, tokens: int) -> int:
-        """Begin waiting requests, with about `tokens` tokens of their prompts.
+        """Begin waiting requests, with at most `tokens` tokens of their prompts.
 
         Returns the tokens left.
         """
-        while tokens > 0 and (entry := self._next()) is not None:
+        while tokens > 0 and (entry := self._next(tokens)) is not None:
             self.waiting.remove(entry)
             self._metrics.admitted += 1
             self._metrics.waited_seconds += entry.go(self._now)
@@ -167,21 +167,31 @@ class Turns:
             tokens -= max(1, computed)
         return tokens
 
-    def _next(self) -> Entry | None:
+    def _next(self, tokens: int) -> Entry | None:
         """Return the waiting request that begins next; None if none may begin.
 
-        Of each share only the first request may, and none before one that waits for an empty batch.
+        Of each share only the first request may, and none before one that waits for an empty batch, or for a
+        turn with room for more than `tokens` tokens of prompts.
         """
         looked: set[Share] = set()
         for entry in sorted(self.waiting, key=self._order):
             if entry.share in looked:
                 continue
+            if not self._fits(entry, tokens):
+                return None
             if self._may_begin(entry):
                 return entry
             if self._is_alone(entry):
                 return None
             looked.add(entry.share)
         return None
+
+    def _fits(self, entry: Entry, tokens: int) -> bool:
+        """Return whether the first part of a prompt has at most `tokens` tokens."""
+        sequence = entry.sequence
+        if not isinstance(sequence, GenerationSequence):
+            return True
+        return min(len(sequence.token_ids), rows.PART_TOKENS) <= tokens
 
     def _may_begin(self, entry: Entry) -> bool:
         """Return whether a request may begin now, if need be in the row of another."""
