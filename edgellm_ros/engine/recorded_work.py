@@ -76,7 +76,10 @@ class RecordedWork:
                 self._launch(graph, part)
 
     def record(self, key: tuple[Any, ...], *parts: Part) -> None:
-        """Record the work of `key`, which has been queued, or the like of which has, and keep its graph."""
+        """Record the work of `key`, and keep its graph.
+
+        The work, or the same on other rows, has been queued before.
+        """
         if self.active:
             work = self._works.setdefault(key, _Work())
             self._record(work, parts)

@@ -169,7 +169,10 @@ class Prefill:
         self.recorded.record(self._key(run), *parts)
 
     def _record_parts(self, sizes: Sequence[int]) -> None:
-        """Record parts of prompts of these sizes for all rows; prompts of them have run in the first row."""
+        """Record parts of prompts of these sizes for all rows.
+
+        Prompts of them have run in the first row.
+        """
         for row in range(self._rows):
             runs = [self._padding(tokens, row) for tokens in sizes if row]
             if sizes[-1] == PART_TOKENS:  # of longer prompts: their first parts, and those that follow
