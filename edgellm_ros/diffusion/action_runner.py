@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -82,6 +82,9 @@ class ActionRunner:
         self._conditions = conditions
         of_time = {"time": self._time} if conditions is None else conditions.inputs
         self._runs = EngineRuns(executor, device, of_time)
+        self._times = lru_cache(KEPT_GRAPHS)(  # contents of `time` at the first step of a part
+            lambda time: on_device(device, np.full(self._time.shape, time, np.float32))
+        )
         added = STEPS_PER_GRAPH * max_samples if head.sampler.noises(STEPS_PER_GRAPH) else 0
         self._added = device.empty((added, *head.shape), np.float32)  # noise of the steps of a graph
         self._previous = device.empty(head.shape, np.float32)
@@ -235,12 +238,11 @@ class ActionRunner:
             loaded.save(device.copy_to_host(self._trajectory.rows(0, len(loaded.part.samples))))
         device.upload(trajectory, sampling.start())
         if run is None:
-            times = np.full(self._time.shape, self._head.sampler.time(number, sampling.steps), np.float32)
+            device.copy(self._time, self._times(self._head.sampler.time(number, sampling.steps)))
         else:
-            times = self._flow.at(run.times(number)[: self._time.size])
             device.upload(self._previous, run.previous)
             device.upload(self._clean, np.array([run.clean], np.int64))
-        device.upload(self._time, times)
+            device.upload(self._time, self._flow.at(run.times(number)[: self._time.size]))
 
     def _queued(self, sampling: Sampling, trajectory: Tensor) -> None:
         """Take note of a queued part; copy the trajectory after its last step."""
