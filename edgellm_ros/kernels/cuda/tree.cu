@@ -406,10 +406,9 @@ __device__ void put_rows(Unit* out, const Unit* source, const i64* index, i64 pl
     pdl_wait();                                                                                                        \
     take_rows(out, source, index, places, places_per_sequence, rows, units);                                           \
   }                                                                                                                    \
-  extern "C" __global__ void take_accepted_##width(Unit* out, const Unit* source, const i64* index, i64 places,        \
-                                                   i64 places_per_sequence, i64 rows, i64 units, const i64* tokens,    \
-                                                   i64* out_tokens, const i64* counts, i64* out_counts,                \
-                                                   i64* lengths) {                                                     \
+  extern "C" __global__ void take_accepted_##width(                                                                    \
+      Unit* out, const Unit* source, const i64* index, i64 places, i64 places_per_sequence, i64 rows, i64 units,       \
+      const i64* tokens, i64* out_tokens, const i64* counts, i64* out_counts, i64* lengths) {                          \
     pdl_wait();                                                                                                        \
     take_accepted(out, source, index, places, places_per_sequence, rows, units, tokens, out_tokens, counts,            \
                   out_counts, lengths);                                                                                \
