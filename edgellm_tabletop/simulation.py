@@ -23,13 +23,23 @@ _lerobot = sys.modules.get("lerobot")
 sys.modules["lerobot"] = None  # type: ignore[assignment]  # as if it were not installed
 try:
     from lerobot_env_so101.pick_place_env import SO101PickPlaceGymEnv
-    from lerobot_env_so101.scripted.pick_place import PickPlaceController
+    from lerobot_env_so101.scripted.pick_place import HOVER_HEIGHT, Phase, PickPlaceController
+    from lerobot_env_so101.scripted.reach_close import GRIPPER_CLOSED, GRIPPER_OPEN
 finally:
     del sys.modules["lerobot"]
     if _lerobot is not None:
         sys.modules["lerobot"] = _lerobot
 
-__all__ = ["PickPlaceController", "SO101PickPlaceGymEnv", "mujoco", "open_renderer"]
+__all__ = [
+    "GRIPPER_CLOSED",
+    "GRIPPER_OPEN",
+    "HOVER_HEIGHT",
+    "Phase",
+    "PickPlaceController",
+    "SO101PickPlaceGymEnv",
+    "mujoco",
+    "open_renderer",
+]
 
 
 def open_renderer(model: mujoco.MjModel, width: int, height: int) -> mujoco.Renderer:

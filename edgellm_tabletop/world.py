@@ -15,8 +15,17 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm_tabletop.simulation import PickPlaceController, SO101PickPlaceGymEnv, mujoco, open_renderer
-from edgellm_tabletop.units import JOINTS, to_policy, to_radians
+from edgellm_tabletop.simulation import (
+    GRIPPER_CLOSED,
+    GRIPPER_OPEN,
+    HOVER_HEIGHT,
+    Phase,
+    PickPlaceController,
+    SO101PickPlaceGymEnv,
+    mujoco,
+    open_renderer,
+)
+from edgellm_tabletop.units import GRIPPER, JOINTS, to_policy, to_radians
 
 STEP_S = 0.1  # of simulated time
 MOST_STEPS = 200  # of an episode
@@ -25,6 +34,8 @@ GOALS = {"left": (0.20, 0.08), "right": (0.20, -0.08)}  # m, centre of the mark;
 MARK_RADIUS, MARK_COLOR = 0.03, (0.2, 0.9, 0.3, 1.0)
 ACTION_SCALE = 0.025  # m per step of the scripted controller
 GLIDE_PARTS, MOST_WAY = 10, 0.3  # of a step in which the scripted controller plans; rad
+RISE_TOLERANCE = 0.01  # m below the height from which the controller moves sideways
+CLOSING_STEPS, EMPTY = 8, 10.0  # until the gripper has closed; percent of its opening: 30 around the block
 LEAST_DISTANCE = 0.08  # m, of the block from the mark at the start
 REST = (0.11, -0.52, 0.19, 1.6, 1.73, 1.74)  # rad: the open gripper above the table, pointing down
 CAMERA = {"lookat": (0.19, 0.0, 0.04), "distance": 0.55, "azimuth": 180.0, "elevation": -62.0}
@@ -75,6 +86,11 @@ class _Arm(SO101PickPlaceGymEnv):
             self.run(before + part * way, STEP_S / GLIDE_PARTS)
         return targets
 
+    def go_on(self) -> None:
+        """Forget that the block was carried, and go on from the present point."""
+        self._was_carried = False
+        self.course = self.ik_point_pos, False
+
     @property
     def course(self) -> tuple[NDArray[np.float64], bool]:
         """What the environment's next action goes on from."""
@@ -97,6 +113,37 @@ class _Arm(SO101PickPlaceGymEnv):
         self.course = course
 
 
+class _Controller(PickPlaceController):
+    """The scripted controller, with a clearance and with other beginnings.
+
+    clearance: in m, between the fixed jaw, which is on the side of -y, and the block when the gripper
+    descends. Without it the jaw would touch the block, and with 5 mm less it lands on it.
+    """
+
+    def __init__(self, clearance: float) -> None:
+        self._clearance = np.array([0.0, -clearance, 0.0])
+        super().__init__(ACTION_SCALE)
+
+    def reset(self, beside: bool = False) -> None:
+        """Return to the first phase.
+
+        If `beside`, the gripper opens and rises before it moves sideways.
+        """
+        super().reset()
+        self._rises = beside
+
+    def act(self, grasp_pos: NDArray, block_pos: NDArray, goal_pos: NDArray) -> NDArray[np.float32]:
+        """Return the next action [4] for points [3] in m."""
+        if self._rises:
+            way = block_pos[2] + HOVER_HEIGHT - grasp_pos[2]
+            if way > RISE_TOLERANCE:
+                return np.array([0, 0, min(way / ACTION_SCALE, 1), GRIPPER_OPEN], np.float32)
+            self._rises = False
+        if self.phase in (Phase.HOVER, Phase.DESCEND):
+            block_pos = block_pos + self._clearance
+        return super().act(grasp_pos, block_pos, goal_pos)
+
+
 def add_mark(scene: mujoco.MjvScene, goal: str) -> None:
     """Draw the mark of a goal on the table, in a scene that is rendered next."""
     size, place = np.array([MARK_RADIUS, 0.001, 0.0]), np.array([*GOALS[goal], 0.001])
@@ -109,10 +156,10 @@ class Tabletop:
     """An episode of picking and placing.
 
     `state` and targets are in LeRobot's units (`units.py`), `positions` in radians. `close` frees the
-    renderer.
+    renderer. clearance: in m, of the scripted controller's grasp from the fixed jaw.
     """
 
-    def __init__(self, image_size: int = IMAGE_SIZE) -> None:
+    def __init__(self, image_size: int = IMAGE_SIZE, clearance: float = 0.0) -> None:
         self._env = _Arm(control_dt=STEP_S, random_block_position=True, action_scale=ACTION_SCALE)
         self._size = image_size
         self._renderer: mujoco.Renderer | None = None
@@ -126,8 +173,8 @@ class Tabletop:
         self._joints = [model.joint(name).qposadr[0] for name in JOINTS]
         closed, opened = model.actuator("gripper").ctrlrange
         self._gripper_range = float(closed), float(opened)
-        self._controller = PickPlaceController(ACTION_SCALE)
-        self._expected: deque[tuple[PickPlaceController, tuple[NDArray, bool]]] = deque()  # after each step
+        self._controller = _Controller(clearance)
+        self._expected: deque[tuple[_Controller, tuple[NDArray, bool]]] = deque()  # after each step
         self.reset(0, "left")
 
     def reset(self, seed: int, goal: str) -> None:
@@ -144,7 +191,18 @@ class Tabletop:
                 break
         self.goal = goal
         self._env.place_goal(GOALS[goal])
-        self._controller.reset()
+        self._begin(beside=False)
+
+    def restart(self) -> None:
+        """Begin an episode from the present positions, wherever `act` has led.
+
+        The block counts as never carried. The controller first opens the gripper and rises.
+        """
+        self._env.go_on()
+        self._begin(beside=True)
+
+    def _begin(self, beside: bool) -> None:
+        self._controller.reset(beside)
         self._expected.clear()
         self.steps, self.succeeded, self.ended = 0, False, False
 
@@ -219,6 +277,23 @@ class Tabletop:
         """Count a step, and tell whether the block is placed and the episode has ended."""
         self._step(np.empty(0))
 
+    def act(self, action: NDArray) -> None:
+        """Move for STEP_S by an action [4] as the scripted controller does.
+
+        No step is counted. action: motion in units of ACTION_SCALE, and the gripper's opening from 0 to 1.
+        """
+        self._env.apply_action(action)
+
+    def grasps(self) -> bool:
+        """Return whether the gripper holds the block once it has closed here.
+
+        Nothing moves.
+        """
+        with self._env.undone():
+            for _ in range(CLOSING_STEPS):
+                self._env.apply_action(np.array([0, 0, 0, GRIPPER_CLOSED]))
+            return bool(self.state[GRIPPER] > EMPTY)
+
     def expert_targets(self, noise: NDArray | None = None) -> NDArray[np.float32]:
         """Let the scripted controller move for STEP_S.
 
@@ -260,7 +335,7 @@ class Tabletop:
             self._renderer.close()
             self._renderer = None
 
-    def _act(self, controller: PickPlaceController) -> NDArray[np.float32]:
+    def _act(self, controller: _Controller) -> NDArray[np.float32]:
         """Return a controller's action [4] for the present moment."""
         return controller.act(self.gripper, self.block, self._env.goal_pos)
 

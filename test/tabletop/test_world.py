@@ -93,6 +93,36 @@ def test_targets_under_noise_are_those_without(world):
     assert np.abs(world.state - reached).max() > 0.1
 
 
+def test_the_controller_keeps_the_clearance_of_the_fixed_jaw():
+    """As it descends; with the default it aims at the block's centre."""
+    for clearance in (0.0, 0.012):
+        world = Tabletop(clearance=clearance)
+        world.reset(6, "left")
+        while world.gripper[2] > 0.037:
+            world.expert_targets()
+        assert world.block[1] - world.gripper[1] == pytest.approx(clearance, abs=0.004)
+
+
+def test_a_gripper_above_the_block_does_not_grasp_it_and_one_around_it_does(world):
+    world.reset(6, "left")
+    pose = world.pose
+    assert not world.grasps()
+    np.testing.assert_array_equal(world.pose, pose)
+    while world.gripper[2] > 0.037:
+        world.expert_targets()
+    assert world.grasps()
+
+
+def test_a_restarted_episode_has_all_its_steps_and_needs_the_block_carried_again(world):
+    play(world, 6, "left")
+    assert world.succeeded
+    world.restart()
+    assert (world.steps, world.succeeded, world.ended) == (0, False, False)
+    for _ in range(10):
+        world.step(world.state)
+    assert not world.succeeded
+
+
 def test_an_episode_that_has_ended_does_not_go_on(world):
     play(world, 0, "left")
     with pytest.raises(RuntimeError, match="the episode has ended: call reset"):

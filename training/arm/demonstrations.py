@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Demonstrations by the scripted controller, as rows of a SampleStream."""
+"""Demonstrations by the scripted controller, as rows of a SampleStream.
+
+A share of them begins with a miss (`misses.py`), so that a policy learns to grasp again.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,12 @@ import numpy as np
 
 from edgellm_tabletop.units import JOINTS
 from edgellm_tabletop.world import GOALS, IMAGE_SIZE, Tabletop
+from training.arm.misses import MISSES, miss
 from training.stream import Chunk, Fields
 
 CHUNK_SIZE = 40  # actions of a row: 4 s
+CLEARANCE = 0.012  # m, from the fixed jaw to the block: the grasp succeeds with 0 to 25 mm
+MISS_SHARE, MISS_DRAWS = 0.3, 20  # of the episodes that begin with a miss; draws of one
 CLEAN_SHARE = 0.4  # of the episodes: without noise
 NOISY_STEPS, NOISE = 0.4, (0.1, 0.6)  # share of an episode's steps with noise, its standard deviation
 ROWS = 16  # of a chunk of the stream
@@ -35,12 +41,32 @@ class Moment:
     targets: np.ndarray  # [6] float32
 
 
+def draw_miss(rng: np.random.Generator) -> str | None:
+    """Draw what an episode begins with: one of MISSES, or None in most."""
+    return str(rng.choice(list(MISSES))) if rng.random() < MISS_SHARE else None
+
+
+def begin(world: Tabletop, rng: np.random.Generator, seed: int, goal: str) -> bool:
+    """Begin an episode, in some of them after a miss.
+
+    Returns False if none of the drawn misses is one to mend.
+    """
+    kind = draw_miss(rng)
+    for _ in range(MISS_DRAWS):
+        world.reset(seed, goal)
+        if kind is None or miss(world, rng, kind):
+            return True
+    return False
+
+
 def demonstrate(world: Tabletop, rng: np.random.Generator, seed: int, goal: str) -> list[Moment]:
     """Play an episode with the scripted controller; [] if the block is not placed.
 
-    In some episodes noise moves the arm away, and the controller's targets lead back.
+    In some episodes noise moves the arm away, and the controller's targets lead back. What leads to a miss is
+    not recorded.
     """
-    world.reset(seed, goal)
+    if not begin(world, rng, seed, goal):
+        return []
     scale = 0.0 if rng.random() < CLEAN_SHARE else rng.uniform(*NOISE)
     moments = []
     while not world.ended:
@@ -64,7 +90,7 @@ def write_row(chunk: Chunk, i: int, moments: list[Moment], step: int) -> None:
 
 def demonstration_writer(seed: int) -> Callable[[Chunk, int], None]:
     """Make a SampleStream's function that writes moments of demonstrations."""
-    world, rng = Tabletop(), np.random.default_rng([seed, 4])
+    world, rng = Tabletop(clearance=CLEARANCE), np.random.default_rng([seed, 4])
     waiting: deque[tuple[list[Moment], int]] = deque()
 
     def write(chunk: Chunk, i: int) -> None:
