@@ -298,10 +298,10 @@ class Tabletop:
         """Let the scripted controller move for STEP_S.
 
         Returns the joint targets [6] that it wants. noise: added to the controller's action [3], of which 1
-        is ACTION_SCALE; the targets are those without it.
+        is ACTION_SCALE, unless it holds the gripper still; the targets are those without it.
         """
         action = self._act(self._controller)
-        if noise is None:
+        if noise is None or not action[:3].any():
             self._step(action)
             return to_policy(self._env.data.ctrl, self._gripper_range)
         with self._env.undone():

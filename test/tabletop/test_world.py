@@ -123,6 +123,19 @@ def test_a_restarted_episode_has_all_its_steps_and_needs_the_block_carried_again
     assert not world.succeeded
 
 
+def test_noise_does_not_move_a_gripper_that_closes(world):
+    """Which would lose the block: the controller does not correct it then."""
+    ends = []
+    for noise in (None, np.array([1.0, 1.0, 0.0])):
+        world.reset(3, "left")
+        while world.expert_targets()[GRIPPER] > 0:
+            pass
+        for _ in range(5):
+            world.expert_targets(noise)
+        ends.append(world.pose)
+    np.testing.assert_array_equal(*ends)
+
+
 def test_an_episode_that_has_ended_does_not_go_on(world):
     play(world, 0, "left")
     with pytest.raises(RuntimeError, match="the episode has ended: call reset"):
