@@ -234,6 +234,12 @@ def test_docstrings_begin_with_a_line_of_at_most_80_characters():
     assert not long
 
 
+def test_modules_of_tests_have_names_of_their_own():
+    """Pytest imports them by their names alone."""
+    names = [path.name for path in (ROOT / "test").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_modules_with_doubles_of_the_kernels_are_marked():
     sources = {path: path.read_text() for path in (ROOT / "test").glob("*/test_*.py")}
     uses = re.compile(r"import .*\b(HostFused\w+|fused_on_host|fused_head_on_host)\b")
