@@ -120,10 +120,11 @@ class Prefill:
         Then libraries have chosen their kernels: for the base model and the draft head, one prompt at a time,
         up to WARM_TOKENS in the first row, where a prompt alone is computed. Of longer prompts this is a
         small part of the time. Prompts join a batch in the other rows too, part by part, so parts of up to
-        PART_TOKENS are recorded for all rows. Plans of TensorRT are left out, because each of their recorded
-        runs takes memory of its own. The log has time and memory, or why a prompt could not run. A second
-        call does nothing. No batch may run: the prompts are computed in the first row, which is cleared.
-        Without padding, there are no buckets to run.
+        PART_TOKENS are recorded for all rows where fused kernels compute them. ONNX Runtime cannot record a
+        run with new addresses before it has run once. Plans of TensorRT are left out, because each of their
+        recorded runs takes memory of its own. The log has time and memory, or why a prompt could not run. A
+        second call does nothing. No batch may run: the prompts are computed in the first row, which is
+        cleared. Without padding, there are no buckets to run.
         """
         if not self._pads or self._is_warm or self._runner.prefill_executor.is_plan:
             return
@@ -133,7 +134,8 @@ class Prefill:
         try:
             for tokens in sizes:
                 self._run_padding(tokens)
-            self._record_parts([tokens for tokens in sizes if tokens <= PART_TOKENS])
+            if self._runner.fuses_prompts:
+                self._record_parts([tokens for tokens in sizes if tokens <= PART_TOKENS])
             device.synchronize()
         except DeviceLostError:
             raise

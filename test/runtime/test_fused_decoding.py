@@ -226,6 +226,19 @@ def test_recorded_steps_run_the_kernels(decoders, llama):
     assert steps(decoders) == recorded  # a replayed step does not pass the decoder
 
 
+@on_host
+def test_the_first_prompt_that_joins_a_batch_in_a_row_replays_a_graph(decoders, llama):
+    with queueing(), LLMInferenceRuntime(llama, WatchedDevice(), decode="fused") as runtime:
+        pipeline = runtime.pipeline
+        assert pipeline.runner.fuses_prompts
+        for row in range(runtime.config.builder.max_batch_size):
+            [sequence] = pipeline.preparer.prepare([request("hello", max_tokens=1)], 0)
+            pipeline.batch.admit([sequence])
+            pipeline.device.calls.clear()
+            pipeline.prefills.compute([sequence], range(row, row + 1))
+            assert (pipeline.device.calls["launch"], pipeline.device.calls["capture"]) == (1, 0)
+
+
 @pytest.mark.only_on("cuda", reason="the kernels themselves, in graphs")
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_recorded_steps_give_the_bits_of_steps_one_by_one(request, name, device):

@@ -156,19 +156,19 @@ def test_the_first_prompt_of_a_length_replays_a_graph(acting_engine, caplog):
             assert used(runtime, one) == (2, 0)  # prefill and first token; nothing is recorded
 
 
-def test_a_prompt_that_joins_a_batch_replays_a_graph(acting_engine, runtime_device):
-    """Whatever its row is."""
+def test_a_prompt_that_joins_a_batch_in_a_row_for_the_third_time_replays_a_graph(acting_engine):
     options = {"prefix_cache_bytes": 0, "drafting": "off"}
     one = request(prompt="go to the door", max_tokens=1)
     with queueing(), LLMInferenceRuntime(acting_engine, WatchedDevice(), **options) as runtime:
-        pipeline, recorded = runtime.pipeline, len(runtime.pipeline.prefills.recorded)
+        pipeline = runtime.pipeline
         for row in range(runtime.config.builder.max_batch_size):
             [sequence] = pipeline.preparer.prepare([one], 0)
             pipeline.batch.admit([sequence])
-            pipeline.device.calls.clear()
-            pipeline.prefills.compute([sequence], range(row, row + 1))
-            assert pipeline.device.calls["launch"] == 1
-        assert len(pipeline.prefills.recorded) == recorded
+            for _ in range(3):
+                pipeline.device.calls.clear()
+                sequence.kv_length = 0
+                pipeline.prefills.compute([sequence], range(row, row + 1))
+            assert (pipeline.device.calls["launch"], pipeline.device.calls["capture"]) == (1, 0)
 
 
 def test_a_prompt_that_cannot_run_in_advance_is_logged_and_answers_are_right(
