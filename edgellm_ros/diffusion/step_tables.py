@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
@@ -24,17 +24,11 @@ class StepTables:
     """
 
     def __init__(self, make: Callable[[int], Tensor]) -> None:
-        self._make = make
-        self._tables: OrderedDict[int, Tensor] = OrderedDict()  # the latest one last
+        self._kept = lru_cache(KEPT_TABLES)(make)
 
     def of(self, steps: int) -> Tensor:
         """Return the table of a request with so many steps."""
-        if steps not in self._tables:
-            self._tables[steps] = self._make(steps)
-            if len(self._tables) > KEPT_TABLES:
-                self._tables.popitem(last=False)
-        self._tables.move_to_end(steps)
-        return self._tables[steps]
+        return self._kept(steps)
 
 
 class StepConditions:

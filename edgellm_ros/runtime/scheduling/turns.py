@@ -315,8 +315,7 @@ class Turns:
         waits = len(going) < len(self.running) or bool(self.waiting)
         parts = any(entry.prompts is not None for entry in self.running) or taken.next_turn is not None
         samples = any(entry.sequence.wants_part and self._may_run(entry) for entry in self.running)
-        start = self._clock()
-        until = start + (sampled if samples else LOOK_S)
+        until = self._clock() + (sampled if samples else LOOK_S)
 
         def interrupted() -> bool:
             return parts or self._others_wait() or (waits and self._clock() >= until)
