@@ -35,6 +35,7 @@ MARK_RADIUS, MARK_COLOR = 0.03, (0.2, 0.9, 0.3, 1.0)
 ACTION_SCALE = 0.025  # m per step of the scripted controller
 GLIDE_PARTS, MOST_WAY = 10, 0.3  # of a step in which the scripted controller plans; rad
 RISE_TOLERANCE = 0.01  # m below the height from which the controller moves sideways
+CLEARANCE = 0.012  # m, of the scripted grasp from the fixed jaw to the block; it succeeds with 0 to 20 mm
 CLOSING_STEPS, EMPTY = 8, 10.0  # until the gripper has closed; percent of its opening: 30 around the block
 LEAST_DISTANCE = 0.08  # m, of the block from the mark at the start
 REST = (0.11, -0.52, 0.19, 1.6, 1.73, 1.74)  # rad: the open gripper above the table, pointing down
@@ -116,12 +117,11 @@ class _Arm(SO101PickPlaceGymEnv):
 class _Controller(PickPlaceController):
     """The scripted controller, with a clearance and with other beginnings.
 
-    clearance: in m, between the fixed jaw, which is on the side of -y, and the block when the gripper
-    descends. Without it the jaw would touch the block, and with 5 mm less it lands on it.
+    The gripper descends with CLEARANCE between the block and the fixed jaw, which is on the side of -y.
+    Without it the jaw would touch the block, and with 5 mm less it lands on it.
     """
 
-    def __init__(self, clearance: float) -> None:
-        self._clearance = np.array([0.0, -clearance, 0.0])
+    def __init__(self) -> None:
         super().__init__(ACTION_SCALE)
 
     def reset(self, beside: bool = False) -> None:
@@ -140,7 +140,7 @@ class _Controller(PickPlaceController):
                 return np.array([0, 0, min(way / ACTION_SCALE, 1), GRIPPER_OPEN], np.float32)
             self._rises = False
         if self.phase in (Phase.HOVER, Phase.DESCEND):
-            block_pos = block_pos + self._clearance
+            block_pos = block_pos - [0.0, CLEARANCE, 0.0]
         return super().act(grasp_pos, block_pos, goal_pos)
 
 
@@ -156,10 +156,10 @@ class Tabletop:
     """An episode of picking and placing.
 
     `state` and targets are in LeRobot's units (`units.py`), `positions` in radians. `close` frees the
-    renderer. clearance: in m, of the scripted controller's grasp from the fixed jaw.
+    renderer.
     """
 
-    def __init__(self, image_size: int = IMAGE_SIZE, clearance: float = 0.0) -> None:
+    def __init__(self, image_size: int = IMAGE_SIZE) -> None:
         self._env = _Arm(control_dt=STEP_S, random_block_position=True, action_scale=ACTION_SCALE)
         self._size = image_size
         self._renderer: mujoco.Renderer | None = None
@@ -173,7 +173,7 @@ class Tabletop:
         self._joints = [model.joint(name).qposadr[0] for name in JOINTS]
         closed, opened = model.actuator("gripper").ctrlrange
         self._gripper_range = float(closed), float(opened)
-        self._controller = _Controller(clearance)
+        self._controller = _Controller()
         self._expected: deque[tuple[_Controller, tuple[NDArray, bool]]] = deque()  # after each step
         self.reset(0, "left")
 

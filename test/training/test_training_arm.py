@@ -13,7 +13,6 @@ from fixtures.rendering import picture_of
 from training.arm import demonstrations
 from training.arm.demonstrations import (
     CHUNK_SIZE,
-    CLEARANCE,
     DEMONSTRATION_FIELDS,
     MISS_SHARE,
     Moment,
@@ -50,7 +49,7 @@ def blind(monkeypatch) -> Tabletop:
     """A world without pictures."""
     image = np.zeros(DEMONSTRATION_FIELDS["image"][0], np.uint8)
     monkeypatch.setattr(Tabletop, "image", lambda self: image)
-    return Tabletop(clearance=CLEARANCE)
+    return Tabletop()
 
 
 def missed(world: Tabletop, kind: str, seed: int) -> None:

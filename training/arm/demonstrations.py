@@ -18,7 +18,6 @@ from training.arm.misses import MISSES, miss
 from training.stream import Chunk, Fields
 
 CHUNK_SIZE = 40  # actions of a row: 4 s
-CLEARANCE = 0.012  # m, from the fixed jaw to the block: the grasp succeeds with 0 to 25 mm
 MISS_SHARE, MISS_DRAWS = 0.3, 20  # of the episodes that begin with a miss; draws of one
 CLEAN_SHARE = 0.4  # of the episodes: without noise
 NOISY_STEPS, NOISE = 0.4, (0.1, 0.6)  # share of an episode's steps with noise, its standard deviation
@@ -90,7 +89,7 @@ def write_row(chunk: Chunk, i: int, moments: list[Moment], step: int) -> None:
 
 def demonstration_writer(seed: int) -> Callable[[Chunk, int], None]:
     """Make a SampleStream's function that writes moments of demonstrations."""
-    world, rng = Tabletop(clearance=CLEARANCE), np.random.default_rng([seed, 4])
+    world, rng = Tabletop(), np.random.default_rng([seed, 4])
     waiting: deque[tuple[list[Moment], int]] = deque()
 
     def write(chunk: Chunk, i: int) -> None:
