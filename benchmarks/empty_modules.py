@@ -12,6 +12,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import runpy
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -92,3 +93,10 @@ def add_policies_of_lerobot() -> None:
     policies = types.ModuleType("lerobot.policies")
     policies.__path__ = [str(Path(lerobot.__path__[0]) / "policies")]
     sys.modules["lerobot.policies"] = policies
+
+
+if __name__ == "__main__":
+    sys.meta_path.insert(0, EmptyModules())
+    add_policies_of_lerobot()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -31,6 +31,7 @@ STEP_S = 0.1  # of simulated time
 MOST_STEPS = 200  # of an episode
 IMAGE_SIZE = 128  # pixels, both ways
 GOALS = {"left": (0.20, 0.08), "right": (0.20, -0.08)}  # m, centre of the mark; x forward from the arm's base
+INSTRUCTIONS = {goal: f"put the block on the {goal} mark" for goal in GOALS}
 MARK_RADIUS, MARK_COLOR = 0.03, (0.2, 0.9, 0.3, 1.0)
 ACTION_SCALE = 0.025  # m per step of the scripted controller
 GLIDE_PARTS, MOST_WAY = 10, 0.3  # of a step in which the scripted controller plans; rad

@@ -22,11 +22,10 @@ from edgellm_ros.runtime.request import LLMGenerationRequest
 from edgellm_tabletop.episodes.controller import NANOSECONDS
 from edgellm_tabletop.episodes.robot import Plan, Robot
 from edgellm_tabletop.units import NAMES
-from edgellm_tabletop.world import STEP_S
+from edgellm_tabletop.world import INSTRUCTIONS, STEP_S
 
 CONTRACT = Path(__file__).parents[1] / "contract.yaml"
 DATASET = Path(__file__).parents[1] / "meta"  # names and rate of the policies for this world
-COMMAND = "put the block on the mark"
 EXPERT_ROWS = 30  # of a chunk of the expert
 BLEND_S = 0.2  # defaults of edgellm_arm
 CHUNK_AGE_S, STATE_AGE_S = 2.0, 0.2
@@ -133,7 +132,12 @@ class PolicyDriver:
         assert seen.image is not None
         begin = time.perf_counter()
         response = self._runtime.handle_request(
-            LLMGenerationRequest(COMMAND, images=(seen.image,), state=seen.state, noise_seed=self._seed)
+            LLMGenerationRequest(
+                INSTRUCTIONS[self._robot.world.goal],
+                images=(seen.image,),
+                state=seen.state,
+                noise_seed=self._seed,
+            )
         )
         seconds = time.perf_counter() - begin
         policy = self._runtime.config.policy

@@ -26,12 +26,12 @@ from edgellm_ros.io.canvas import (
     text,
     write_png,
 )
-from edgellm_tabletop.episodes.drivers import COMMAND, contract
+from edgellm_tabletop.episodes.drivers import contract
 from edgellm_tabletop.episodes.limits import check_limits, shares_of_limits
 from edgellm_tabletop.episodes.robot import PERIOD_S, Robot
 from edgellm_tabletop.episodes.studio import Studio
 from edgellm_tabletop.units import JOINTS
-from edgellm_tabletop.world import GOALS, MARK_RADIUS, STEP_S
+from edgellm_tabletop.world import GOALS, INSTRUCTIONS, MARK_RADIUS, STEP_S
 
 MARGIN, HEADER, FRAME, MAP, CHART = 28, 96, (400, 320), (560, 664), 240
 COLUMNS, ROWS = 3, 2  # of key moments
@@ -73,7 +73,7 @@ def draw_episode(robot: Robot, seed: int, outcome: str) -> Image:
 
 def _header(canvas: Image, robot: Robot, seed: int, outcome: str) -> None:
     world, record = robot.world, robot.record
-    text(canvas, f'"{COMMAND}"', (MARGIN, 46), 1.05, INK, 2)
+    text(canvas, f'"{INSTRUCTIONS[world.goal]}"', (MARGIN, 46), 1.05, INK, 2)
     away = 1e3 * np.hypot(*(world.block[:2] - GOALS[world.goal]))
     refused = sum(bool(plan.refused) for _, plan in record.plans)
     facts = f"{len(record.plans)} chunks, {refused} refused, {world.steps * STEP_S:.1f} s, the block ends "

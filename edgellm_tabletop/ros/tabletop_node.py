@@ -18,12 +18,12 @@ from edgellm_ros.ros.parameter_table import Spec, declare, value_problem
 from edgellm_ros.ros.world_link import LinkError, run_world
 from edgellm_tabletop.episodes.closed_loop import delay_in_steps, goal_of, play
 from edgellm_tabletop.episodes.controller import NANOSECONDS
-from edgellm_tabletop.episodes.drivers import COMMAND, Seen, expert_view, policy_view
+from edgellm_tabletop.episodes.drivers import Seen, expert_view, policy_view
 from edgellm_tabletop.episodes.picture import save_episode
 from edgellm_tabletop.episodes.robot import START_NS, TICK_NS, Plan, Robot
 from edgellm_tabletop.episodes.summary import describe
 from edgellm_tabletop.ros.tabletop_link import TabletopLink
-from edgellm_tabletop.world import STEP_S, Tabletop
+from edgellm_tabletop.world import INSTRUCTIONS, STEP_S, Tabletop
 
 PAUSE_NS = 5 * NANOSECONDS  # between two episodes: no input of the last one is left
 SPECS: dict[str, Spec] = {
@@ -133,7 +133,7 @@ class _TopicsDriver:
     def __init__(self, node: TabletopNode, number: int) -> None:
         self._node, self._number = node, number
         self._robot, self._begin = node._robot, node._robot.now
-        self._command: str | None = COMMAND
+        self._command: str | None = INSTRUCTIONS[self._robot.world.goal]
 
     def look(self) -> Seen:
         """Take a picture, or ask the scripted controller."""

@@ -18,16 +18,17 @@ from edgellm_ros.ros.processes import Child, own_domain, ros_environment
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from edgellm_tabletop.episodes.controller import NANOSECONDS
-from edgellm_tabletop.episodes.drivers import COMMAND, contract
+from edgellm_tabletop.episodes.drivers import contract
 from edgellm_tabletop.evaluation.task import export_policy
 from edgellm_tabletop.ros.demo import DemoOptions, arm_arguments, node_arguments
 from edgellm_tabletop.ros.tabletop_link import TabletopLink
 from edgellm_tabletop.units import JOINTS
-from edgellm_tabletop.world import IMAGE_SIZE, REST
+from edgellm_tabletop.world import IMAGE_SIZE, INSTRUCTIONS, REST
 from fixtures.act_checkpoint import Robot, write_act
 
 pytestmark = [pytest.mark.real_time, pytest.mark.timeout(600)]
 STAMP = 10 * NANOSECONDS
+INSTRUCTION = INSTRUCTIONS["left"]
 IMAGE = np.random.default_rng(0).integers(0, 256, (IMAGE_SIZE, IMAGE_SIZE, 3), dtype=np.uint8)
 
 
@@ -63,10 +64,10 @@ def test_a_frame_and_joint_states_give_the_runtimes_chunk_and_the_arm_follows_it
         world.publish_joints(STAMP, np.array(REST))
         world.restart_arm()
         world.tick(STAMP + 1, np.array(REST))
-        plan = world.ask(STAMP + 1, IMAGE, 3.0, 5, COMMAND)
+        plan = world.ask(STAMP + 1, IMAGE, 3.0, 5, INSTRUCTION)
     state = contract().to_policy(np.array(REST))
     with LLMInferenceRuntime(engine) as runtime:
-        expected = runtime.handle_request(LLMGenerationRequest(COMMAND, images=(IMAGE,), state=state))
+        expected = runtime.handle_request(LLMGenerationRequest(INSTRUCTION, images=(IMAGE,), state=state))
     np.testing.assert_array_equal(plan.targets, expected.actions[0])
     assert plan.refused == ""
     assert 0 < plan.node_seconds < plan.seconds

