@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from fixtures.diffusion_checkpoint import write_diffusion
+from fixtures.draws import draws
 from fixtures.groot_checkpoint import ONE_ROBOT, write_groot, write_groot_of_lerobot
 from fixtures.groot_n16_checkpoint import ONE_ROBOT_N16, write_groot_n16
 from fixtures.mutated_policies import WEIGHTS, Whole, architecture, check
@@ -28,7 +29,7 @@ from fixtures.policy_mutations import (
 )
 
 pytestmark = pytest.mark.slow
-OF_WEIGHTS = 12  # mutations of weights, which take ten times as long as others
+OF_WEIGHTS = draws(6, 12)  # mutations of weights, which take ten times as long as others
 PI = {
     "chunk_size": (lambda model: model.config.action_space.horizon, 50),
     "action_horizon": (lambda model: model.config.action_space.horizon, 50),
@@ -61,15 +62,16 @@ DIFFUSION_DATA = ("config.json: crop_shape*", "config.json: beta_*")
 GROOT_DATA = ("statistics.json: new_embodiment.*", "*.modality_keys*", "*: processor_kwargs.use_percentiles")
 GROOT_DATA += ("*clip_outliers", "*use_albumentations", "*shortest_image_edge", "*crop_fraction")
 GROOT_DATA += ("*letter_box_transform", "*video_modality_keys*", "*image_target_size.0")
+MANY, FEW = draws(100, 250), draws(45, 90)
 # how a folder is written, settings and data of a Whole, and how many of its mutations are checked
 POLICIES = {
-    "pi0": (lambda folder: write_pi(folder, "pi0"), PI, (), 90),
-    "pi05": (write_pi, PI, (), 90),
-    "openpi": (write_openpi, PI, OPENPI_DATA, 90),
-    "diffusion": (write_diffusion, DIFFUSION, DIFFUSION_DATA, 250),
-    "groot": (lambda folder: write_groot(folder, shape=ONE_ROBOT), GROOT, GROOT_DATA, 90),
-    "groot_n16": (lambda folder: write_groot_n16(folder, shape=ONE_ROBOT_N16), GROOT_N16, GROOT_DATA, 90),
-    "groot_of_lerobot": (write_groot_of_lerobot, GROOT, GROOT_DATA, 90),
+    "pi0": (lambda folder: write_pi(folder, "pi0"), PI, (), FEW),
+    "pi05": (write_pi, PI, (), FEW),
+    "openpi": (write_openpi, PI, OPENPI_DATA, FEW),
+    "diffusion": (write_diffusion, DIFFUSION, DIFFUSION_DATA, MANY),
+    "groot": (lambda folder: write_groot(folder, shape=ONE_ROBOT), GROOT, GROOT_DATA, FEW),
+    "groot_n16": (lambda folder: write_groot_n16(folder, shape=ONE_ROBOT_N16), GROOT_N16, GROOT_DATA, FEW),
+    "groot_of_lerobot": (write_groot_of_lerobot, GROOT, GROOT_DATA, FEW),
 }
 OTHERS_FILES = "vlm", "train_config.json"  # of a model that has tests of its own, and of the training
 

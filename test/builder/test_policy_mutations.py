@@ -6,13 +6,16 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+from collections.abc import Iterator
 
 import pytest
 
 from fixtures.act_checkpoint import write_act
+from fixtures.draws import draws
 from fixtures.mutated_policies import WEIGHTS, Whole, architecture, check, read, refusal, wrong_line
 from fixtures.policy_folders import AFTER, BEFORE, of_lerobot_0_3, write_policy_adapter
 from fixtures.policy_mutations import (
+    Mutation,
     file_mutations,
     json_mutations,
     step_mutations,
@@ -23,6 +26,7 @@ from fixtures.policy_mutations import (
 from fixtures.smolvla_checkpoint import write_smolvla
 
 pytestmark = pytest.mark.slow
+STEP = draws(3, 1)  # one of so many mutations is checked
 POLICIES = {"act": write_act, "smolvla": write_smolvla}
 SETTINGS = {
     "chunk_size": (lambda model: model.config.action_space.horizon, 50),
@@ -38,9 +42,13 @@ def whole(request, tmp_path_factory) -> Whole:
     return Whole(POLICIES[request.param](tmp_path_factory.mktemp(request.param)), SETTINGS)
 
 
+def some(mutations: Iterator[Mutation], step: int = STEP) -> Iterator[Mutation]:
+    return itertools.islice(mutations, 0, None, step)
+
+
 def test_a_value_of_a_json_file(whole, tmp_path):
     for file in ("config.json", BEFORE, AFTER):
-        refused, accepted = check(whole, json_mutations(whole.folder, file), tmp_path)
+        refused, accepted = check(whole, some(json_mutations(whole.folder, file)), tmp_path)
         assert refused > 20
         assert accepted > 5
 
@@ -83,11 +91,11 @@ def test_tensors_of_an_adapter(tmp_path_factory, tmp_path):
 
 
 def test_weights(whole, tmp_path):
-    """Of each tensor about one kind of damage, in turns."""
-    mutations = itertools.islice(weight_mutations(whole.folder, WEIGHTS), 0, None, 6)
+    """Of each tensor, or each third one, about one kind of damage, in turns."""
+    mutations = some(weight_mutations(whole.folder, WEIGHTS), 6 * STEP)
     refused, accepted = check(whole, mutations, tmp_path)
-    assert refused > 80
-    assert accepted < 0.1 * refused
+    assert refused > 80 / STEP
+    assert accepted <= 0.1 * refused
 
 
 def test_a_file(whole, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from edgellm_ros.builder import ExportOptions, check
 from fixtures.damage import damaged_copy
+from fixtures.draws import draws
 from fixtures.groot_checkpoint import ONE_ROBOT, write_groot, write_groot_of_lerobot
 from fixtures.groot_n16_checkpoint import ONE_ROBOT_N16, write_groot_n16
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
@@ -23,6 +24,7 @@ from fixtures.tiny_checkpoint import write_tiny_checkpoint
 
 LIMITS = ExportOptions(max_input_len=48, max_kv_cache_capacity=64)
 LONGEST = 1500  # characters of an error
+SEEDS = draws(4, 12)  # kinds of damage to each file
 
 
 def with_adapter(directory):
@@ -76,7 +78,7 @@ def test_a_damaged_file_is_refused_with_one_line_that_names_a_file(tmp_path, kin
     check(checkpoint, options)
     files = [path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()]
     refused = 0
-    for seed in range(12):
+    for seed in range(SEEDS):
         for file in sorted(files):
             damaged = tmp_path / f"{seed}" / file.replace("/", "_")
             told = damaged_copy(checkpoint, damaged, file, seed)
@@ -90,4 +92,4 @@ def test_a_damaged_file_is_refused_with_one_line_that_names_a_file(tmp_path, kin
                 refused += 1
             except BaseException as error:
                 raise AssertionError(f"{told}: {type(error).__name__}: {error}") from error
-    assert refused > 6 * len(files)
+    assert refused > SEEDS * len(files) / 2
