@@ -44,6 +44,7 @@ from fixtures.act_checkpoint import write_act
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.dflash_checkpoints import write_qwen3_with_drafter
 from fixtures.diffusion_checkpoint import write_diffusion
+from fixtures.draws import draws
 from fixtures.groot_checkpoint import write_groot_of_lerobot
 from fixtures.groot_n16_checkpoint import ONE_ROBOT_N16, write_groot_n16
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
@@ -98,6 +99,12 @@ OPTIONS = ("lora", "hidden_states", "lm_head_input", "vocab_map")
 COMBINATIONS = [
     tuple(itertools.compress(OPTIONS, chosen)) for chosen in itertools.product((False, True), repeat=4)
 ]
+THREE, ALONE = ([each for each in COMBINATIONS if len(each) == count] for count in (3, 1))
+# Those with three options and the graph without any have each pair of options in all four ways.
+CHOSEN = draws(
+    {"fp16": THREE, "fp32": [OPTIONS], "bf16": [OPTIONS]},
+    {"fp16": COMBINATIONS[1:], "fp32": ALONE, "bf16": ALONE},
+)
 
 
 @dataclass(frozen=True)
@@ -117,10 +124,10 @@ class Case:
         return GPUS if self.precision in REFUSED_FOR_TURING else (TURING, *GPUS)
 
 
-WITH_OPTIONS = [  # all combinations in fp16, each option in the others
+WITH_OPTIONS = [
     Case("llm", precision, options, "short_qwen3_omni")
-    for precision, options in itertools.product(PRECISIONS, COMBINATIONS[1:])
-    if precision == "fp16" or len(options) == 1
+    for precision in PRECISIONS
+    for options in CHOSEN[precision]
 ]
 PLAIN = [Case(*chosen) for chosen in itertools.product(("llm", "visual", "audio", "action"), PRECISIONS)]
 TOWERS = [
