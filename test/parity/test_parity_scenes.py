@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arena scenes, through the runtime and through transformers and PyTorch.
 
-Training never saw the scenes: 20 of them, 50 with EDGELLM_ALL_DRAWS=1.
+Training never saw the scenes: 12 of them, 50 with EDGELLM_ALL_DRAWS=1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unseen_scenes import scenes  # noqa: E402
 
 from fixtures.draws import draws  # noqa: E402
 
-SCENES = draws(20, 50)
+SCENES = draws(12, 50)
 TOLERANCE = 1e-3
 
 
