@@ -23,8 +23,10 @@ from edgellm_ros.ros.arm.contract import (
 from edgellm_ros.ros.chunk_checks import RefusedChunkError
 from edgellm_ros.ros.follower.trajectory_follower import Mode
 from fixtures.arm_on_a_clock import LIMITS, SECOND, SETTINGS, Arm, contract, joint, ramp
+from fixtures.draws import draws
 
 TICKS = 150
+STREAMS = draws(500, 1000)
 
 
 class TestFollowing:
@@ -314,7 +316,7 @@ def check_limits(times: list[float], commands: list[np.ndarray], of: Contract, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", [range(first, first + 250) for first in range(0, 1000, 250)], ids=str)
+@pytest.mark.parametrize("seeds", [range(first, first + 250) for first in range(0, STREAMS, 250)], ids=str)
 def test_limits_watchdog_and_stops_hold_for_random_streams_of_chunks(seeds):
     """The arm stands 0.3 s after the last time that any sent chunk could be followed.
 

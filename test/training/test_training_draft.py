@@ -317,7 +317,7 @@ def test_a_lesson_asks_for_the_base_models_logits_one_row_later(arena):
 
 def test_the_command_writes_a_head(tmp_path):
     """With a few steps on few samples, for the demo checkpoint."""
-    options = "--minutes 0.005 --batch 2 --first 32 --capacity 64 --clips 700 --workers 4 --eval-scenes 0"
+    options = "--minutes 0.005 --batch 2 --first 32 --capacity 64 --clips 64 --workers 1 --eval-scenes 0"
     options += " --intermediate 16 --steps 3"
     arguments = ["-m", "training.draft", "--checkpoint", str(CHECKPOINT), "--out", str(tmp_path)]
     printed = run_python(*arguments, *options.split())

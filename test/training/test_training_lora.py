@@ -100,7 +100,7 @@ def test_the_command_writes_both_adapters(tmp_path):
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
     space = {**ACTION_SPACE, "mean": [0.0, 0.0], "std": [0.6, 0.8]}
     save_checkpoint(tmp_path, thinker(), FlowExpert(ExpertDims()), tokenizer, space)
-    options = "--minutes 0.01 --batch 2 --first 32 --capacity 64 --clips 700 --workers 2 --eval-scenes 0"
+    options = "--minutes 0.01 --batch 2 --first 32 --capacity 64 --clips 64 --workers 1 --eval-scenes 0"
     options += " --rank 2"
     run_python("-m", "training.adapters", "--checkpoint", str(tmp_path), *options.split())
     for name in ("german", "cautious"):

@@ -58,7 +58,7 @@ def test_ranks_of_several_machines_are_refused(monkeypatch):
 
 def test_the_command_writes_one_checkpoint(tmp_path):
     """With a few steps on few samples, in two processes."""
-    options = "--minutes 0.005 --batch 2 --first 32 --capacity 64 --clips 700 --workers 2 --eval-scenes 2"
+    options = "--minutes 0.005 --batch 2 --first 32 --capacity 64 --clips 64 --workers 2 --eval-scenes 2"
     options += " --corpus 60"
     where = ["--init", str(ARENA), "--out", str(tmp_path)]
     printed = run_python(*TORCHRUN, "-m", "training.train", *where, *options.split())

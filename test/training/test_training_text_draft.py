@@ -69,7 +69,7 @@ def checkpoint(tmp_path_factory):
 def trained(checkpoint, tmp_path_factory) -> tuple[Path, str]:
     """A head for this model, and what the command prints."""
     out = tmp_path_factory.mktemp("head")
-    return out, train(checkpoint, out, "--bf16", "--vocabulary", "128")
+    return out, train(checkpoint, out, "--bf16", "--vocabulary", "128", "--minutes", "0.15")
 
 
 def test_the_command_trains_and_scores_a_head(trained):
