@@ -105,8 +105,10 @@ class ActionRunner:
         """
         key = self._noise_key(samples, steps, seed)
         if key not in self._noise:
-            noise = normal_noise(seed, samples, key[2] * prod(self._head.shape))
-            self._noise[key] = noise.reshape(samples, key[2], *self._head.shape)
+            drawn = 1 if self._head.sampler.adds_start else key[2]
+            noise = normal_noise(seed, samples, drawn * prod(self._head.shape))
+            noise = noise.reshape(samples, drawn, *self._head.shape)
+            self._noise[key] = np.repeat(noise, key[2] // drawn, axis=1)
             if len(self._noise) > KEPT_NOISE:
                 self._noise.popitem(last=False)
 

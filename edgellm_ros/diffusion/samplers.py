@@ -3,8 +3,10 @@
 
 - `FlowTime`: Euler steps along the velocity of a flow, as of SmolVLA
 - `NoiseSchedule`: steps of DDPM or DDIM, which take away noise, as of Diffusion Policy
+- `StartNoise`: steps that put less of the same noise on predicted actions, as of X-VLA
 
-Source of the schedule: diffusers 0.35.2, schedulers/scheduling_ddpm.py and scheduling_ddim.py.
+Source of the schedule: diffusers 0.35.2, schedulers/scheduling_ddpm.py and scheduling_ddim.py. Source of
+`StartNoise`: LeRobot 0.6.1, policies/xvla/modeling_xvla.py (XVLAModel.generate_actions).
 """
 
 from __future__ import annotations
@@ -40,6 +42,11 @@ class Sampler(Protocol):
         """Name of the engine's output."""
         ...
 
+    @property
+    def adds_start(self) -> bool:
+        """Whether the noise that steps add is that of the start, and not drawn for each."""
+        ...
+
     def noises(self, steps: int) -> int:
         """Return how many of the steps, from the first one on, add noise."""
         ...
@@ -60,6 +67,7 @@ class FlowTime:
     noise: float
     actions: float
     output = "velocity"
+    adds_start = False
 
     @property
     def direction(self) -> float:
@@ -106,6 +114,7 @@ class NoiseSchedule:
 
     config: NoiseScheduleConfig
     output = "prediction"
+    adds_start = False
 
     def noises(self, steps: int) -> int:
         return steps - 1 if self.config.sampler == "DDPM" else 0
@@ -156,6 +165,33 @@ class NoiseSchedule:
         limit = math.inf if self.config.clip is None else self.config.clip
         of_x, of_output, divisor = clean
         return DenoisingFactors(*map(float, (of_x, of_output, divisor, limit, *shares)))
+
+
+@dataclass(frozen=True)
+class StartNoise:
+    """Steps of a model that predicts the clean actions.
+
+    The next x is (1 - t) times the prediction plus t times the noise of the start. The model's time t falls
+    from 1 to 0 in equal steps. No flow has these steps: x is not what an Euler step would make of it.
+    """
+
+    output = "prediction"
+    adds_start = True
+
+    def noises(self, steps: int) -> int:
+        return steps - 1
+
+    def time(self, number: int, steps: int) -> float:
+        return (steps - number) / steps
+
+    def queue(self, kernels: Kernels, tensors: StepTensors, number: int, steps: int) -> None:
+        trajectory, output, time, noise = tensors
+        next_time = self.time(number + 1, steps)
+        clean = {"of_x": 0.0, "of_output": 1.0, "divisor": 1.0, "limit": math.inf}
+        factors = DenoisingFactors(
+            **clean, clean_share=1 - next_time, x_share=0.0, output_share=0.0, noise_share=next_time
+        )
+        kernels.denoising_step(trajectory, output, noise, factors, time, next_time)
 
 
 def training_betas(config: NoiseScheduleConfig) -> np.ndarray:

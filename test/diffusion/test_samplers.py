@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of noise schedules, against the formulas of DDPM and DDIM in float64."""
+"""Steps of samplers, against the formulas of DDPM, DDIM and X-VLA in float64."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edgellm_ros.diffusion.diffusion_policy_config import NoiseScheduleConfig
-from edgellm_ros.diffusion.samplers import NOISE_AT_1, NoiseSchedule, StepTensors
+from edgellm_ros.diffusion.samplers import NOISE_AT_1, NoiseSchedule, Sampler, StartNoise, StepTensors
 from edgellm_ros.engine.device import on_device, open_device
 from edgellm_ros.kernels import load_kernels
 
@@ -33,18 +33,31 @@ def betas(kind: str) -> np.ndarray:
     return np.minimum(1 - kept[1:] / kept[:-1], 0.999)
 
 
-def steps_of(sampled: NoiseSchedule, outputs, noises, start: np.ndarray) -> list[np.ndarray]:
+def steps_of(sampled: Sampler, outputs, noises, start: np.ndarray) -> list[np.ndarray]:
     """Run the steps with given outputs of the model; return x after each."""
     device, steps = open_device("cpu"), len(outputs)
     kernels, x = load_kernels(device), on_device(device, start.copy())
     time, found = on_device(device, np.full(1, sampled.time(0, steps), np.float32)), []
     for number in range(steps):
-        assert device.download(time)[0] == sampled.times(steps)[number]
+        assert device.download(time)[0] == np.float32(sampled.time(number, steps))
         noise = on_device(device, noises[number]) if number < sampled.noises(steps) else None
         tensors = StepTensors(x, on_device(device, outputs[number]), time, noise)
         sampled.queue(kernels, tensors, number, steps)
         found.append(device.download(x))
     return found
+
+
+@pytest.mark.parametrize("steps", [1, 2, 10])
+def test_steps_of_an_x_vla_mix_predictions_with_the_noise_of_the_start(steps):
+    rng, sampled = np.random.default_rng(steps), StartNoise()
+    start = rng.standard_normal(SHAPE).astype(np.float32)
+    outputs = rng.standard_normal((steps, *SHAPE)).astype(np.float32)
+    found = steps_of(sampled, outputs, [start] * steps, start)
+    assert sampled.adds_start
+    for number, output in enumerate(outputs):
+        time = (steps - number - 1) / steps
+        np.testing.assert_allclose(found[number], start * time + output * (1 - time), atol=1e-6)
+    np.testing.assert_array_equal(found[-1], outputs[-1])
 
 
 @pytest.mark.parametrize("steps", [1, 7, 10, TRAINED])
