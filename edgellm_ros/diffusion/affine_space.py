@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The action space of a policy.
+"""The action spaces of policies but GR00T.
 
-The space has names, units and statistics of each value, and no path.
+A space has names, units and statistics of each value, and no path.
+
+Source of `TipActionSpace`: LeRobot 0.6.1, policies/xvla/processor_xvla.py and utils.py.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from edgellm_ros.diffusion.policy_config import AffineSpaceConfig, LimitedStateConfig, StateConfig
+from edgellm_ros.diffusion.groot_config import LimitedStateConfig
+from edgellm_ros.diffusion.policy_config import MODEL_TARGET, AffineSpaceConfig, StateConfig, TipSpaceConfig
+
+NEAR_ZERO = 1e-6  # what X-VLA adds to the length of a column
 
 
 class AffineActionSpace:
@@ -41,6 +46,55 @@ class AffineActionSpace:
 
     def integrate(self, actions: np.ndarray, speed: float) -> None:
         """Return None: the actions move no base, so that they have no path."""
+
+
+class TipActionSpace(AffineActionSpace):
+    """The first values that an X-VLA computes, or its targets of the arm's tip."""
+
+    config: TipSpaceConfig
+
+    def denormalise(self, values: np.ndarray) -> np.ndarray:
+        """Convert the model's values to physical actions.
+
+        values: [..., model_dim]. Returns actions [..., A] in float32.
+        """
+        if not self.config.is_target:
+            return super().denormalise(values)
+        point, columns, gripper = np.split(values[..., :MODEL_TARGET], [3, 9], axis=-1)
+        ends = np.where(gripper > 0.5, 1.0, -1.0)
+        return np.concatenate([point, axis_angles(columns), ends], axis=-1).astype(np.float32)
+
+
+def axis_angles(columns: np.ndarray) -> np.ndarray:
+    """Convert two columns of rotations [..., 6] to axes times angles.
+
+    Returns [..., 3] float64 in rad. The columns need not be orthogonal. Angles are from 0 to pi.
+    """
+    first, second = columns[..., :3].astype(np.float64), columns[..., 3:].astype(np.float64)
+    first = first / (np.linalg.norm(first, axis=-1, keepdims=True) + NEAR_ZERO)
+    second = second - np.sum(first * second, axis=-1, keepdims=True) * first
+    second = second / (np.linalg.norm(second, axis=-1, keepdims=True) + NEAR_ZERO)
+    matrix = np.stack([first, second, np.cross(first, second)], axis=-1)
+    x, y, z = (matrix[..., i, i] for i in range(3))
+    # the products of a quaternion's values x, y, z, w with each other, times 4: every row is the quaternion
+    # times one of its values, and the longest row is exact where that value is not near 0
+    xy, xz, yz = (matrix[..., i, j] + matrix[..., j, i] for i, j in ((0, 1), (0, 2), (1, 2)))
+    xw, yw, zw = (matrix[..., i, j] - matrix[..., j, i] for i, j in ((2, 1), (0, 2), (1, 0)))
+    rows = np.stack(
+        [
+            np.stack([1 + x - y - z, xy, xz, xw], axis=-1),
+            np.stack([xy, 1 - x + y - z, yz, yw], axis=-1),
+            np.stack([xz, yz, 1 - x - y + z, zw], axis=-1),
+            np.stack([xw, yw, zw, 1 + x + y + z], axis=-1),
+        ],
+        axis=-2,
+    )
+    longest = np.argmax(np.linalg.norm(rows, axis=-1), axis=-1)[..., None, None]
+    row = np.take_along_axis(rows, longest, axis=-2)[..., 0, :]
+    row = row * np.where(row[..., 3:] < 0, -1.0, 1.0)
+    axis, length = row[..., :3], np.linalg.norm(row[..., :3], axis=-1, keepdims=True)
+    angle = 2 * np.arctan2(length, row[..., 3:])
+    return np.where(length > 0, axis / np.where(length > 0, length, 1.0) * angle, 0.0)
 
 
 def model_state(state: np.ndarray | None, config: StateConfig) -> np.ndarray:

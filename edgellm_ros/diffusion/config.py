@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from edgellm_ros.diffusion.diffusion_policy_config import DiffusionConfig
 from edgellm_ros.diffusion.groot_config import GrootConfig
 from edgellm_ros.diffusion.openpi_config import OpenPiConfig
-from edgellm_ros.diffusion.policy_config import ACTConfig, Pi0Config, Pi05Config, SmolVLAConfig
+from edgellm_ros.diffusion.policy_config import ACTConfig, Pi0Config, Pi05Config, SmolVLAConfig, XVLAConfig
 from edgellm_ros.echo import quoted
 
 
@@ -145,6 +145,7 @@ ActionHeadConfig = (
     | Pi0Config
     | Pi05Config
     | GrootConfig
+    | XVLAConfig
     | ACTConfig
     | DiffusionConfig
     | OpenPiConfig

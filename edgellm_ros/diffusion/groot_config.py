@@ -10,8 +10,8 @@ from typing import Literal
 from edgellm_ros.diffusion.policy_config import (
     AffineSpaceConfig,
     FlowPolicyConfig,
-    LimitedStateConfig,
     PrefixCameraConfig,
+    StateConfig,
 )
 from edgellm_ros.multimodal.image_crop import ImageCrop
 from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig, Siglip2VisionConfig
@@ -31,6 +31,35 @@ class CroppedCameraConfig(PrefixCameraConfig):
         super().__post_init__()
         if self.frames < 1:
             raise ValueError(f"frames must be at least 1, got {self.frames}")
+
+
+@dataclass(frozen=True)
+class LimitedStateConfig(StateConfig):
+    """The robot's state, whose normalised values are limited.
+
+    Angles become sines and cosines.
+    """
+
+    # largest magnitude of each normalised value; 0 for a value that does not vary in the training data
+    limits: tuple[float, ...]
+    # First value and number of values, of each group that the model takes as the sines and then the cosines
+    # of its values, in radians. Groups are in the order of the values.
+    angles: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        end = 0
+        for group in self.angles:
+            if len(group) != 2 or group[0] < end or group[1] < 1 or sum(group) > self.dim:
+                raise ValueError(f"angles must be groups of the {self.dim} values, got {self.angles}")
+            end = sum(group)
+        values = self.dim + sum(count for _, count in self.angles)
+        if self.model_dim < values:
+            raise ValueError(
+                f"model_dim {self.model_dim} is less than the {values} values with sines and cosines"
+            )
+        if len(self.limits) != self.dim or not all(map(math.isfinite, self.limits)) or min(self.limits) < 0:
+            raise ValueError(f"limits must have {self.dim} finite values of at least 0, got {self.limits}")
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 
 A policy with a flow (`FlowPolicyConfig`) has a prefix engine, which computes a context of camera images, a
 task in words and the robot's state, and an action engine, which computes velocities from noise to actions and
-reads the context. Diffusion Policy has the same two engines without a task; its action engine predicts noise.
-ACT has one engine, from images and state to actions. To add a policy, add a class, here or in its own file,
-and what runs it in `runtime/policy/pipeline.py`.
+reads the context. X-VLA has the same two engines, but predicts the clean actions. So has Diffusion Policy,
+without a task; its action engine predicts noise. ACT has one engine, from images and state to actions. To add
+a policy, add a class, here or in its own file, and what runs it in `runtime/policy/pipeline.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
+
+TARGET, MODEL_TARGET = 7, 10  # values of a target of the arm's tip, and of the model's
 
 
 @dataclass(frozen=True)
@@ -63,35 +65,6 @@ class StateConfig(FeatureConfig):
 
 
 @dataclass(frozen=True)
-class LimitedStateConfig(StateConfig):
-    """The robot's state, whose normalised values are limited.
-
-    Angles become sines and cosines.
-    """
-
-    # largest magnitude of each normalised value; 0 for a value that does not vary in the training data
-    limits: tuple[float, ...]
-    # First value and number of values, of each group that the model takes as the sines and then the cosines
-    # of its values, in radians. Groups are in the order of the values.
-    angles: tuple[tuple[int, ...], ...]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        end = 0
-        for group in self.angles:
-            if len(group) != 2 or group[0] < end or group[1] < 1 or sum(group) > self.dim:
-                raise ValueError(f"angles must be groups of the {self.dim} values, got {self.angles}")
-            end = sum(group)
-        values = self.dim + sum(count for _, count in self.angles)
-        if self.model_dim < values:
-            raise ValueError(
-                f"model_dim {self.model_dim} is less than the {values} values with sines and cosines"
-            )
-        if len(self.limits) != self.dim or not all(map(math.isfinite, self.limits)) or min(self.limits) < 0:
-            raise ValueError(f"limits must have {self.dim} finite values of at least 0, got {self.limits}")
-
-
-@dataclass(frozen=True)
 class AffineSpaceConfig(FeatureConfig):
     """Physical actions, which are the first values of the model's actions."""
 
@@ -115,6 +88,26 @@ class AffineSpaceConfig(FeatureConfig):
     def state_places(self) -> tuple[int, ...]:
         """Return the value of the state that each value is relative to; -1 of others."""
         return tuple(i if own else -1 for i, own in enumerate(self.relative))
+
+
+@dataclass(frozen=True)
+class TipSpaceConfig(AffineSpaceConfig):
+    """Physical actions of X-VLA, which may be a target of the arm's tip.
+
+    A target is the first 10 values of the model's actions: the point, two columns of the rotation's matrix,
+    and the gripper. It becomes 7 values: the point, the rotation's axis times its angle in rad, and 1 or -1
+    for a gripper value above 0.5 or not.
+    """
+
+    is_target: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.is_target and (self.dim != TARGET or self.model_dim < MODEL_TARGET):
+            raise ValueError(
+                f"a target has {TARGET} values of at least {MODEL_TARGET} of the model, got {self.dim} of "
+                f"{self.model_dim}"
+            )
 
 
 @dataclass(frozen=True)
@@ -234,7 +227,10 @@ class PolicyConfig:
 
 @dataclass(frozen=True)
 class FlowPolicyConfig(PolicyConfig):
-    """A policy whose actions come from noise by a flow, for a task in words."""
+    """A policy whose actions come from noise, for a task in words.
+
+    They do so by a flow, but for X-VLA.
+    """
 
     has_flow: ClassVar[bool] = True
     from_noise: ClassVar[bool] = True
@@ -297,6 +293,20 @@ class Pi05Config(FlowPolicyConfig):
         if not 0 <= self.prompted_values <= self.state.model_dim:
             most = self.state.model_dim
             raise ValueError(f"prompted_values must be from 0 to {most}, got {self.prompted_values}")
+
+
+@dataclass(frozen=True)
+class XVLAConfig(FlowPolicyConfig):
+    """X-VLA: images, task and soft prompts are the prefix, whose rows see the actions.
+
+    The model predicts the clean actions, on which a step puts less of the noise of the start.
+    """
+
+    has_flow: ClassVar[bool] = False
+
+    cameras: PaddedCameraConfig
+    action_space: TipSpaceConfig
+    kind: Literal["xvla"] = field(default="xvla", kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -52,13 +52,13 @@ STATE = "state"
 ROW_ORDER = "row_order"  # of images and tokens in the prompt
 ROW_PLACES = "row_places"
 STATE_FEATURES = "state_features"  # an output, and an input of the action engine
-CONDITION = "condition"  # of Diffusion Policy, an input of its action engine
+CONDITION = "condition"  # of Diffusion Policy and X-VLA, an input of their action engines
 # action/model.onnx
 TRAJECTORY = "trajectory"
 TIME = "time"
 CACHE_ROWS = "cache_rows"
 VELOCITY = "velocity"
-PREDICTION = "prediction"  # of Diffusion Policy, in place of a velocity
+PREDICTION = "prediction"  # of Diffusion Policy and X-VLA, in place of a velocity
 ACTIONS = "actions"  # of a policy without a flow
 
 

@@ -25,6 +25,7 @@ from fixtures.graphs import FLOAT, helper, make_model
 from fixtures.groot_checkpoint import ONE_ROBOT, write_groot
 from fixtures.pi_checkpoint import SIZES, WIDER_SIZES, write_pi
 from fixtures.smolvla_checkpoint import write_smolvla
+from fixtures.xvla_checkpoint import write_xvla
 
 # It has no kernels for these in any precision, or none for bf16 (data of the first input).
 MISSING = {"MaxPool", "InstanceNormalization", "Elu"}
@@ -39,6 +40,7 @@ POLICIES = {
     "groot": partial(write_groot, shape=ONE_ROBOT),
     "pi": write_pi,
     "smolvla": write_smolvla,
+    "xvla": write_xvla,
 }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutated folders of pi0, pi0.5, Diffusion Policy and GR00T.
+"""Mutated folders of pi0, pi0.5, Diffusion Policy, GR00T and X-VLA.
 
 Each is refused with one line, or answers as before. Of each kind of folder some mutations are checked, in
 equal steps through all that there are.
@@ -27,6 +27,7 @@ from fixtures.policy_mutations import (
     value_mutations,
     weight_mutations,
 )
+from fixtures.xvla_checkpoint import write_xvla
 
 pytestmark = pytest.mark.slow
 OF_WEIGHTS = draws(6, 12)  # mutations of weights, which take ten times as long as others
@@ -56,12 +57,26 @@ GROOT = {
     "new_embodiment": (lambda model: architecture(model).embodiment, None),
 }
 GROOT_N16 = GROOT | {"action_horizon": (GROOT["action_horizon"][0], 16)}
+XVLA = {
+    "chunk_size": (lambda model: model.config.action_space.horizon, 32),
+    "num_heads": (lambda model: architecture(model).heads, 16),
+    "num_denoising_steps": (lambda model: model.config.num_denoise_steps, 10),
+    "num_image_views": (lambda model: architecture(model).views, 2),
+    "empty_cameras": (lambda model: architecture(model).views - 2, 0),
+    "domain_id": (lambda model: architecture(model).domain, 0),
+}
 # what a folder says that is data of the robot, or goes through the code of the policy's authors as it is
 OPENPI_DATA = ("openpi.json: *", "*norm_stats.json: *")
 DIFFUSION_DATA = ("config.json: crop_shape*", "config.json: beta_*")
 GROOT_DATA = ("statistics.json: new_embodiment.*", "*.modality_keys*", "*: processor_kwargs.use_percentiles")
 GROOT_DATA += ("*clip_outliers", "*use_albumentations", "*shortest_image_edge", "*crop_fraction")
 GROOT_DATA += ("*letter_box_transform", "*video_modality_keys*", "*image_target_size.0")
+XVLA_DATA = (
+    "config.json: resize_imgs_with_padding*",
+    "*vision_config.num_heads*",
+    "*vision_config.num_groups*",
+)
+XVLA_DATA += ("*vision_config.patch_stride*", "*vision_config.patch_padding*", "*vision_config.window_size")
 MANY, FEW = draws(100, 250), draws(45, 90)
 # how a folder is written, settings and data of a Whole, and how many of its mutations are checked
 POLICIES = {
@@ -72,6 +87,7 @@ POLICIES = {
     "groot": (lambda folder: write_groot(folder, shape=ONE_ROBOT), GROOT, GROOT_DATA, FEW),
     "groot_n16": (lambda folder: write_groot_n16(folder, shape=ONE_ROBOT_N16), GROOT_N16, GROOT_DATA, FEW),
     "groot_of_lerobot": (write_groot_of_lerobot, GROOT, GROOT_DATA, FEW),
+    "xvla": (write_xvla, XVLA, XVLA_DATA, FEW),
 }
 OTHERS_FILES = "vlm", "train_config.json"  # of a model that has tests of its own, and of the training
 

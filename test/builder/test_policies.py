@@ -116,7 +116,7 @@ def test_an_option_of_a_newer_lerobot_that_is_off_is_no_error(checkpoint, tmp_pa
 
 # `type` of LeRobot 0.4.4 to 0.6.1 (`register_subclass` in its policies and rewards)
 LEROBOT = ["eo1", "evo1", "fastwam", "gaussian_actor", "lingbot_va", "molmoact2"]
-LEROBOT += ["multi_task_dit", "pi0_fast", "tdmpc", "vla_jepa", "vqbet", "wall_x", "xvla"]
+LEROBOT += ["multi_task_dit", "pi0_fast", "tdmpc", "vla_jepa", "vqbet", "wall_x"]
 LEROBOT += ["sac", "reward_classifier", "sarm", "robometer", "topreward"]
 
 
@@ -124,8 +124,8 @@ LEROBOT += ["sac", "reward_classifier", "sarm", "robometer", "topreward"]
 @pytest.mark.parametrize("features", [{"output_features": {"action": {}}}, {}])
 def test_a_known_policy_of_lerobot_is_refused_with_what_it_is(tmp_path, kind, features):
     write_json(tmp_path / "config.json", {"type": kind, **features})
-    known = rf"supported: act, diffusion, groot, pi0, pi05, smolvla; this is .+; of policies, {SUPPORTED} are"
-    message = rf"config\.json: type '{kind}': {known}"
+    known = "supported: act, diffusion, groot, pi0, pi05, smolvla, xvla"
+    message = rf"config\.json: type '{kind}': {known}; this is .+; of policies, {SUPPORTED} are"
     with pytest.raises(ValueError, match=message):
         plan_export(tmp_path, ExportOptions())
 
@@ -138,6 +138,7 @@ def test_a_known_policy_of_lerobot_is_refused_with_what_it_is(tmp_path, kind, fe
         ("Gr00tN1d5", "GR00T N1.5"),
         ("wall-x", "WALL-X"),
         ("molmoact", "MolmoAct"),
+        ("xvla", "X-VLA"),
     ],
 )
 def test_a_known_policy_of_others_is_refused_with_what_it_is(tmp_path, model_type, title):

@@ -57,6 +57,7 @@ from fixtures.qwen3_vl_checkpoint import write_qwen3_vl_checkpoint
 from fixtures.random_head import base_config, write_random_head
 from fixtures.seed_oss_family import SEED_OSS, write_seed_oss_checkpoint
 from fixtures.smolvla_checkpoint import write_smolvla
+from fixtures.xvla_checkpoint import write_xvla
 
 pytestmark = pytest.mark.tensorrt_build
 TURING = "sm_75"
@@ -284,8 +285,10 @@ def test_the_builder_makes_plans_of_a_block_drafter_and_of_its_base(tmp_path, li
         ),
         (write_act, {"action": (3, 0)}),  # a layer of the encoder, two attentions of the decoder
         (write_diffusion, {"prefix": (0, 0), "action": (0, 0)}),
+        # the windows of two blocks; a layer of the encoder; two layers
+        (write_xvla, {"visual": (2, 0), "prefix": (1, 0), "action": (2, 0)}),
     ],
-    ids=["smolvla", "pi0", "pi05", "groot", "groot n16", "act", "diffusion"],
+    ids=["smolvla", "pi0", "pi05", "groot", "groot n16", "act", "diffusion", "xvla"],
 )
 def test_the_parser_takes_the_graphs_of_a_policy(tmp_path, library, precision, write, layers):
     config = export(write(tmp_path / "checkpoint"), tmp_path / "engine", precision=precision)

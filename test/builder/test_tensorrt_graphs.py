@@ -31,7 +31,7 @@ from fixtures.seed_oss_family import SEED_OSS
 from fixtures.tensorrt_rules.operators import unsupported
 
 pytestmark = pytest.mark.only_on("cpu", reason="the export is the same for every device")
-POLICIES = {"smolvla", "pi0", "pi05", "groot", "groot n16", "act", "diffusion"}
+POLICIES = {"smolvla", "pi0", "pi05", "groot", "groot n16", "act", "diffusion", "xvla"}
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from fixtures.groot_checkpoint import write_groot_of_lerobot
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 from fixtures.pi_checkpoint import write_pi
 from fixtures.smolvla_checkpoint import write_smolvla
+from fixtures.xvla_checkpoint import write_xvla
 
 pytestmark = pytest.mark.only_on("cuda", reason="looks at graphs as ONNX Runtime's CUDA provider runs them")
 COPIES = ("MemcpyToHost", "MemcpyFromHost")
@@ -67,7 +68,7 @@ def test_no_engine_in_half_precision_with_all_extras_copies_either(placed, tiny_
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize(
-    "write", [write_act, write_diffusion, write_pi, write_smolvla, write_groot_of_lerobot]
+    "write", [write_act, write_diffusion, write_pi, write_smolvla, write_groot_of_lerobot, write_xvla]
 )
 def test_no_engine_of_a_policy_copies_to_the_host_or_back(placed, tmp_path, write, precision):
     export(write(tmp_path / "checkpoint"), tmp_path / "engine", precision=precision)

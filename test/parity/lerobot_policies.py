@@ -137,6 +137,11 @@ def act() -> tuple[types.ModuleType, ...]:
     return _import("lerobot.policies.act", ("modeling_act", "processor_act"))
 
 
+def xvla() -> tuple[types.ModuleType, ...]:
+    """Import the modules `modeling_xvla` and `processor_xvla` of LeRobot's X-VLA."""
+    return _import("lerobot.policies.xvla", ("modeling_xvla", "processor_xvla"))
+
+
 def pi(kind: str) -> tuple[types.ModuleType, ...]:
     """Import three modules of LeRobot's pi0 or pi0.5 ("pi05").
 

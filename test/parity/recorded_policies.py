@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgellm_ros.builder import export
+from edgellm_ros.diffusion.policy_config import FlowPolicyConfig
 from edgellm_ros.kernels.random import normal_noise
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
@@ -75,10 +76,12 @@ def compare(folder: Path, engine: Path) -> list[Answer]:
     config, answers = export(folder / CHECKPOINT, engine), read_answers(folder)
     with LLMInferenceRuntime(engine) as runtime:
         for answer in answers:
-            assert config.policy.cameras.names == tuple(answer.frames)
+            cameras, names = tuple(answer.frames), config.policy.cameras.names
+            assert [name for name in names if name in cameras] == list(cameras)
             request = LLMGenerationRequest(
-                TASK if config.has_language_model else "",
+                TASK if isinstance(config.policy, FlowPolicyConfig) else "",
                 images=tuple(answer.frames.values()),
+                cameras=cameras if len(cameras) < len(names) else (),
                 state=answer.state if answer.state.size else None,
                 action_samples=len(answer.actions),
                 noise_seed=SEED,

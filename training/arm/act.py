@@ -49,8 +49,8 @@ class Act(PolicyKind):
         """Give the frozen batch norms the statistics of a batch, and the decoder a value to begin with.
 
         With random weights each residual block of the backbone would double the variance of its input. The
-        decoder's first layer attends to zeros: without a bias, the norm after it divides by a variance of 0 and
-        multiplies gradients by 316. A run on a GPU learned nothing like this.
+        decoder's first layer attends to zeros: without a bias, the norm after it divides by a variance of 0
+        and multiplies gradients by 316. A run on a GPU learned nothing like this.
         """
         nn.init.normal_(policy.model.decoder.layers[0].self_attn.out_proj.bias)
 

@@ -22,7 +22,7 @@ POLICIES = {
     "gr00tn15": "GR00T N1.5, a diffusion transformer on Eagle",
     "gr00tn1d5": "GR00T N1.5, a diffusion transformer on Eagle",
     "openvla": "OpenVLA, which writes actions as tokens of Llama 2",
-    "xvla": "X-VLA, a policy on Florence-2",
+    "xvla": "X-VLA, in another layout than that of LeRobot",
     "wallx": "WALL-X, a flow policy on Qwen2.5-VL",
     "molmoact": "MolmoAct, which writes actions as tokens of Molmo",
     "molmoact2": "MolmoAct 2, a flow policy on Molmo",
@@ -32,7 +32,7 @@ POLICIES = {
     "lingbotva": "LingBot-VA, a world model with actions",
     "vlajepa": "VLA-JEPA, a vision language action model",
 }
-SUPPORTED = "ACT, Diffusion Policy, GR00T N1.6 and N1.7, pi0, pi0.5 and SmolVLA"
+SUPPORTED = "ACT, Diffusion Policy, GR00T N1.6 and N1.7, pi0, pi0.5, SmolVLA and X-VLA"
 OPENPI = "paligemma_variant"  # a key of openpi's config.json, which has no type
 
 

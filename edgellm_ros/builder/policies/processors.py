@@ -27,6 +27,9 @@ STATE_PROMPT = "pi05_prepare_state_tokenizer_processor_step"  # writes task and 
 TOKENIZER, DEVICE = "tokenizer_processor", "device_processor"
 NORMALIZER, UNNORMALIZER = "normalizer_processor", "unnormalizer_processor"
 RELATIVE, ABSOLUTE = "relative_actions_processor", "absolute_actions_processor"
+TO_BATCH = "to_batch_processor"
+IMAGE_TO_FLOAT, IMAGENET = "xvla_image_to_float", "xvla_imagenet_normalize"
+DOMAIN, TO_AXIS_ANGLE = "xvla_add_domain_id", "xvla_rotation_6d_to_axis_angle"
 OLDER_NAMES = {"delta_actions_processor": RELATIVE}  # of LeRobot 0.5
 EPSILON = 1e-8  # what the normalisers add to a standard deviation, or take for a range of 0
 
@@ -56,16 +59,19 @@ def read_steps(path: Path) -> list[Step]:
     return [_read_step(path, number, entry) for number, entry in enumerate(entries)]
 
 
-def check_steps(checkpoint: Path, config: ConfigSection, prompt: str = "") -> dict[str, str]:
+def check_steps(
+    checkpoint: Path, config: ConfigSection, prompt: str = "", own: Mapping[str, Mapping[str, Check]] = {}
+) -> dict[str, str]:
     """Raise ValueError for a processor step that the runtime does not compute.
 
     Returns renamed observations: the policy's name -> the robot's. prompt: the step that writes the prompt of
-    this type of policy; "" for one without text. ValueError, which names file, step and setting, for a step
-    that is unknown, in another place or with settings that the runtime does not have.
+    this type of policy, or the tokenizer if the task is the prompt; "" for one without text. own: in place of
+    SUPPORTED, the steps of this type by file and name. ValueError, which names file, step and setting, for a
+    step that is unknown, in another place or with settings that the runtime does not have.
     """
     renamed: dict[str, str] = {}
     for file in (PREPROCESSOR, POSTPROCESSOR):
-        path, known = checkpoint / file, _supported(file, prompt)
+        path, known = checkpoint / file, own[file] if own else _supported(file, prompt)
         steps = read_steps(path)
         for number, step in enumerate(steps):
             if step.name not in known:
@@ -283,6 +289,9 @@ ORDER = (  # of two steps that depend on each other
     *((each, TOKENIZER) for each in PROMPTS),
     (NORMALIZER, STATE_PROMPT),
     (UNNORMALIZER, ABSOLUTE),
+    *((RENAMER, each) for each in (IMAGE_TO_FLOAT, IMAGENET)),  # both change images by their names
+    (IMAGE_TO_FLOAT, IMAGENET),
+    (UNNORMALIZER, TO_AXIS_ANGLE),
 )
 ORDERED = frozenset(name for pair in ORDER for name in pair)
 STEP_KEYS = ("registry_name", "class", "config", "state_file")
@@ -295,11 +304,15 @@ SETTINGS: dict[str, tuple[str, ...]] = {  # of steps that have any
     UNNORMALIZER: ("eps", "features", "norm_map", "normalize_observation_keys"),
     RELATIVE: ("enabled", "exclude_joints", "action_names"),
     ABSOLUTE: ("enabled",),
+    IMAGE_TO_FLOAT: ("image_keys", "validate_range"),
+    IMAGENET: ("image_keys",),
+    DOMAIN: ("domain_id",),
+    TO_AXIS_ANGLE: ("expected_action_dim",),
 }
 SUPPORTED: dict[str, dict[str, Check]] = {
     PREPROCESSOR: {
         RENAMER: _check_renames,
-        "to_batch_processor": _no_settings,
+        TO_BATCH: _no_settings,
         NEW_LINE: _no_settings,
         PI0_NEW_LINE: _no_settings,
         STATE_PROMPT: _check_prompt,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of the heads of policies with a flow, and the choice of one.
+"""The interface of the heads of policies with a prefix, and the choice of one.
 
 A configuration selects the head.
 """
@@ -16,11 +16,18 @@ from edgellm_ros.diffusion.groot_config import GrootConfig
 from edgellm_ros.diffusion.heads.groot import GrootHead
 from edgellm_ros.diffusion.heads.pi import Pi0Head, Pi05Head
 from edgellm_ros.diffusion.heads.smolvla import SmolVLAHead
-from edgellm_ros.diffusion.policy_config import FlowPolicyConfig, Pi0Config, Pi05Config, SmolVLAConfig
+from edgellm_ros.diffusion.heads.xvla import XVLAHead
+from edgellm_ros.diffusion.policy_config import (
+    FlowPolicyConfig,
+    Pi0Config,
+    Pi05Config,
+    SmolVLAConfig,
+    XVLAConfig,
+)
 
 
 class PolicyHead(ActionHead, Protocol):
-    """The head of a policy with a flow, whose context is a `PrefixContext`."""
+    """The head of a policy of `FlowPolicyConfig`, whose context is a `PrefixContext`."""
 
     def prompt(self, task: str, state: np.ndarray) -> str:
         """Write the text of a request that is tokenized; state [1, model_dim]: normalised."""
@@ -42,7 +49,7 @@ class PolicyHead(ActionHead, Protocol):
 
 
 def make_policy_head(config: FlowPolicyConfig) -> PolicyHead:
-    """Make the head of a policy with a flow."""
+    """Make the head of a policy."""
     if isinstance(config, GrootConfig):
         return GrootHead(config)
     if isinstance(config, SmolVLAConfig):
@@ -51,4 +58,6 @@ def make_policy_head(config: FlowPolicyConfig) -> PolicyHead:
         return Pi0Head(config)
     if isinstance(config, Pi05Config):
         return Pi05Head(config)
+    if isinstance(config, XVLAConfig):
+        return XVLAHead(config)
     raise ValueError(f"unknown policy {config.kind!r}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlowEngines: the engines of a policy whose actions come from noise by a flow."""
+"""FlowEngines: the engines of a policy with a prefix and actions from noise."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from edgellm_ros.runtime.text.tokenizer import Tokenizer
 
 
 class FlowEngines:
-    """Vision tower, prefix and velocity; see `PolicyEngines`."""
+    """Vision tower, prefix and velocity, or prediction; see `PolicyEngines`."""
 
     def __init__(self, opening: Opening, config: FlowPolicyConfig, metrics: RuntimeMetrics) -> None:
         self._config = config

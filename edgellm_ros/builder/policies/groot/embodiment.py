@@ -19,8 +19,7 @@ import numpy as np
 from edgellm_ros.builder.checkpoint.checkpoint_config import ConfigSection
 from edgellm_ros.builder.policies.groot.architecture import GrootArchitecture
 from edgellm_ros.builder.policies.lerobot import ACTION, STATE, dataset_fps, dataset_names
-from edgellm_ros.diffusion.groot_config import POSE, GrootSpaceConfig
-from edgellm_ros.diffusion.policy_config import LimitedStateConfig
+from edgellm_ros.diffusion.groot_config import POSE, GrootSpaceConfig, LimitedStateConfig
 
 MOST_FRAMES = 8
 LARGEST = float(np.finfo(np.float32).max)
