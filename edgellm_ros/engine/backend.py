@@ -53,6 +53,19 @@ class EngineBackend(Protocol):
 
 
 @runtime_checkable
+class InterruptibleBackend(EngineBackend, Protocol):
+    """A backend whose runs another thread can end."""
+
+    def interrupt(self) -> None:
+        """Let runs fail soon, the current one and later ones, until `resume`."""
+        ...
+
+    def resume(self) -> None:
+        """Undo `interrupt`."""
+        ...
+
+
+@runtime_checkable
 class PlannedBackend(EngineBackend, Protocol):
     """A backend whose engines were built for ranges of shapes.
 

@@ -63,6 +63,7 @@ class Device(Protocol):
     arch: str  # such as "sm_90"; "" on the CPU
     description: str  # name and kind for messages, such as "NVIDIA H200 (sm_90)"
     stream: Any  # None on the CPU
+    runs_beside: bool  # whether a thread may run an engine while another thread runs others
     max_queued_steps: int  # decode steps that may be queued after the one whose tokens the host waits for
     allow_plan_code: bool  # whether TensorRT may run the code in version-compatible plans
     has_graphs: bool  # whether `capture` can record
@@ -164,6 +165,7 @@ class CpuDevice:
     arch = ""
     description = "CPU"
     stream = None
+    runs_beside = True
     max_queued_steps = 0
     allow_plan_code = False
     has_graphs = False

@@ -18,7 +18,13 @@ from typing import Any
 import numpy as np
 
 from edgellm_ros.echo import quoted
-from edgellm_ros.engine.backend import SELECTORS, Binding, EngineBackend, PlannedBackend
+from edgellm_ros.engine.backend import (
+    SELECTORS,
+    Binding,
+    EngineBackend,
+    InterruptibleBackend,
+    PlannedBackend,
+)
 from edgellm_ros.engine.device import Device, DeviceGraph
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.graph_recorder import GraphRecorder
@@ -178,6 +184,20 @@ class EngineExecutor:
         else:
             self._backend.run(self._current.bound, stream)
             self._current.runs += 1
+
+    def interrupt(self) -> None:
+        """Let runs fail soon, from any thread, until `resume`.
+
+        The current run ends after the operator that it computes. Without effect if the library of the engine
+        cannot end a run.
+        """
+        if isinstance(self._backend, InterruptibleBackend):
+            self._backend.interrupt()
+
+    def resume(self) -> None:
+        """Undo `interrupt`."""
+        if isinstance(self._backend, InterruptibleBackend):
+            self._backend.resume()
 
     def capture_graph(self, stream: Any = None) -> bool:
         """Record a run as a graph that `execute` replays for the current binding.

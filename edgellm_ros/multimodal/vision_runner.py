@@ -98,6 +98,14 @@ class VisionRunner:
         for executor in filter(None, (self._engine, self._fused)):
             executor.stop_recording()
 
+    def interrupt(self) -> None:
+        """Let runs fail soon, from any thread, until `resume`."""
+        self._engine.interrupt()
+
+    def resume(self) -> None:
+        """Undo `interrupt`."""
+        self._engine.resume()
+
     @property
     def camera_tokens(self) -> int:
         """Number of tokens of an image of a camera's usual size."""

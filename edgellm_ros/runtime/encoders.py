@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
@@ -14,6 +17,8 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.multimodal.audio.runner import AudioRunner
 from edgellm_ros.multimodal.device_image import DeviceImage, Image
+from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.multimodal.video import Video
 from edgellm_ros.multimodal.vision_runner import VisionRunner
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
@@ -23,14 +28,30 @@ from edgellm_ros.runtime.request import LLMGenerationRequest
 logger = logging.getLogger(__name__)
 
 KNOWN_IMAGES = 1024  # whose samples are kept
+Part = tuple[int, Callable[[int, int], None]]  # its tokens; encodes it to rows: the first one, their number
 SAMPLED = 16  # rows and columns of an image that tell it from other frames of a camera
+
+
+@dataclass(frozen=True)
+class EncoderRun:
+    """An image, a group of video frames, or a sound of a request.
+
+    - stage: "vision" or "audio"; step: how many of the stage come before
+    - is_new: whether it is to be encoded; otherwise its rows are there, or are reused
+    - compute: encodes it, on any thread
+    """
+
+    stage: str
+    step: int
+    is_new: bool
+    compute: Callable[[], None]
 
 
 class Encoders:
     """The opened encoders of an engine directory.
 
     Encoder rows of a reused prefix are not computed, nor rows that have been computed before; those of a
-    sound that was heard before are copied (`AudioRunner.encode`).
+    sound that was heard before are copied (`AudioRunner.encode`). One thread at a time computes runs.
     """
 
     def __init__(
@@ -128,23 +149,84 @@ class Encoders:
 
         Cancelled sequences are skipped, and so are images that `encode_ahead` has encoded.
         """
-        if self._vision is None:
-            return
         for sequence in sequences:
             if sequence.first_row == 0:
                 sequence.encoded_rows |= self._ahead
                 self._ahead.clear()
-            reused = sequence.reused(self._config.image_token_id)
-            row, first_new = sequence.image_row, sequence.image_row + reused
-            images = sequence.request.prompt_images
-            for index, (height, width) in enumerate(sequence.image_grids):
-                if not sequence.report("vision", index):
-                    break
-                start, row = row, row + height * width
-                if row > first_new and start not in sequence.encoded_rows:
-                    sequence.encoded_rows.add(start)
-                    self._encode_image(images[index], start, height * width)
-            self._encode_videos(sequence, self._vision)
+            _compute(sequence, self._vision_runs(sequence))
+
+    def encode_audio(self, sequences: list[GenerationSequence]) -> None:
+        """Encode sounds, one at a time; cancelled sequences are skipped."""
+        for sequence in sequences:
+            _compute(sequence, self._audio_runs(sequence))
+
+    def runs(self, sequence: GenerationSequence) -> Iterator[EncoderRun]:
+        """Yield what `encode_images` and `encode_audio` encode, in their order."""
+        yield from self._vision_runs(sequence)
+        yield from self._audio_runs(sequence)
+
+    def interrupt(self) -> None:
+        """Let runs fail soon where that is possible, from any thread, until `resume`."""
+        for runner in (self._vision, self._audio):
+            if runner is not None:
+                runner.interrupt()
+
+    def resume(self) -> None:
+        """Undo `interrupt`."""
+        for runner in (self._vision, self._audio):
+            if runner is not None:
+                runner.resume()
+
+    def _vision_runs(self, sequence: GenerationSequence) -> Iterator[EncoderRun]:
+        """Yield the images of a sequence, then the groups of frames of its videos."""
+        if self._vision is None:
+            return
+        request, tokens = sequence.request, self._config
+        images = [
+            (height * width, partial(self._encode_image, image))
+            for image, (height, width) in zip(request.prompt_images, sequence.image_grids, strict=True)
+        ]
+        groups = [
+            (layout.grid.group_tokens, partial(self._encode_group, video, group))
+            for video, layout in zip(request.prompt_videos, sequence.videos, strict=True)
+            for group in range(layout.grid.groups)
+        ]
+        of_both = itertools.chain(
+            self._of_kind(sequence, sequence.image_row, tokens.image_token_id, images),
+            self._of_kind(sequence, sequence.video_row, tokens.video_token_id, groups),
+        )
+        for step, (is_new, compute) in enumerate(of_both):
+            yield EncoderRun("vision", step, is_new, compute)
+
+    def _audio_runs(self, sequence: GenerationSequence) -> Iterator[EncoderRun]:
+        """Yield the sounds of a sequence."""
+        if self._audio is None:
+            return
+        sounds = [
+            (tokens, partial(self._encode_sound, sound))
+            for sound, tokens in zip(sequence.request.prompt_audio, sequence.audio_tokens, strict=True)
+        ]
+        of_all = self._of_kind(sequence, sequence.audio_row, self._config.audio_token_id, sounds)
+        for step, (is_new, compute) in enumerate(of_all):
+            yield EncoderRun("audio", step, is_new, compute)
+
+    def _of_kind(
+        self, sequence: GenerationSequence, row: int, placeholder: int | None, parts: Sequence[Part]
+    ) -> Iterator[tuple[bool, Callable[[], None]]]:
+        """Yield for each part, with rows from `row` on, whether it is new, and what encodes it.
+
+        New is what is neither in the reused prefix nor encoded already.
+        """
+        first_new = row + sequence.reused(placeholder)
+        for tokens, encode in parts:
+            start, row = row, row + tokens
+            is_new = row > first_new and start not in sequence.encoded_rows
+            yield is_new, partial(self._once, sequence, start, partial(encode, start, tokens))
+
+    def _once(self, sequence: GenerationSequence, start: int, encode: Callable[[], None]) -> None:
+        """Encode what has the rows from `start` on."""
+        encode()
+        sequence.encoded_rows.add(start)
 
     def _encode_image(self, image: Image, start: int, tokens: int) -> None:
         assert self._vision is not None
@@ -153,38 +235,24 @@ class Encoders:
         self._metrics.total_images += 1
         self._metrics.total_image_tokens += tokens
 
-    def _encode_videos(self, sequence: GenerationSequence, vision: VisionRunner) -> None:
-        """Encode the videos of a sequence, one group of frames at a time."""
-        row = sequence.video_row
-        first_new = row + sequence.reused(self._config.video_token_id)
-        step = len(sequence.image_grids)
-        for video, layout in zip(sequence.request.prompt_videos, sequence.videos, strict=True):
-            tokens = layout.grid.group_tokens
-            for group in range(layout.grid.groups):
-                if not sequence.report("vision", step):
-                    return
-                start, row, step = row, row + tokens, step + 1
-                if row > first_new and start not in sequence.encoded_rows:
-                    sequence.encoded_rows.add(start)
-                    image_rows, deepstack_rows = self._embedder.image_rows(start, tokens)
-                    vision.encode_group(video, group, image_rows, deepstack_rows)
-                    self._metrics.total_frame_groups += 1
-                    self._metrics.total_image_tokens += tokens
+    def _encode_group(self, video: Video, group: int, start: int, tokens: int) -> None:
+        assert self._vision is not None
+        image_rows, deepstack_rows = self._embedder.image_rows(start, tokens)
+        self._vision.encode_group(video, group, image_rows, deepstack_rows)
+        self._metrics.total_frame_groups += 1
+        self._metrics.total_image_tokens += tokens
 
-    def encode_audio(self, sequences: list[GenerationSequence]) -> None:
-        """Encode sounds, one at a time; cancelled sequences are skipped."""
-        if self._audio is None:
-            return
-        for sequence in sequences:
-            reused = sequence.reused(self._config.audio_token_id)
-            row, first_new = sequence.audio_row, sequence.audio_row + reused
-            sounds = sequence.request.prompt_audio
-            for index, tokens in enumerate(sequence.audio_tokens):
-                if not sequence.report("audio", index):
-                    break
-                start, row = row, row + tokens
-                if row > first_new and start not in sequence.encoded_rows:
-                    sequence.encoded_rows.add(start)
-                    if self._audio.encode(sounds[index], self._embedder.audio_rows(start, tokens)):
-                        self._metrics.total_sounds += 1
-                        self._metrics.total_audio_tokens += tokens
+    def _encode_sound(self, sound: Sound, start: int, tokens: int) -> None:
+        assert self._audio is not None
+        if self._audio.encode(sound, self._embedder.audio_rows(start, tokens)):
+            self._metrics.total_sounds += 1
+            self._metrics.total_audio_tokens += tokens
+
+
+def _compute(sequence: GenerationSequence, runs: Iterator[EncoderRun]) -> None:
+    """Compute runs of a sequence until it is cancelled."""
+    for run in runs:
+        if not sequence.report(run.stage, run.step):
+            break
+        if run.is_new:
+            run.compute()

@@ -61,7 +61,7 @@ class Pipeline:
         self._removed: deque[LoraAdapter] = deque()
         self.embedder = load_inputs(opening, engines)
         self.trajectories = Trajectories(self, metrics.action)
-        self._encoders = Encoders(self.config, self.vision, self.audio, self.embedder, metrics.multimodal)
+        self.encoders = Encoders(self.config, self.vision, self.audio, self.embedder, metrics.multimodal)
         vocab_map = read_vocabulary(opening)
         decoding = make_decoding(opening, engines, self.embedder, vocab_map, metrics.spec_decode)
         self.sampling = decoding.sampling
@@ -101,7 +101,7 @@ class Pipeline:
             if output_thinker_embeddings:
                 self.hidden_states.check([len(sequence.token_ids) for sequence in sequences])
         except BaseException:  # the device may still read images of the caller
-            self._encoders.forget_ahead()
+            self.encoders.forget_ahead()
             with suppress(EngineError):
                 self.device.synchronize()
             raise
@@ -257,18 +257,18 @@ class Pipeline:
         if not requests or not self.device.max_queued_steps:
             return False
         try:
-            return self._encoders.encode_ahead(requests[0], caches=self.prefixes.capacity_bytes > 0)
+            return self.encoders.encode_ahead(requests[0], caches=self.prefixes.capacity_bytes > 0)
         except BaseException as error:
             recover_after(self, error)
             raise
 
     def encode_images(self, sequences: list[GenerationSequence]) -> None:
         """Encode images and videos: camera frames -> rows of embeddings."""
-        self._encoders.encode_images(sequences)
+        self.encoders.encode_images(sequences)
 
     def encode_audio(self, sequences: list[GenerationSequence]) -> None:
         """Encode sounds -> rows of embeddings."""
-        self._encoders.encode_audio(sequences)
+        self.encoders.encode_audio(sequences)
 
     def prefill(self, sequences: list[GenerationSequence], keep_hidden_states: bool = False) -> None:
         """Admit sequences to the batch, fill their KV rows, sample their first tokens."""
@@ -329,7 +329,7 @@ class Pipeline:
         """Record decode steps, and from now on prefills; see `LLMInferenceRuntime`."""
         try:
             self.records_prefills = self.method.capture(self.loras.loaded())
-            self._encoders.warm_up(self.device)
+            self.encoders.warm_up(self.device)
             self.prefills.warm_up(self.device)
             if not self._is_warm:
                 self._is_warm = True

@@ -104,7 +104,7 @@ class PrefixReuse:
         least = PAGE if self._pads or joins else 0
         shared = []  # tokens of each prompt that are stored, with or without a state after them
         for sequence in sequences:
-            sequence.prefix_keys = self._keys(sequence)
+            sequence.prefix_keys = sequence.prefix_keys or self._keys(sequence)
             if reuse:
                 sequence.prefix = self.pages.match(sequence.adapter.key, sequence.prefix_keys)
             stored = sequence.prefix.length

@@ -29,6 +29,7 @@ class DoubleDevice:
     name = "cuda"
     memory = "cuda"
     stream = None
+    runs_beside = False
     max_queued_steps = 0
 
     def __init__(self, multiprocessors: int) -> None:

@@ -56,6 +56,7 @@ class DeferredDevice:
     memory = "cpu"
     arch = "host"
     description = "Test double (host)"
+    runs_beside = False
     max_queued_steps = 1
     allow_plan_code = False
     has_graphs = True

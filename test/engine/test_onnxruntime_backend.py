@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 import subprocess
 import sys
+import threading
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from onnx import TensorProto
 
-from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.engine.device import CpuDevice, on_device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.onnxruntime.session import available_cores, open_session
@@ -84,3 +86,33 @@ def test_the_core_imports_neither_onnxruntime_nor_ros_nor_torch():
         "assert not loaded, loaded"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.only_on("cpu", reason="runs on a GPU are queued")
+def test_an_interrupted_engine_fails_soon_and_runs_again_afterwards(device, tmp_path):
+    weight = np.eye(512, dtype=np.float32)
+    names = ["x", *(f"x{index}" for index in range(300)), "y"]
+    path = save_model(
+        tmp_path / "long.onnx",
+        [helper.make_node("MatMul", [one, "w"], [next_one]) for one, next_one in pairwise(names)],
+        {"x": (TensorProto.FLOAT, [512, 512])},
+        {"y": (TensorProto.FLOAT, [512, 512])},
+        {"w": weight},
+    )
+    executor = EngineExecutor.open(path, device, threads=1)
+    x, y = on_device(device, weight + 1), device.zeros((512, 512), np.float32)
+    executor.prepare(0, {}, {"x": x, "y": y})
+    start = time.perf_counter()
+    executor.execute()
+    whole = time.perf_counter() - start
+    timer = threading.Timer(whole / 10, executor.interrupt)
+    timer.start()
+    with pytest.raises(EngineError, match="terminate flag"):
+        executor.execute()
+    timer.join()
+    with pytest.raises(EngineError, match="terminate flag"):
+        executor.execute()
+    device.fill_zero(y)
+    executor.resume()
+    executor.execute()
+    np.testing.assert_array_equal(device.download(y), weight + 1)

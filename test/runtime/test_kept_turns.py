@@ -5,12 +5,13 @@ import logging
 
 import pytest
 
+from doubles.played_encoder import PlayedEncoder
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.runtime.conversation import Message
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.scheduling import rows
 from fixtures.random_schedules import PlayedTurns
-from fixtures.requests_for_tests import assert_same_answer, request
+from fixtures.requests_for_tests import IMAGE, assert_same_answer, request
 
 FIRST = Message("user", "what do you see in front of you?")
 TALK = request("", messages=(FIRST,), max_tokens=60, temperature=0.8, seed=2)
@@ -26,6 +27,28 @@ def runtime(tiny_engine, device):
 @pytest.fixture
 def played(runtime):
     return PlayedTurns(runtime)
+
+
+@pytest.mark.only_on("cpu", reason="a GPU has one stream")
+def test_the_next_turn_does_not_take_the_encoders_from_a_newcomer(runtime):
+    encoder = PlayedEncoder(0)
+    played = PlayedTurns(runtime, encoder=encoder)
+    talk, looking = played.submit(TALK), request(images=(IMAGE,), max_tokens=4)
+    expected = runtime.handle_request(looking)
+    runtime.clear_prefix_cache()
+    while talk.sequence.tokens_left > 1:
+        played.turn()
+    joining = played.submit(looking)
+    while not talk.handle.done or encoder.is_busy:
+        played.turn()
+        assert not encoder.is_busy or played.turns._rows.next_turn is None
+    assert encoder.beside > 0
+    answer = answered(played, talk)
+    played.finish()
+    assert_same_answer(joining.handle.result(0), expected)
+    again = played.submit(second(answer))
+    played.finish()
+    assert again.handle.result(0).reused_tokens > joining.handle.result(0).prompt_tokens / 2
 
 
 def second(answer):

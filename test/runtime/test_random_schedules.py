@@ -8,6 +8,7 @@ them: `pytest --schedules 1000 test/runtime/test_random_schedules.py`.
 import numpy as np
 import pytest
 
+from doubles.played_encoder import PlayedEncoder
 from edgellm_ros.runtime import prefix_reuse
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
@@ -61,6 +62,17 @@ def test_answers_are_those_alone(opened, pool, alone, monkeypatch, request, part
     for seed in range(request.config.getoption("--schedules")):
         schedule = Schedule.of(seed, len(pool))
         check(schedule, play(opened, schedule, pool), alone)
+
+
+def test_answers_with_encoders_beside_the_steps_are_those_alone(opened, pool, alone, request):
+    interrupted = beside = 0
+    for seed in seeds_from(100, request, least=12):
+        schedule, encoder = Schedule.of(seed, len(pool)), PlayedEncoder(seed)
+        opened.clear_prefix_cache()  # which has all images: nothing would be encoded
+        check(schedule, play(opened, schedule, pool, encoder), alone)
+        interrupted, beside = interrupted + encoder.interrupted, beside + encoder.beside
+    assert beside > 100
+    assert interrupted > 0
 
 
 def parts_of(monkeypatch, tokens: int) -> None:

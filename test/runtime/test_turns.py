@@ -331,7 +331,7 @@ class TestFailures:
                 answer(each)
         self.check(runtime, played, held, (waiting,), "the device is gone")
 
-    @pytest.mark.parametrize("stage", ["encode_images", "prefills.parts", "reuse.match"])
+    @pytest.mark.parametrize("stage", ["vision.encode", "prefills.parts", "reuse.match"])
     def test_of_a_prompt(self, runtime, played, three, monkeypatch, stage):
         owner, _, name = stage.rpartition(".")
         owner = getattr(runtime.pipeline, owner) if owner else runtime.pipeline

@@ -40,6 +40,7 @@ class CudaDevice:
     """
 
     memory = "cuda"
+    runs_beside = False  # all work is on one stream
     max_queued_steps = 1
     has_graphs = True
     capturing = False

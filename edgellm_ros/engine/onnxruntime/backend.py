@@ -96,6 +96,13 @@ class OnnxRuntimeBackend:
         except Exception as error:  # onnxruntime raises many classes
             raise _engine_error(f"{self._path}: {error}", self._device) from error
 
+    def interrupt(self) -> None:
+        """Let runs fail, the current one after its current node, until `resume`."""
+        self._run_options.terminate = True
+
+    def resume(self) -> None:
+        self._run_options.terminate = False
+
     def capture(self, bound: Any, stream: Any) -> DeviceGraph | None:
         if self._device.stream is None:  # the CPU does not support graphs
             return None

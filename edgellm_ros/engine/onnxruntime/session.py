@@ -67,10 +67,9 @@ def run_options(device: Device) -> Any:
     """Make the options of a run: on a GPU, a run only queues work."""
     import onnxruntime
 
-    if device.memory != "cuda":
-        return None
     options = onnxruntime.RunOptions()
-    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    if device.memory == "cuda":
+        options.add_run_config_entry("disable_synchronize_execution_providers", "1")
     return options
 
 

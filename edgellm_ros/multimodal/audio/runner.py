@@ -73,16 +73,24 @@ class AudioRunner:
         """Run the encoder without graphs from now on."""
         self._executor.stop_recording()
 
+    def interrupt(self) -> None:
+        """Let runs fail soon, from any thread, until `resume`."""
+        self._executor.interrupt()
+
+    def resume(self) -> None:
+        """Undo `interrupt`."""
+        self._executor.resume()
+
     def encode(self, sound: Sound, audio_rows: Tensor) -> bool:
         """Encode a sound into audio_rows [tokens, H].
 
         Sound -> log-mel features -> audio encoder. The rows of the last KEPT_SOUNDS sounds are copied; then
         the result is False, as nothing was computed.
         """
-        tokens = audio_rows.shape[0]
-        for index, (kept, place) in enumerate(self._kept):
+        tokens, all_kept = audio_rows.shape[0], self._kept
+        for index, (kept, place) in enumerate(all_kept):
             if kept.sample_rate == sound.sample_rate and np.array_equal(kept.samples, sound.samples):
-                self._kept.append(self._kept.pop(index))
+                all_kept.append(all_kept.pop(index))
                 self._device.copy(audio_rows, self._place(place, tokens))
                 return False
         config = self._config
@@ -94,22 +102,26 @@ class AudioRunner:
         else:
             self._run(chunks, frames, tokens, self._whole.rows(0, whole))
             self._device.copy(audio_rows, self._whole.rows(0, tokens))
-        self._keep(sound, audio_rows)
+        self._keep(all_kept, sound, audio_rows)
         return True
 
     def forget(self) -> None:
-        """Drop the kept rows: after a failure they may be wrong."""
+        """Drop the kept rows, from any thread: after a failure they may be wrong.
+
+        Those of a sound that is being encoded are not kept.
+        """
         self._kept = []
 
-    def _keep(self, sound: Sound, audio_rows: Tensor) -> None:
+    def _keep(self, all_kept: list[tuple[Sound, int]], sound: Sound, audio_rows: Tensor) -> None:
+        """Keep the rows of a sound, without effect if the list was dropped meanwhile."""
         tokens = audio_rows.shape[0]
         if tokens > self._kept_rows.shape[1]:
             return
-        del self._kept[: max(0, len(self._kept) - KEPT_SOUNDS + 1)]
-        used = {place for _, place in self._kept}
+        del all_kept[: max(0, len(all_kept) - KEPT_SOUNDS + 1)]
+        used = {place for _, place in all_kept}
         place = next(place for place in range(KEPT_SOUNDS) if place not in used)
         self._device.copy(self._place(place, tokens), audio_rows)
-        self._kept.append((Sound(sound.samples.copy(), sound.sample_rate), place))
+        all_kept.append((Sound(sound.samples.copy(), sound.sample_rate), place))
 
     def _place(self, place: int, tokens: int) -> Tensor:
         return self._kept_rows.rows(place, place + 1).view(*self._kept_rows.shape[1:]).rows(0, tokens)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from edgellm_ros.engine.errors import DeviceLostError
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
+from edgellm_ros.runtime.encoders import EncoderRun
 from edgellm_ros.runtime.metrics import StageClock
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, Progress
 from edgellm_ros.runtime.scheduling.handle import Handle, Outcome, TextPiece
@@ -46,10 +47,13 @@ class Entry:
     - counted: tokens of its answer that were charged to its share
     - kept: the sequence that lost its row, the longest of several; None = it has not lost any
     - prompts: while its prompt is computed; stages: its clock, since it was begun; slot: of encoder rows
+    - runs, run: of encoders, and the next one that its prompt waits for; None = it waits for none
     """
 
     slot: int
     stages: StageClock
+    runs: Iterator[EncoderRun]
+    run: EncoderRun | None = None
 
     def __init__(
         self,
@@ -81,6 +85,11 @@ class Entry:
         self._sent_text = self._sent_tokens = 0
         self.request = dataclasses.replace(request, on_progress=self._report, cancel=self.stop)
         self.handle = Handle(self.outcome, self.cancel)
+
+    @property
+    def is_prompted(self) -> bool:
+        """Whether its prompt is complete, once it has a row."""
+        return self.prompts is None and self.run is None
 
     def wait(self, now: float) -> None:
         """Begin to wait for a row, or for requests of a higher priority."""

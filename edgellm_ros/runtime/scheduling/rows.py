@@ -13,6 +13,8 @@ from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.metrics import RuntimeMetrics, StageClock
 from edgellm_ros.runtime.pipeline import Pipeline
 from edgellm_ros.runtime.response import response_of
+from edgellm_ros.runtime.scheduling.encoder_thread import EncodedRun, EncoderThread
+from edgellm_ros.runtime.scheduling.encoding import Encoding
 from edgellm_ros.runtime.scheduling.entry import Entry
 from edgellm_ros.runtime.scheduling.keeping import Keeping, NextTurn
 from edgellm_ros.runtime.stages.prompts_in_parts import PromptsInParts
@@ -41,8 +43,11 @@ class Rows:
     If the work of some requests fails, they end with the error, and the others go on.
     """
 
-    def __init__(self, pipeline: Pipeline, metrics: RuntimeMetrics) -> None:
+    def __init__(
+        self, pipeline: Pipeline, metrics: RuntimeMetrics, encoder: EncoderThread | None = None
+    ) -> None:
         self.running: list[Entry] = []
+        self.encoding = Encoding(pipeline.encoders, encoder, metrics.multimodal)
         self._pipeline = pipeline
         self._metrics = metrics
         self._keeping = Keeping(pipeline)
@@ -62,11 +67,13 @@ class Rows:
     def next_turn(self) -> NextTurn | None:
         """The next turn of a conversation that may be computed now.
 
-        Those of a lower priority than that of a request in the batch wait.
+        Those of a lower priority than that of a request in the batch wait, and those that may need the
+        encoders while these have a run.
         """
         most = max((entry.priority for entry in self.running), default=None)
         turns = (turn for turn in self._keeping.turns if most is None or turn.priority >= most)
-        return next(turns, None)
+        busy = self.encoding.is_busy
+        return next((turn for turn in turns if not busy or turn.sequence is not None), None)
 
     def begin_turn(self) -> None:
         """Begin to measure a turn; ended requests leave."""
@@ -74,7 +81,7 @@ class Rows:
         for entry in self.running:  # steps ask those that they decode
             if not entry.sequence.held or not entry.stop.is_set():
                 continue
-            if entry.prompts is None:
+            if entry.is_prompted:
                 entry.sequence.report("decode", entry.sequence.steps)
             else:
                 entry.sequence.report("prefill", 0)
@@ -85,22 +92,32 @@ class Rows:
         """Count the seconds of a turn."""
         self._guarded(self.running, lambda: self._metrics.add_seconds(self._clock.metrics()))
 
-    def begin(self, entry: Entry, is_first: bool) -> int:
+    def begin(self, entry: Entry) -> int:
         """Begin a request: compute the first part of its prompt; return the tokens.
 
-        is_first: whether it takes the first row. A row must be free.
+        A row must be free. 0 tokens if the request waits for the encoders.
         """
-        return self._guarded([entry], partial(self._begin, entry, is_first))
+        return self._guarded([entry], partial(self._begin, entry))
+
+    def take_encoded(self) -> None:
+        """Take what the encoders have computed since the last turn, or why they failed."""
+        taken = self.encoding.take()
+        if taken is not None:
+            entry, ended = taken
+            self._guarded([entry], partial(self._encoded, entry, ended))
 
     def compute_part(self, entry: Entry) -> int:
         """Compute the next part of a prompt; return its tokens."""
         return self._guarded([entry], partial(self._compute_part, entry))
 
-    def keep_part(self) -> None:
-        """Compute a part of the next turn of a conversation."""
+    def keep_part(self) -> bool:
+        """Compute a part of the next turn of a conversation; return whether there is one."""
         turn = self.next_turn
-        if turn is None:
-            return
+        if turn is not None:
+            self._keep_part(turn)
+        return turn is not None
+
+    def _keep_part(self, turn: NextTurn) -> None:
         try:
             is_last = self._keeping.compute_part(turn, PART_TOKENS)
         except DeviceLostError as error:
@@ -158,7 +175,7 @@ class Rows:
                 self._free(entry)
                 self._fail(entry, error)
 
-    def _begin(self, entry: Entry, is_first: bool) -> int:
+    def _begin(self, entry: Entry) -> int:
         pipeline, sequence = self._pipeline, entry.sequence
         if not self._free_slots:
             turn = self._keeping.turns[-1]
@@ -174,15 +191,36 @@ class Rows:
             sequence.adapter = pipeline.preparer.adapter_of(sequence)
         pipeline.reuse.match([sequence])
         clock.end("tokenize_s")
-        pipeline.encode_images([sequence])
-        clock.end("vision_s")
-        pipeline.encode_audio([sequence])
-        clock.end("audio_s")
-        if not sequence.report("prefill", 0):
+        self.encoding.begin(entry, clock)
+        if entry.run is not None:
+            sequence.held = True
             return 0
+        return self._compute_part(entry) if self._begin_prompt(entry) else 0
+
+    def _encoded(self, entry: Entry, ended: EncodedRun) -> None:
+        """Go on with a request after a run of the encoders; begin its prompt after the last one."""
+        if ended.error is not None:
+            if ended.interrupted:
+                return  # is computed again
+            raise ended.error
+        self.encoding.go_on(entry)
+        if entry.run is not None:
+            return
+        self._pipeline.reuse.match([entry.sequence])  # what was stored may have made room for other prompts
+        if self.encoding.lacks(entry):
+            self.encoding.begin(entry, entry.stages)
+        else:
+            self._begin_prompt(entry)
+
+    def _begin_prompt(self, entry: Entry) -> bool:
+        """Admit a request whose images and sounds are encoded; False if it is cancelled."""
+        pipeline, sequence = self._pipeline, entry.sequence
+        if not sequence.report("prefill", 0):
+            return False
+        is_first = all(entry.priority > other.priority for other in self.running if other is not entry)
         pipeline.batch.admit([sequence], at=0 if is_first else self._place(sequence))
         entry.prompts = PromptsInParts(pipeline, [sequence], PART_TOKENS)
-        return self._compute_part(entry)
+        return True
 
     def _place(self, sequence: GenerationSequence) -> int:
         """Return the row for a new sequence: beside others of its adapter."""
@@ -220,9 +258,10 @@ class Rows:
 
     def _displace(self, entry: Entry, now: float) -> None:
         pipeline, sequence = self._pipeline, entry.sequence
-        if entry.prompts is None:
+        if entry.is_prompted:
             pipeline.store_prefixes([sequence])
-        pipeline.batch.evict([sequence])
+        if sequence in pipeline.batch.sequences:
+            pipeline.batch.evict([sequence])
         if entry.kept is None or len(entry.kept.generated) < len(sequence.generated):
             entry.kept = sequence
         entry.sequence = pipeline.preparer.prepare_again(sequence)
@@ -254,6 +293,7 @@ class Rows:
 
     def _free(self, entry: Entry) -> None:
         self.running.remove(entry)
+        self.encoding.drop(entry)
         self._free_slots.add(entry.slot)
         entry.prompts = None
 

@@ -12,12 +12,14 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.number_checks import check_number
 from edgellm_ros.runtime.answerer import Answerer
 from edgellm_ros.runtime.metrics import RuntimeMetrics
+from edgellm_ros.runtime.pipeline import Pipeline
 from edgellm_ros.runtime.request import LLMGenerationRequest
+from edgellm_ros.runtime.scheduling.encoder_thread import EncoderThread
 from edgellm_ros.runtime.scheduling.entry import Clock, Entry
 from edgellm_ros.runtime.scheduling.handle import Handle
 from edgellm_ros.runtime.scheduling.shares import Share
 from edgellm_ros.runtime.scheduling.turn_lock import TurnLock
-from edgellm_ros.runtime.scheduling.turns import Turns
+from edgellm_ros.runtime.scheduling.turns import LOOK_S, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class Scheduler:
         self._news = False  # whether a request has arrived, or one was cancelled
         self._closing = False
         self._turns: Turns | None = None
+        self._encoder: EncoderThread | None = None
         self._thread: threading.Thread | None = None
 
     def submit(
@@ -110,6 +113,10 @@ class Scheduler:
                 except Exception as error:  # of the scheduler itself: nothing may wait for ever
                     logger.exception("the scheduler has failed; its requests fail")
                     self._fail_all(error)
+                if self._encoder is not None:
+                    self._encoder.wait()  # others use the encoders next
+        if self._encoder is not None:
+            self._encoder.close()
         self._fail_all(EngineError("the runtime is closed"))
         self._turns = None
 
@@ -129,7 +136,7 @@ class Scheduler:
         If others want the runtime's lock, no request begins, and those that run are answered.
         """
         if self._turns is None:
-            self._turns = Turns(self._opened(), self._metrics, self._clock, lambda: self._news)
+            self._turns = self._make_turns()
         turns = self._turns
         turns.begin()
         while not self._closing:
@@ -140,7 +147,16 @@ class Scheduler:
             turns.turn(admits=not self._lock.is_wanted)
             if turns.is_idle and (self._lock.is_wanted or not (turns.waiting or self._arrived)):
                 return
+            if turns.is_waiting:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._news or self._closing, LOOK_S)
         self._fail_all(EngineError("the runtime is closed"))  # while no other thread uses the batch
+
+    def _make_turns(self) -> Turns:
+        answerer = self._opened()
+        if isinstance(answerer, Pipeline) and answerer.device.runs_beside:
+            self._encoder = EncoderThread(answerer.encoders, self._notify)
+        return Turns(answerer, self._metrics, self._clock, lambda: self._news, self._encoder)
 
     def _fail_all(self, error: Exception) -> None:
         with self._changed:

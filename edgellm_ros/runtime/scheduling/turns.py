@@ -28,6 +28,7 @@ from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.metrics import RuntimeMetrics
 from edgellm_ros.runtime.pipeline import Pipeline
 from edgellm_ros.runtime.scheduling import rows
+from edgellm_ros.runtime.scheduling.encoder_thread import EncoderThread
 from edgellm_ros.runtime.scheduling.entry import Clock, Entry
 from edgellm_ros.runtime.scheduling.shares import (
     FIRST_CLAIM,
@@ -47,6 +48,9 @@ class Turns:
     - answerer: what answers; a policy answers one request at a time
     - clock: returns seconds, those of deadlines
     - others_wait: whether something happened outside that wants the next turn
+    - encoder: computes the encoders' runs of newcomers beside the steps, None = this thread does
+
+    `is_waiting`: whether the last turn had nothing to do, and encoders have a run.
     """
 
     def __init__(
@@ -55,10 +59,12 @@ class Turns:
         metrics: RuntimeMetrics,
         clock: Clock,
         others_wait: Callable[[], bool] = lambda: False,
+        encoder: EncoderThread | None = None,
     ) -> None:
         self.waiting: list[Entry] = []
         self._answerer = answerer
-        self._rows = rows.Rows(answerer, metrics) if isinstance(answerer, Pipeline) else None
+        self.is_waiting = False
+        self._rows = rows.Rows(answerer, metrics, encoder) if isinstance(answerer, Pipeline) else None
         self._metrics = metrics.scheduling
         self._clock = clock
         self._others_wait = others_wait
@@ -91,20 +97,35 @@ class Turns:
         self._turn += 1
         if self._rows is not None:
             self._rows.begin_turn()
+            self._rows.take_encoded()
         self._end_stopped()
         left = self._admit(rows.PART_TOKENS) if admits else rows.PART_TOKENS
+        self._encode()
         if left == rows.PART_TOKENS:
             left -= self._continue_prompt()
         if self._rows is not None:
-            if left > 0:
-                self._rows.keep_part()
-            self._rows.leave_ended(self.running)
-            self._count_waits()
-            self._count()
-            self._decode(self._rows, self._sample_part(self._rows))
-            self._rows.end_turn()
+            self._use_rows(self._rows, keeps=left > 0)
         self._count()
         self._shares.end(shares, self._clock())
+
+    def _use_rows(self, taken: rows.Rows, keeps: bool) -> None:
+        """Let requests with a row have steps and trajectories; `keeps`: and next turns be stored."""
+        before, works = len(self.running), bool(self._computed)
+        if keeps:
+            works = taken.keep_part() or works
+        taken.leave_ended(self.running)
+        self._count_waits(taken)
+        self._count()
+        seconds = self._sample_part(taken)
+        works = self._decode(taken, seconds or 0.0) or seconds is not None or works
+        taken.end_turn()
+        self.is_waiting = taken.encoding.is_busy and not works and len(self.running) == before
+
+    def _encode(self) -> None:
+        """Give the encoders the next run; that of a request that may not run is given up."""
+        if self._rows is not None:
+            wanted = [entry for entry in self.running if entry.run is not None and self._may_run(entry)]
+            self._rows.encoding.start_next(sorted(wanted, key=self._order))
 
     def fail_all(self, error: Exception) -> None:
         """Fail all requests; the batch is cleared."""
@@ -114,10 +135,11 @@ class Turns:
         if self._rows is not None and not self._rows.is_idle:
             self._rows.fail_running(error)
 
-    def _count_waits(self) -> None:
+    def _count_waits(self, taken: rows.Rows) -> None:
         """Begin or end the waiting of requests with a row."""
         for entry in self.running:
-            if self._may_run(entry) and (entry.prompts is None or entry in self._computed):
+            works = entry in self._computed or entry is taken.encoding.current
+            if self._may_run(entry) and (entry.is_prompted or works):
                 entry.go(self._now)
             else:
                 entry.wait(self._now)
@@ -162,7 +184,7 @@ class Turns:
                 self._answer_alone(entry)
                 return 0
             self._computed.append(entry)
-            computed = self._rows.begin(entry, is_first=entry.priority > self._most(entry))
+            computed = self._rows.begin(entry)
             self._shares.charge(entry.share, computed)
             tokens -= max(1, computed)
         return tokens
@@ -220,10 +242,6 @@ class Turns:
             return True
         return other.priority >= FIRST_CLAIM and not entry.share.is_behind(other.share)
 
-    def _most(self, entry: Entry) -> int:
-        """Return the highest priority in the batch; that of the request if it is empty."""
-        return max((other.priority for other in self.running), default=entry.priority)
-
     def _make_room(self, entry: Entry, taken: rows.Rows) -> bool:
         """Take the row of a request with a lower claim, which is computed again later."""
         lower = [other for other in self.running if self._gives_way(other, entry)]
@@ -275,6 +293,8 @@ class Turns:
             entry.counted = tokens
 
     def _answer_alone(self, entry: Entry) -> None:
+        if self._rows is not None:
+            self._rows.encoding.wait()
         try:
             response = self._answerer.answer_one(entry.sequence)
         except Exception as error:
@@ -288,29 +308,29 @@ class Turns:
         entry.finish(dataclasses.replace(response, metrics=entry.seconds(response.metrics)))
         self._metrics.finished += 1
 
-    def _sample_part(self, taken: rows.Rows) -> float:
+    def _sample_part(self, taken: rows.Rows) -> float | None:
         """Sample a part of the trajectories of one request; return the seconds.
 
-        Requests take turns, whatever their share.
+        Requests take turns, whatever their share. None if no request wants a part.
         """
         ready = [entry for entry in self.running if entry.sequence.wants_part and self._may_run(entry)]
         if not ready:
-            return 0.0
+            return None
         entry = min(ready, key=lambda one: (one.sampled, one.number))
         entry.sampled = self._turn
         start = self._clock()
         taken.sample_part(entry)
         return self._clock() - start
 
-    def _decode(self, taken: rows.Rows, sampled: float) -> None:
+    def _decode(self, taken: rows.Rows, sampled: float) -> bool:
         """Decode the requests that may run, until something else may want a turn.
 
-        sampled: seconds that a part of trajectories has taken in this turn.
+        sampled: seconds that a part of trajectories has taken in this turn. Returns whether any may run.
         """
         going = [
             entry
             for entry in self.running
-            if entry.prompts is None and entry.sequence.decoding and self._may_run(entry)
+            if entry.is_prompted and entry.sequence.decoding and self._may_run(entry)
         ]
         waits = len(going) < len(self.running) or bool(self.waiting)
         parts = any(entry.prompts is not None for entry in self.running) or taken.next_turn is not None
@@ -323,6 +343,7 @@ class Turns:
         taken.decode(going, interrupted)
         for entry in going:
             self._charge_answer(entry)
+        return bool(going)
 
     def _fail(self, entry: Entry, error: Exception) -> None:
         entry.fail(error)

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images and sounds of newcomers are encoded beside the steps of the others."""
+
+import dataclasses
+import threading
+import time
+
+import pytest
+
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.multimodal.vision_runner import VisionRunner
+from edgellm_ros.runtime.encoders import Encoders
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.scheduling.shares import FIRST_CLAIM
+from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, SOUND, assert_same_bits, request
+
+pytestmark = pytest.mark.only_on("cpu", reason="a GPU has one stream")
+WAIT_S = 60.0
+STEP_S = 0.002  # at least, of the talker
+TALKING = request("what do you see?", max_tokens=200)
+
+
+class HeldEncoders:
+    """Encoders whose runs wait, once `hold` was called, until they are let go or interrupted.
+
+    - interruptible: whether `interrupt` ends a run that waits
+
+    `began`: prompts of the requests whose runs began since `hold`, in this order.
+    """
+
+    def __init__(self, monkeypatch, interruptible: bool = True) -> None:
+        self.began: list[str] = []
+        self._changed = threading.Condition()
+        self._held = self._interrupted = False
+        compute, interrupt, resume = Encoders._once, Encoders.interrupt, Encoders.resume
+        monkeypatch.setattr(Encoders, "_once", lambda *given: self._wait(given[1]) or compute(*given))
+        if interruptible:
+            monkeypatch.setattr(Encoders, "interrupt", lambda all: self._set(True) or interrupt(all))
+            monkeypatch.setattr(Encoders, "resume", lambda all: self._set(False) or resume(all))
+
+    def hold(self) -> None:
+        self.began.clear()
+        self._held = True
+
+    def let_go(self) -> None:
+        with self._changed:
+            self._held = False
+            self._changed.notify_all()
+
+    def wait_for(self, *prompts: str) -> None:
+        """Wait until runs of these requests have begun, and no others."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self.began) >= len(prompts), WAIT_S)
+        assert self.began == list(prompts)
+
+    def _set(self, interrupted: bool) -> None:
+        with self._changed:
+            self._interrupted = interrupted
+            self._changed.notify_all()
+
+    def _wait(self, sequence) -> None:
+        with self._changed:
+            self.began.append(sequence.request.prompt)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._held or self._interrupted, WAIT_S)
+            if self._interrupted:
+                raise EngineError("the run was interrupted")
+
+
+@pytest.fixture
+def runtime(tiny_engine, device):
+    with LLMInferenceRuntime(tiny_engine, device, prefix_cache_bytes=0) as opened:
+        yield opened
+
+
+@pytest.fixture(params=[True])
+def held(runtime, monkeypatch, request):
+    held = HeldEncoders(monkeypatch, interruptible=request.param)
+    yield held
+    held.let_go()
+
+
+stubborn = pytest.mark.parametrize("held", [True, False], ids=["interruptible", "not"], indirect=True)
+
+
+def looking(prompt: str, **parts):
+    return request(prompt, max_tokens=6, **(parts or {"images": (IMAGE,)}))
+
+
+@pytest.fixture
+def talker(runtime, held):
+    """A running request with many tokens to come, whose answer is that alone."""
+    expected = runtime.handle_request(TALKING)
+    slowly = dataclasses.replace(TALKING, on_progress=lambda progress: time.sleep(STEP_S))
+    handle = runtime.submit(slowly)
+    next(iter(handle))
+    held.hold()
+    yield handle
+    held.let_go()
+    assert_same_bits(handle.result(WAIT_S), expected)
+
+
+def check(runtime, handle, one) -> None:
+    """Compare an answer with that alone."""
+    response = handle.result(WAIT_S)
+    assert_same_bits(response, runtime.handle_request(one))
+
+
+@pytest.mark.parametrize("parts", [{"images": (IMAGE,)}, {"audio": (SOUND,)}], ids=["image", "sound"])
+def test_others_have_steps_while_a_newcomer_is_encoded(runtime, held, talker, parts):
+    joining = runtime.submit(looking("go", **parts))
+    held.wait_for("go")
+    assert not talker.done
+    assert len(talker.result(WAIT_S).token_ids) == TALKING.sampling.max_tokens
+    assert not joining.done
+    held.let_go()
+    check(runtime, joining, looking("go", **parts))
+
+
+def test_a_newcomer_without_images_does_not_wait_for_the_encoders_of_another(runtime, held, talker):
+    joining = runtime.submit(looking("go"))
+    held.wait_for("go")
+    assert runtime.submit(request("stop")).result(WAIT_S).finish_reason in ("stop", "length")
+    assert not joining.done
+    held.let_go()
+    check(runtime, joining, looking("go"))
+
+
+def test_newcomers_are_encoded_one_after_another(runtime, held, talker):
+    images = {"images": (IMAGE, OTHER_IMAGE)}
+    one, other = runtime.submit(looking("go", **images)), runtime.submit(looking("stop"))
+    held.wait_for("go")
+    held.let_go()
+    check(runtime, other, looking("stop"))
+    check(runtime, one, looking("go", **images))
+    assert held.began[:3] == ["go", "go", "stop"]
+
+
+def test_driving_does_not_wait_for_the_encoders_of_another(runtime, held, talker):
+    low = [runtime.submit(looking(prompt)) for prompt in ("go", "stop")]
+    held.wait_for("go")
+    driving = runtime.submit(looking("left"), priority=FIRST_CLAIM)
+    held.wait_for("go", "left")
+    held.let_go()
+    response = driving.result(WAIT_S)
+    for handle, prompt in zip(low, ("go", "stop"), strict=True):
+        check(runtime, handle, looking(prompt))
+    assert held.began[:4] == ["go", "left", "go", "stop"]
+    assert_same_bits(response, runtime.handle_request(looking("left")))
+
+
+@stubborn
+def test_a_newcomer_is_cancelled_while_it_is_encoded(runtime, held, talker):
+    joining = runtime.submit(looking("go"))
+    held.wait_for("go")
+    joining.cancel()
+    response = joining.result(WAIT_S)
+    assert (response.finish_reason, response.token_ids) == ("cancelled", [])
+    other = runtime.submit(looking("stop", images=(OTHER_IMAGE,)))
+    held.let_go()
+    check(runtime, other, looking("stop", images=(OTHER_IMAGE,)))
+
+
+def test_a_deadline_ends_a_newcomer_while_it_is_encoded(runtime, held, talker):
+    joining = runtime.submit(looking("go"), deadline=time.monotonic() + 1.0)
+    held.wait_for("go")
+    assert joining.result(WAIT_S).finish_reason == "cancelled"
+
+
+def test_an_error_of_the_encoder_ends_its_request_only(runtime, held, talker, monkeypatch):
+    held.let_go()
+    encode = VisionRunner.encode
+
+    def fail(runner, image, *rows):
+        if image is OTHER_IMAGE:
+            raise EngineError("no memory for an image")
+        encode(runner, image, *rows)
+
+    monkeypatch.setattr(VisionRunner, "encode", fail)
+    failing, other = runtime.submit(looking("go", images=(IMAGE, OTHER_IMAGE))), runtime.submit(looking("go"))
+    with pytest.raises(EngineError, match="no memory for an image"):
+        failing.result(WAIT_S)
+    check(runtime, other, looking("go"))
+
+
+def test_a_newcomer_that_loses_its_row_is_encoded_again(runtime, held, talker):
+    others = [runtime.submit(TALKING) for _ in range(runtime.config.builder.max_batch_size - 2)]
+    for each in others:
+        next(iter(each))
+    joining = runtime.submit(looking("go"))
+    held.wait_for("go")
+    displaced = runtime.scheduling_metrics.displaced
+    driving = runtime.submit(request("stop"), priority=FIRST_CLAIM)
+    driving.result(WAIT_S)
+    assert runtime.scheduling_metrics.displaced == displaced + 1
+    held.let_go()
+    check(runtime, joining, looking("go"))
+
+
+@stubborn
+def test_handle_request_waits_for_the_encoders_of_a_cancelled_request(runtime, held):
+    images = {"images": (OTHER_IMAGE,)}
+    expected = runtime.handle_request(looking("stop", **images))
+    held.hold()
+    joining = runtime.submit(looking("go"))
+    held.wait_for("go")
+    joining.cancel()
+    joining.result(WAIT_S)
+    answers = []
+    asking = threading.Thread(
+        target=lambda: answers.append(runtime.handle_request(looking("stop", **images)))
+    )
+    asking.start()
+    held.let_go()
+    asking.join(WAIT_S)
+    assert_same_bits(answers[0], expected)
+
+
+@stubborn
+def test_close_ends_a_newcomer_that_is_encoded(runtime, held):
+    held.hold()
+    joining = runtime.submit(looking("go"))
+    held.wait_for("go")
+    closing = threading.Thread(target=runtime.close)
+    closing.start()
+    time.sleep(0.05)  # a run that cannot be interrupted is waited for
+    held.let_go()
+    closing.join(WAIT_S)
+    with pytest.raises(EngineError, match="the runtime is closed"):
+        joining.result(WAIT_S)
+    assert "edgellm-encoders" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_progress_is_reported_on_one_thread_and_in_order(runtime, held, talker):
+    held.let_go()
+    seen: list[tuple[str, int]] = []
+    threads = set()
+
+    def listen(progress) -> None:
+        threads.add(threading.current_thread().name)
+        if progress.stage != "decode":
+            seen.append((progress.stage, progress.step))
+
+    parts = {"images": (IMAGE, OTHER_IMAGE), "audio": (SOUND,)}
+    runtime.submit(looking("go", **parts, on_progress=listen)).result(WAIT_S)
+    assert seen == [("vision", 0), ("vision", 1), ("audio", 0), ("prefill", 0)]
+    assert threads == {"edgellm-scheduler"}
+
+
+def test_the_seconds_of_the_encoders_are_counted(runtime, held, talker):
+    held.let_go()
+    before = runtime.multimodal_metrics
+    seconds, images = before.seconds, before.total_images
+    response = runtime.submit(looking("go")).result(WAIT_S)
+    assert response.metrics["vision_s"] > 0
+    assert runtime.multimodal_metrics.seconds > seconds
+    assert runtime.multimodal_metrics.total_images == images + 1
