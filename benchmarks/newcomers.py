@@ -51,11 +51,11 @@ from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
-WAYS = {"between": False, "beside": True}  # and whether the device runs encoders beside the steps
 SHAPE = (  # a step takes about 10 ms, and an image 100 ms
     "internvl3-1b,num_hidden_layers=2,hidden_size=224,intermediate_size=512,"
     "vision.num_hidden_layers=2,vision.hidden_size=256,vision.intermediate_size=1024"
 )
+MOST_INPUT = 512  # tokens of a prompt
 WORDS = 8  # of a prompt
 
 
@@ -63,6 +63,9 @@ class OneAtATime(CpuDevice):
     """A CPU on which encoders run between two steps."""
 
     runs_beside = False
+
+
+WAYS = {"between": OneAtATime, "beside": CpuDevice}
 
 
 @dataclass
@@ -87,15 +90,12 @@ class Answer:
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     args = _parse(arguments)
+    options: dict[str, Any] = {"prefix_cache_bytes": 0}
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
-        engine = _engine(args, Path(temporary))
+        engine, sizes = _engine(args, Path(temporary))
         runtimes = {
-            way: stack.enter_context(
-                LLMInferenceRuntime(
-                    engine, CpuDevice() if beside else OneAtATime(), prefix_cache_bytes=0, drafting=None
-                )
-            )
-            for way, beside in WAYS.items()
+            way: stack.enter_context(LLMInferenceRuntime(engine, device(), **options))
+            for way, device in WAYS.items()
         }
         found: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
         for index in range(args.rounds + 1):
@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         machine = common.machine(runtimes["beside"].pipeline.device)
     return common.finish(
         "newcomers",
-        changes={"prefix_cache_bytes": 0, "drafting": None},
+        changes={**sizes, **options},
         **machine,
         **vars(args),
         ways={way: _medians(figures) for way, figures in found.items()},
@@ -133,12 +133,16 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _engine(args: argparse.Namespace, folder: Path) -> Path:
-    """Export an engine with a row for each talker, and for two newcomers."""
+def _engine(args: argparse.Namespace, folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Export an engine with rows for the talkers and two newcomers."""
     checkpoint = write_checkpoint(folder / "checkpoint", parse_model(args.shape), "fp32")
-    room = {"max_input_len": 512, "max_kv_cache_capacity": 512 + args.tokens}
-    export(checkpoint, folder / "engine", precision="fp32", max_batch_size=args.talkers + 2, **room)
-    return folder / "engine"
+    sizes = {
+        "max_batch_size": args.talkers + 2,
+        "max_input_len": MOST_INPUT,
+        "max_kv_cache_capacity": MOST_INPUT + args.tokens,
+    }
+    export(checkpoint, folder / "engine", precision="fp32", **sizes)
+    return folder / "engine", sizes
 
 
 def _play(
@@ -175,7 +179,7 @@ def _play(
 
 
 def _request(rng: np.random.Generator, tokens: int, image: list[int] | None = None) -> LLMGenerationRequest:
-    """Make a request with random words, and a picture of random pixels of height and width `image`."""
+    """Make a request with random words, and a picture of size `image`."""
     images = () if image is None else (rng.integers(0, 256, (*image, 3), np.uint8),)
     sampling = SamplingParams(max_tokens=tokens, temperature=0.0)
     return LLMGenerationRequest(random_words(rng, WORDS), images=images, sampling=sampling)

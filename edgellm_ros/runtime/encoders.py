@@ -213,9 +213,9 @@ class Encoders:
     def _of_kind(
         self, sequence: GenerationSequence, row: int, placeholder: int | None, parts: Sequence[Part]
     ) -> Iterator[tuple[bool, Callable[[], None]]]:
-        """Yield for each part, with rows from `row` on, whether it is new, and what encodes it.
+        """Yield for each part whether it is new, and what encodes it.
 
-        New is what is neither in the reused prefix nor encoded already.
+        New is what is neither in the reused prefix nor encoded already. row: the first one of the first part.
         """
         first_new = row + sequence.reused(placeholder)
         for tokens, encode in parts:

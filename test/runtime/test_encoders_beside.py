@@ -5,13 +5,17 @@ import dataclasses
 import threading
 import time
 
+import numpy as np
 import pytest
 
+from doubles.played_encoder import PlayedEncoder
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.multimodal.vision_runner import VisionRunner
 from edgellm_ros.runtime.encoders import Encoders
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.scheduling.shares import FIRST_CLAIM
+from edgellm_ros.runtime.scheduling.turns import LOOK_S, Turns
+from fixtures.random_schedules import PlayedTurns
 from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, SOUND, assert_same_bits, request
 
 pytestmark = pytest.mark.only_on("cpu", reason="a GPU has one stream")
@@ -21,7 +25,7 @@ TALKING = request("what do you see?", max_tokens=200)
 
 
 class HeldEncoders:
-    """Encoders whose runs wait, once `hold` was called, until they are let go or interrupted.
+    """Encoders whose runs wait until they are let go or interrupted.
 
     - interruptible: whether `interrupt` ends a run that waits
 
@@ -68,14 +72,8 @@ class HeldEncoders:
 
 
 @pytest.fixture
-def runtime(tiny_engine, device):
-    with LLMInferenceRuntime(tiny_engine, device, prefix_cache_bytes=0) as opened:
-        yield opened
-
-
-@pytest.fixture(params=[True])
-def held(runtime, monkeypatch, request):
-    held = HeldEncoders(monkeypatch, interruptible=request.param)
+def held(monkeypatch, request):
+    held = HeldEncoders(monkeypatch, interruptible=getattr(request, "param", True))
     yield held
     held.let_go()
 
@@ -216,8 +214,14 @@ def test_handle_request_waits_for_the_encoders_of_a_cancelled_request(runtime, h
     assert_same_bits(answers[0], expected)
 
 
+def encoder_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "edgellm-encoders"]
+
+
 @stubborn
-def test_close_ends_a_newcomer_that_is_encoded(runtime, held):
+def test_close_ends_a_newcomer_that_is_encoded(tiny_engine, held):
+    runtime = LLMInferenceRuntime(tiny_engine, "cpu")
+    before = len(encoder_threads())
     held.hold()
     joining = runtime.submit(looking("go"))
     held.wait_for("go")
@@ -228,7 +232,7 @@ def test_close_ends_a_newcomer_that_is_encoded(runtime, held):
     closing.join(WAIT_S)
     with pytest.raises(EngineError, match="the runtime is closed"):
         joining.result(WAIT_S)
-    assert "edgellm-encoders" not in [thread.name for thread in threading.enumerate()]
+    assert len(encoder_threads()) == before
 
 
 def test_progress_is_reported_on_one_thread_and_in_order(runtime, held, talker):
@@ -255,3 +259,72 @@ def test_the_seconds_of_the_encoders_are_counted(runtime, held, talker):
     assert response.metrics["vision_s"] > 0
     assert runtime.multimodal_metrics.seconds > seconds
     assert runtime.multimodal_metrics.total_images == images + 1
+
+
+def test_the_scheduler_sleeps_while_there_is_nothing_but_a_run_of_the_encoders(runtime, held, monkeypatch):
+    turns, turn = [], Turns.turn
+    monkeypatch.setattr(Turns, "turn", lambda *given, **named: turns.append(1) or turn(*given, **named))
+    held.hold()
+    joining = runtime.submit(looking("go"))
+    held.wait_for("go")
+    turns.clear()
+    time.sleep(2 * LOOK_S)
+    assert len(turns) < 10
+    held.let_go()
+    assert joining.result(WAIT_S).token_ids
+
+
+def test_clients_with_images_and_sounds_get_the_answers_alone(runtime):
+    parts = [
+        {"images": (IMAGE, OTHER_IMAGE)},
+        {"images": (OTHER_IMAGE,)},
+        {"audio": (SOUND,)},
+        {"images": ()},
+    ]
+    requests = [looking(prompt, **each) for prompt in ("go", "stop", "left") for each in parts]
+    expected = [runtime.handle_request(one) for one in requests]
+    wrong: list[BaseException] = []
+
+    def ask(client: int) -> None:
+        rng = np.random.default_rng(client)
+        try:
+            for index in rng.permutation(len(requests)):
+                one = dataclasses.replace(requests[index], images=[*map(np.copy, requests[index].images)])
+                handle = runtime.submit(one, priority=int(rng.choice([0, 0, 1, FIRST_CLAIM])))
+                if rng.random() < 0.2:
+                    handle.cancel()
+                response = handle.result(WAIT_S)
+                if response.finish_reason != "cancelled":
+                    assert_same_bits(response, expected[index])
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=ask, args=(client,)) for client in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+    assert not wrong
+    assert runtime.scheduling_metrics.running == runtime.scheduling_metrics.waiting == 0
+
+
+def test_what_was_reused_and_is_dropped_meanwhile_is_encoded(tiny_engine):
+    both = looking("go", images=(IMAGE, OTHER_IMAGE))
+    with LLMInferenceRuntime(tiny_engine, "cpu") as runtime:
+        expected = runtime.handle_request(both)
+        runtime.clear_prefix_cache()
+        encoder = PlayedEncoder(0)
+        played = PlayedTurns(runtime, encoder=encoder)
+        played.submit(looking("stop", images=(IMAGE,)))
+        played.finish()
+        encoded = runtime.multimodal_metrics.total_images
+        joining = played.submit(both)
+        played.turn()
+        assert encoder.is_busy
+        assert joining.sequence.reused_tokens > 0
+        runtime.pipeline.reuse.clear()  # as after an EngineError of another request
+        played.submit(request("turn left at the door and stop " * 3, max_tokens=1))  # takes the same pages
+        played.finish()
+        assert runtime.multimodal_metrics.total_images == encoded + 2
+        assert_same_bits(joining.handle.result(0), expected)

@@ -87,8 +87,11 @@ def play_some(runtime, compare, seeds) -> None:
     assert max(answer.prompt_tokens for answer in alone) > 3 * rows.PART_TOKENS
     ended = 0
     for seed in seeds:
-        schedule = Schedule.of(seed, len(pool))
-        ended += check(schedule, play(runtime, schedule, pool), alone, compare)
+        schedule, encoder = Schedule.of(seed, len(pool)), None
+        if runtime.pipeline.device.runs_beside and seed % 2:
+            encoder = PlayedEncoder(seed)
+            runtime.clear_prefix_cache()
+        ended += check(schedule, play(runtime, schedule, pool, encoder), alone, compare)
     assert ended > 2 * len(seeds)
 
 

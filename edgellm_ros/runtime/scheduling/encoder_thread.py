@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EncoderThread: runs encoders beside the decode steps, one image or sound at a time."""
+"""EncoderThread: runs encoders beside decode steps, one image at a time."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Interruptible(Protocol):
 
 
 class EncoderThread:
-    """A thread that the first run starts; its methods are called from one other thread.
+    """A thread that computes runs of encoders; the first run starts it.
 
-    `changed` is called on this thread when a run has ended.
+    Its methods are called from one other thread. `changed` is called on this one when a run has ended.
     """
 
     def __init__(self, encoders: Interruptible, changed: Callable[[], None]) -> None:

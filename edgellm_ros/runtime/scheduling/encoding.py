@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encoding: images, videos and sounds of requests with a row, before their prompts.
+"""Encoding: what requests need of the encoders before their prompts.
 
 On a device that runs engines beside each other, one run at a time is on a thread of its own, while the others
 have steps. What belongs to the scheduler stays on its thread: progress is reported, and the next run is
@@ -89,7 +89,10 @@ class Encoding:
             self._thread.interrupt()
 
     def wait(self) -> None:
-        """Wait for the run of a request that has lost its row: others use the encoders next."""
+        """Wait for the run of a request that has lost its row.
+
+        So others may use the encoders.
+        """
         if self._thread is not None:
             self._thread.wait()
 

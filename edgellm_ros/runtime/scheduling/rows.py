@@ -198,7 +198,10 @@ class Rows:
         return self._compute_part(entry) if self._begin_prompt(entry) else 0
 
     def _encoded(self, entry: Entry, ended: EncodedRun) -> None:
-        """Go on with a request after a run of the encoders; begin its prompt after the last one."""
+        """Go on with a request after a run of the encoders.
+
+        After the last run its prompt begins.
+        """
         if ended.error is not None:
             if ended.interrupted:
                 return  # is computed again

@@ -109,7 +109,7 @@ class Turns:
         self._shares.end(shares, self._clock())
 
     def _use_rows(self, taken: rows.Rows, keeps: bool) -> None:
-        """Let requests with a row have steps and trajectories; `keeps`: and next turns be stored."""
+        """Do the work of the rows; `keeps`: also that of next turns."""
         before, works = len(self.running), bool(self._computed)
         if keeps:
             works = taken.keep_part() or works
