@@ -16,11 +16,14 @@ MOST_TURNS = 6  # that a run takes
 class PlayedEncoder:
     """Takes the place of an EncoderThread; a seed decides how long runs take.
 
+    turns: that each run takes, None = up to MOST_TURNS.
+
     A run is computed when it begins or when it ends. So rows that are read too early are old, and rows that
     others use too early are overwritten. An interrupted run is computed or not, like one that had ended.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, turns: int | None = None) -> None:
+        self._turns = turns
         self._rng = np.random.default_rng(seed)
         self._run: Callable[[], None] | None = None
         self._left = 0  # turns
@@ -33,7 +36,8 @@ class PlayedEncoder:
 
     def start(self, run: Callable[[], None]) -> None:
         assert self._run is None
-        self._run, self._left = run, int(self._rng.integers(MOST_TURNS))
+        self._run = run
+        self._left = int(self._rng.integers(MOST_TURNS)) if self._turns is None else self._turns
         self._computed = bool(self._rng.random() < 0.5)
         if self._computed:
             run()

@@ -13,6 +13,7 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.multimodal.vision_runner import VisionRunner
 from edgellm_ros.runtime.encoders import Encoders
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.scheduling.encoding import MOST_INTERRUPTS
 from edgellm_ros.runtime.scheduling.shares import FIRST_CLAIM
 from edgellm_ros.runtime.scheduling.turns import LOOK_S, Turns
 from fixtures.random_schedules import PlayedTurns
@@ -328,3 +329,17 @@ def test_what_was_reused_and_is_dropped_meanwhile_is_encoded(tiny_engine):
         played.finish()
         assert runtime.multimodal_metrics.total_images == encoded + 2
         assert_same_bits(joining.handle.result(0), expected)
+
+
+def test_a_run_that_was_interrupted_three_times_is_completed_beside_driving(runtime):
+    encoder = PlayedEncoder(0, turns=3)
+    played = PlayedTurns(runtime, encoder=encoder)
+    low = played.submit(looking("go"))
+    driving = [played.submit(request("stop", max_tokens=2), priority=FIRST_CLAIM)]
+    while not low.prompts:
+        if driving[-1].handle.done and played.turns._rows.encoding.current is low:
+            driving.append(played.submit(request("stop", max_tokens=2), priority=FIRST_CLAIM))
+        played.turn()
+    assert encoder.interrupted == MOST_INTERRUPTS == 3
+    played.finish()
+    check(runtime, low.handle, looking("go"))

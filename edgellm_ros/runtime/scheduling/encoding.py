@@ -15,6 +15,8 @@ from edgellm_ros.runtime.metrics import Clock, MultimodalMetrics
 from edgellm_ros.runtime.scheduling.encoder_thread import EncodedRun, EncoderThread
 from edgellm_ros.runtime.scheduling.entry import Entry
 
+MOST_INTERRUPTS = 3  # of a run: beside a robot that drives all the time it is completed at last
+
 
 class Encoding:
     """The runs of encoders; not thread-safe.
@@ -61,21 +63,31 @@ class Encoding:
         """Return whether the prompt of a request needs what is not encoded."""
         return any(run.is_new for run in self._encoders.runs(entry.sequence))
 
-    def go_on(self, entry: Entry) -> None:
-        """Go on to the next run of a request after one has ended."""
+    def go_on(self, entry: Entry, ended: EncodedRun) -> None:
+        """Go on to the next run of a request after one has ended.
+
+        An interrupted run is the next one again. Raises the error of one that has failed.
+        """
         assert entry.run is not None
+        if ended.error is not None and ended.interrupted:
+            entry.interrupts += 1
+            return
+        if ended.error is not None:
+            raise ended.error
         entry.stages.end(f"{entry.run.stage}_s")
         self._advance(entry)
 
     def start_next(self, wanted: Sequence[Entry]) -> None:
         """Start the run of the first request of `wanted`, if the thread is free.
 
-        The run of a request that is not among them is given up, to be computed again.
+        The run of a request that is not among them is interrupted, to be computed again, unless this has
+        happened MOST_INTERRUPTS times.
         """
         if self._thread is None:
             return
         if self.current is not None and self.current not in wanted:
-            self._thread.interrupt()
+            if self.current.interrupts < MOST_INTERRUPTS:
+                self._thread.interrupt()
         elif wanted and not self._thread.is_busy:
             self.current = wanted[0]
             assert self.current.run is not None
@@ -98,7 +110,7 @@ class Encoding:
 
     def _advance(self, entry: Entry) -> None:
         """Report progress up to the next run that is to be computed."""
-        entry.run = None
+        entry.run, entry.interrupts = None, 0
         for run in entry.runs:
             if not entry.sequence.report(run.stage, run.step):
                 return

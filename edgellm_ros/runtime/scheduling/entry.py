@@ -48,12 +48,14 @@ class Entry:
     - kept: the sequence that lost its row, the longest of several; None = it has not lost any
     - prompts: while its prompt is computed; stages: its clock, since it was begun; slot: of encoder rows
     - runs, run: of encoders, and the next one that its prompt waits for; None = it waits for none
+    - interrupts: of this run
     """
 
     slot: int
     stages: StageClock
     runs: Iterator[EncoderRun]
     run: EncoderRun | None = None
+    interrupts: int = 0
 
     def __init__(
         self,

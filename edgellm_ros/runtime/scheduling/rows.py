@@ -202,11 +202,7 @@ class Rows:
 
         After the last run its prompt begins.
         """
-        if ended.error is not None:
-            if ended.interrupted:
-                return  # is computed again
-            raise ended.error
-        self.encoding.go_on(entry)
+        self.encoding.go_on(entry, ended)
         if entry.run is not None:
             return
         self._pipeline.reuse.match([entry.sequence])  # what was stored may have made room for other prompts
