@@ -21,7 +21,6 @@ from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, SOUND, assert_same_b
 
 pytestmark = pytest.mark.only_on("cpu", reason="a GPU has one stream")
 WAIT_S = 60.0
-STEP_S = 0.002  # at least, of the talker
 TALKING = request("what do you see?", max_tokens=200)
 
 
@@ -86,17 +85,28 @@ def looking(prompt: str, **parts):
     return request(prompt, max_tokens=6, **(parts or {"images": (IMAGE,)}))
 
 
+class Talker:
+    """A request that halts when it begins; newcomers join it once it goes on."""
+
+    def __init__(self, runtime) -> None:
+        self._goes = threading.Event()
+        waiting = dataclasses.replace(TALKING, on_progress=lambda progress: self._goes.wait(WAIT_S))
+        self.handle = runtime.submit(waiting)
+
+    def go(self) -> None:
+        self._goes.set()
+
+
 @pytest.fixture
 def talker(runtime, held):
-    """A running request with many tokens to come, whose answer is that alone."""
+    """A running request, whose answer is that alone."""
     expected = runtime.handle_request(TALKING)
-    slowly = dataclasses.replace(TALKING, on_progress=lambda progress: time.sleep(STEP_S))
-    handle = runtime.submit(slowly)
-    next(iter(handle))
     held.hold()
-    yield handle
+    talker = Talker(runtime)
+    yield talker
+    talker.go()
     held.let_go()
-    assert_same_bits(handle.result(WAIT_S), expected)
+    assert_same_bits(talker.handle.result(WAIT_S), expected)
 
 
 def check(runtime, handle, one) -> None:
@@ -108,9 +118,9 @@ def check(runtime, handle, one) -> None:
 @pytest.mark.parametrize("parts", [{"images": (IMAGE,)}, {"audio": (SOUND,)}], ids=["image", "sound"])
 def test_others_have_steps_while_a_newcomer_is_encoded(runtime, held, talker, parts):
     joining = runtime.submit(looking("go", **parts))
+    talker.go()
     held.wait_for("go")
-    assert not talker.done
-    assert len(talker.result(WAIT_S).token_ids) == TALKING.sampling.max_tokens
+    assert len(talker.handle.result(WAIT_S).token_ids) == TALKING.sampling.max_tokens
     assert not joining.done
     held.let_go()
     check(runtime, joining, looking("go", **parts))
@@ -118,6 +128,7 @@ def test_others_have_steps_while_a_newcomer_is_encoded(runtime, held, talker, pa
 
 def test_a_newcomer_without_images_does_not_wait_for_the_encoders_of_another(runtime, held, talker):
     joining = runtime.submit(looking("go"))
+    talker.go()
     held.wait_for("go")
     assert runtime.submit(request("stop")).result(WAIT_S).finish_reason in ("stop", "length")
     assert not joining.done
@@ -125,32 +136,23 @@ def test_a_newcomer_without_images_does_not_wait_for_the_encoders_of_another(run
     check(runtime, joining, looking("go"))
 
 
-def test_newcomers_are_encoded_one_after_another(runtime, held, talker):
-    images = {"images": (IMAGE, OTHER_IMAGE)}
-    one, other = runtime.submit(looking("go", **images)), runtime.submit(looking("stop"))
-    held.wait_for("go")
-    held.let_go()
-    check(runtime, other, looking("stop"))
-    check(runtime, one, looking("go", **images))
-    assert held.began[:3] == ["go", "go", "stop"]
-
-
 def test_driving_does_not_wait_for_the_encoders_of_another(runtime, held, talker):
-    low = [runtime.submit(looking(prompt)) for prompt in ("go", "stop")]
+    low = runtime.submit(looking("go"))
+    talker.go()
     held.wait_for("go")
     driving = runtime.submit(looking("left"), priority=FIRST_CLAIM)
     held.wait_for("go", "left")
     held.let_go()
     response = driving.result(WAIT_S)
-    for handle, prompt in zip(low, ("go", "stop"), strict=True):
-        check(runtime, handle, looking(prompt))
-    assert held.began[:4] == ["go", "left", "go", "stop"]
+    check(runtime, low, looking("go"))
+    assert held.began[:3] == ["go", "left", "go"]
     assert_same_bits(response, runtime.handle_request(looking("left")))
 
 
 @stubborn
 def test_a_newcomer_is_cancelled_while_it_is_encoded(runtime, held, talker):
     joining = runtime.submit(looking("go"))
+    talker.go()
     held.wait_for("go")
     joining.cancel()
     response = joining.result(WAIT_S)
@@ -158,12 +160,6 @@ def test_a_newcomer_is_cancelled_while_it_is_encoded(runtime, held, talker):
     other = runtime.submit(looking("stop", images=(OTHER_IMAGE,)))
     held.let_go()
     check(runtime, other, looking("stop", images=(OTHER_IMAGE,)))
-
-
-def test_a_deadline_ends_a_newcomer_while_it_is_encoded(runtime, held, talker):
-    joining = runtime.submit(looking("go"), deadline=time.monotonic() + 1.0)
-    held.wait_for("go")
-    assert joining.result(WAIT_S).finish_reason == "cancelled"
 
 
 def test_an_error_of_the_encoder_ends_its_request_only(runtime, held, talker, monkeypatch):
@@ -177,23 +173,10 @@ def test_an_error_of_the_encoder_ends_its_request_only(runtime, held, talker, mo
 
     monkeypatch.setattr(VisionRunner, "encode", fail)
     failing, other = runtime.submit(looking("go", images=(IMAGE, OTHER_IMAGE))), runtime.submit(looking("go"))
+    talker.go()
     with pytest.raises(EngineError, match="no memory for an image"):
         failing.result(WAIT_S)
     check(runtime, other, looking("go"))
-
-
-def test_a_newcomer_that_loses_its_row_is_encoded_again(runtime, held, talker):
-    others = [runtime.submit(TALKING) for _ in range(runtime.config.builder.max_batch_size - 2)]
-    for each in others:
-        next(iter(each))
-    joining = runtime.submit(looking("go"))
-    held.wait_for("go")
-    displaced = runtime.scheduling_metrics.displaced
-    driving = runtime.submit(request("stop"), priority=FIRST_CLAIM)
-    driving.result(WAIT_S)
-    assert runtime.scheduling_metrics.displaced == displaced + 1
-    held.let_go()
-    check(runtime, joining, looking("go"))
 
 
 @stubborn
@@ -237,6 +220,7 @@ def test_close_ends_a_newcomer_that_is_encoded(tiny_engine, held):
 
 
 def test_progress_is_reported_on_one_thread_and_in_order(runtime, held, talker):
+    talker.go()
     held.let_go()
     seen: list[tuple[str, int]] = []
     threads = set()
@@ -253,6 +237,7 @@ def test_progress_is_reported_on_one_thread_and_in_order(runtime, held, talker):
 
 
 def test_the_seconds_of_the_encoders_are_counted(runtime, held, talker):
+    talker.go()
     held.let_go()
     before = runtime.multimodal_metrics
     seconds, images = before.seconds, before.total_images
@@ -310,6 +295,62 @@ def test_clients_with_images_and_sounds_get_the_answers_alone(runtime):
     assert runtime.scheduling_metrics.running == runtime.scheduling_metrics.waiting == 0
 
 
+@pytest.fixture
+def played(runtime):
+    """Turns beside which each run of the encoders takes three."""
+    played = PlayedTurns(runtime, encoder=PlayedEncoder(0, turns=3))
+    yield played
+    played.turns.fail_all(RuntimeError("the test has failed"))
+
+
+def test_newcomers_are_encoded_one_after_another_by_priority(runtime, played, monkeypatch):
+    held = HeldEncoders(monkeypatch)
+    both = {"images": (IMAGE, OTHER_IMAGE)}
+    arrivals = [("go", 0, both), ("stop", 0, {}), ("left", 1, both)]
+    entries = [played.submit(looking(prompt, **parts), priority) for prompt, priority, parts in arrivals]
+    played.finish()
+    assert held.began == ["left", "left", "go", "go", "stop"]
+    for entry, (prompt, _, parts) in zip(entries, arrivals, strict=True):
+        check(runtime, entry.handle, looking(prompt, **parts))
+
+
+def test_a_deadline_ends_a_newcomer_while_it_is_encoded(played):
+    joining = played.submit(looking("go"), deadline=1.0)
+    played.turn()
+    assert joining.run is not None
+    played.turn(seconds=2.0)
+    played.turn()
+    assert joining.handle.result(0).finish_reason == "cancelled"
+    played.finish()
+
+
+def test_a_newcomer_that_loses_its_row_is_encoded_again(runtime, played):
+    for _ in range(runtime.config.builder.max_batch_size - 1):
+        played.submit(TALKING)
+    joining = played.submit(looking("go"))
+    played.turn()
+    assert joining.run is not None
+    driving = played.submit(looking("stop"), priority=FIRST_CLAIM)
+    played.turn()
+    assert played.turns.waiting == [joining]
+    assert joining.run is None
+    played.finish()
+    check(runtime, joining.handle, looking("go"))
+    check(runtime, driving.handle, looking("stop"))
+
+
+def test_a_run_that_was_interrupted_three_times_is_completed_beside_driving(runtime, played):
+    low = played.submit(looking("go"))
+    driving = [played.submit(request("stop", max_tokens=2), priority=FIRST_CLAIM)]
+    while not low.prompts:
+        if driving[-1].handle.done and played.turns._rows.encoding.current is low:
+            driving.append(played.submit(request("stop", max_tokens=2), priority=FIRST_CLAIM))
+        played.turn()
+    assert played.encoder.interrupted == MOST_INTERRUPTS == 3
+    played.finish()
+    check(runtime, low.handle, looking("go"))
+
+
 def test_what_was_reused_and_is_dropped_meanwhile_is_encoded(tiny_engine):
     both = looking("go", images=(IMAGE, OTHER_IMAGE))
     with LLMInferenceRuntime(tiny_engine, "cpu") as runtime:
@@ -329,17 +370,3 @@ def test_what_was_reused_and_is_dropped_meanwhile_is_encoded(tiny_engine):
         played.finish()
         assert runtime.multimodal_metrics.total_images == encoded + 2
         assert_same_bits(joining.handle.result(0), expected)
-
-
-def test_a_run_that_was_interrupted_three_times_is_completed_beside_driving(runtime):
-    encoder = PlayedEncoder(0, turns=3)
-    played = PlayedTurns(runtime, encoder=encoder)
-    low = played.submit(looking("go"))
-    driving = [played.submit(request("stop", max_tokens=2), priority=FIRST_CLAIM)]
-    while not low.prompts:
-        if driving[-1].handle.done and played.turns._rows.encoding.current is low:
-            driving.append(played.submit(request("stop", max_tokens=2), priority=FIRST_CLAIM))
-        played.turn()
-    assert encoder.interrupted == MOST_INTERRUPTS == 3
-    played.finish()
-    check(runtime, low.handle, looking("go"))
