@@ -14,7 +14,7 @@ from edgellm_ros.multimodal.vision_runner import VisionRunner
 from edgellm_ros.runtime.encoders import Encoders
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.scheduling.encoding import MOST_INTERRUPTS
-from edgellm_ros.runtime.scheduling.shares import FIRST_CLAIM
+from edgellm_ros.runtime.scheduling.shares import FIRST_CLAIM, Share
 from edgellm_ros.runtime.scheduling.turns import LOOK_S, Turns
 from fixtures.random_schedules import PlayedTurns
 from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, SOUND, assert_same_bits, request
@@ -179,7 +179,7 @@ def test_an_error_of_the_encoder_ends_its_request_only(runtime, held, talker, mo
     check(runtime, other, looking("go"))
 
 
-@stubborn
+@pytest.mark.parametrize("held", [False], ids=["not interruptible"], indirect=True)
 def test_handle_request_waits_for_the_encoders_of_a_cancelled_request(runtime, held):
     images = {"images": (OTHER_IMAGE,)}
     expected = runtime.handle_request(looking("stop", **images))
@@ -193,6 +193,8 @@ def test_handle_request_waits_for_the_encoders_of_a_cancelled_request(runtime, h
         target=lambda: answers.append(runtime.handle_request(looking("stop", **images)))
     )
     asking.start()
+    time.sleep(0.1)
+    assert held.began == ["go"]
     held.let_go()
     asking.join(WAIT_S)
     assert_same_bits(answers[0], expected)
@@ -312,6 +314,36 @@ def test_newcomers_are_encoded_one_after_another_by_priority(runtime, played, mo
     assert held.began == ["left", "left", "go", "go", "stop"]
     for entry, (prompt, _, parts) in zip(entries, arrivals, strict=True):
         check(runtime, entry.handle, looking(prompt, **parts))
+
+
+def test_the_share_that_has_had_least_is_encoded_first(played, monkeypatch):
+    held = HeldEncoders(monkeypatch)
+    played.submit(TALKING)
+    played.turn()
+    for prompt in ("go", "stop"):
+        played.submit(looking(prompt))
+    played.turn()
+    played.submit(looking("left"), share=Share())
+    played.finish()
+    assert held.began == ["go", "left", "stop"]
+
+
+def test_a_request_that_runs_alone_waits_for_the_encoders_of_a_cancelled_one(runtime, played, monkeypatch):
+    monkeypatch.setattr(Turns, "_is_alone", lambda turns, entry: entry.request.prompt == "left")
+    encode, busy = Encoders.encode_images, []
+    joining = played.submit(looking("go"))
+    played.turn()
+    joining.cancel()
+    alone = played.submit(looking("left"))
+
+    def watched(*given) -> None:
+        busy.append(played.encoder.is_busy)
+        encode(*given)
+
+    monkeypatch.setattr(Encoders, "encode_images", watched)
+    played.finish()
+    assert busy == [False]
+    check(runtime, alone.handle, looking("left"))
 
 
 def test_a_deadline_ends_a_newcomer_while_it_is_encoded(played):
