@@ -51,7 +51,7 @@ from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
-SHAPE = (  # a step takes about 10 ms, and an image 100 ms
+SHAPE = (  # an image takes as long as ten steps or more
     "internvl3-1b,num_hidden_layers=2,hidden_size=224,intermediate_size=512,"
     "vision.num_hidden_layers=2,vision.hidden_size=256,vision.intermediate_size=1024"
 )
