@@ -41,6 +41,7 @@ class NodeProcess:
     ) -> None:
         self._watched = watched
         self._parameters = {"engine_dir": str(engine_dir.resolve()), "autostart": True, **parameters}
+        self._client: ActionClient | None = None  # reads the statuses of all goals, so it is made when needed
         self._stack = ExitStack()
 
     def __enter__(self) -> NodeProcess:
@@ -64,7 +65,6 @@ class NodeProcess:
             self._executor = SingleThreadedExecutor()
             self._executor.add_node(self.node)
             stack.callback(self._executor.shutdown)
-            self._client = ActionClient(self.node, Plan, "edgellm/plan", **action_services_qos())
             self._wait_until_active()
             self._stack = stack.pop_all()
         return self
@@ -74,6 +74,10 @@ class NodeProcess:
 
     def plan(self, goal: Plan.Goal) -> Any:
         """Send a goal and wait for its result; RuntimeError if it is not completed."""
+        if self._client is None:
+            self._client = ActionClient(self.node, Plan, "edgellm/plan", **action_services_qos())
+            if not self._client.wait_for_server(timeout_sec=PLAN_S):
+                raise RuntimeError(f"the node offers no plans after {PLAN_S:.0f} s:\n{self.child.log_tail()}")
         handle = self._wait_for(self._client.send_goal_async(goal), PLAN_S)
         if not handle.accepted:
             raise RuntimeError("the node rejected the goal")
@@ -114,7 +118,7 @@ class NodeProcess:
         while time.monotonic() < deadline and self.child.process.poll() is None:
             if client.wait_for_service(timeout_sec=0.2):
                 state = self._wait_for(client.call_async(GetState.Request()), 5.0).current_state.label
-                if state == "active" and self._client.wait_for_server(timeout_sec=0.2):
+                if state == "active":
                     self.node.destroy_client(client)
                     return
             time.sleep(0.1)

@@ -8,6 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 import rclpy
+from edgellm_ros.action import Plan
+from rclpy.action import ActionClient
 
 from edgellm_arena.ros.arena_link import ArenaLink
 from edgellm_arena.ros.follower_link import FollowerLink
@@ -72,6 +74,8 @@ def rights(policy_engine, tmp_path_factory) -> Iterator[dict[str, dict[str, set[
             node.trigger_activate()
         parts = FollowerLink(nodes[3]), Microphone(nodes[3])  # of the arena
         stack.enter_context(PlanClient(user, name="edgellm"))
+        plain = ActionClient(user, Plan, "edgellm/plan")  # reads the statuses too
+        stack.callback(plain.destroy)
         yield {name: seen(user, name) for name in NODES}
         del parts
 

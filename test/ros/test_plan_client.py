@@ -211,6 +211,37 @@ class TestEnd:
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")
 
+    def test_clients_of_several_threads_have_loaded_all_types(self, domain):
+        code = """
+            import threading, time
+            from edgellm_ros.client import PlanClient
+            from edgellm_ros.msg import ChatMessage
+
+            types, loaded = type(ChatMessage), []
+            load = types.__import_type_support__
+
+            def load_slowly():
+                time.sleep(0.5)
+                load()
+
+            def make():
+                with PlanClient(name="/missing"):
+                    loaded.append(types._TYPE_SUPPORT is not None)
+
+            types.__import_type_support__ = load_slowly
+            threads = [threading.Thread(target=make) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert loaded == [True] * 4, loaded
+        """
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            env=ros_environment(domain), capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+
     def test_a_client_without_a_reference_ends_its_thread(self, user):
         before = set(threading.enumerate())
         client = PlanClient(user, name="/missing")
@@ -288,22 +319,25 @@ class TestErrors:
 
         other_server(execute_callback=execute)
         with PlanClient(user, name="/other") as client:
-            answers = client._thread._client._client_handle
-            taken = []
+            services, sent = client._thread._services, []
+            send = services.send_goal
 
-            class Lossy:
-                def __getattr__(self, name):
-                    return getattr(answers, name)
+            def send_goal(goal_id, goal):
+                sent.append(send(goal_id, goal))
+                return sent[-1] if len(sent) > 1 else rclpy.task.Future()  # the first answer does not come
 
-                def take_goal_response(self, kind):
-                    taken.append(answers.take_goal_response(kind))
-                    return taken[-1] if len(taken) > 1 else (None, None)
-
-            client._thread._client._client_handle = Lossy()
+            monkeypatch.setattr(services, "send_goal", send_goal)
             assert client.plan("go", timeout_s=10.0).termination_reason == "completed"
-            client._thread._client._client_handle = answers
-        assert len(taken) > 1
+        assert len(sent) > 1
         assert goals == ["go"]
+
+    def test_statuses_of_goals_are_not_read(self, user, other_server):
+        other_server()
+        with PlanClient(user, name="/other") as client:
+            hidden = client._thread._node
+            topics = hidden.get_subscriber_names_and_types_by_node(hidden.get_name(), hidden.get_namespace())
+        assert "/other/plan/_action/feedback" in dict(topics)
+        assert "/other/plan/_action/status" not in dict(topics)
 
     def test_a_node_that_disappears_is_one_line(self, user, other_server, monkeypatch):
         monkeypatch.setattr("edgellm_ros.ros.client.action_thread.GONE_S", 0.3)
@@ -314,7 +348,7 @@ class TestErrors:
         stop = other_server(execute_callback=never)
         with PlanClient(user, name="/other") as client:
             call = client.stream("go")
-            while client._thread._sent[call].handle is None:  # the answer to the goal is under way
+            while not client._thread._sent[call].accepted:  # the answer to the goal is under way
                 time.sleep(0.01)
             stop()
             with pytest.raises(PlanError, match=r"^/other/plan: the node went away before the result$"):

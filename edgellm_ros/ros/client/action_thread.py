@@ -3,11 +3,11 @@
 
     caller's threads                    this thread
     ----------------                    -----------
-    send, cancel   --- tasks ------>    ActionClient; each call is looked after until it ends
+    send, cancel   --- tasks ------>    ActionServices; each call is looked after until it ends
     PlanCall       <-- futures -----    feedback, result, error
 
-Only this thread calls the ActionClient: rclpy loses an answer that arrives before a caller on another thread
-has stored its future.
+Only this thread calls the services: rclpy loses an answer that arrives before a caller on another thread has
+stored its future.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from functools import partial
 
 import rclpy
 from action_msgs.msg import GoalStatus
-from rclpy.action import ActionClient
-from rclpy.action.client import ClientGoalHandle
 from rclpy.clock import Clock, ClockType
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.executors import ExternalShutdownException
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.task import Future
 from unique_identifier_msgs.msg import UUID
 
 from edgellm_ros.action import Plan
+from edgellm_ros.ros.client.action_services import ActionServices
 from edgellm_ros.ros.client.plan_call import PlanCall, PlanError
-from edgellm_ros.ros.messaging import action_services_qos, services_qos
+from edgellm_ros.ros.executor import LeanExecutor
 
 CHECK_S = 0.05  # period of looking for the server; rclpy reports no changes of the graph
 # A server that has not discovered the client yet loses its first answer. The goal is sent again after this
@@ -50,12 +49,13 @@ class _Sent:
     id: UUID = field(default_factory=lambda: UUID(uuid=list(uuid.uuid4().bytes)))
     times: int = 0  # sent so often
     resend: float = 0.0  # at this time
-    handle: ClientGoalHandle | None = None  # once the server has the goal
+    answers: list[Future] = field(default_factory=list)  # one for each time
+    accepted: bool = False  # the server has the goal
     cancelled: bool = False
 
 
 class ActionThread:
-    """Spins a hidden node with an ActionClient until `close`."""
+    """Spins a hidden node with the services of the action until `close`."""
 
     def __init__(self, node: Node | None, action_name: str, connect_timeout_s: float) -> None:
         self._owns_context = node is None
@@ -76,21 +76,16 @@ class ActionThread:
             parameter_overrides=[Parameter("start_type_description_service", value=False)],
         )
         self.action_name = action_name
-        self._client = ActionClient(
-            self._node,
-            Plan,
-            action_name,
-            feedback_sub_qos_profile=services_qos(),
-            **action_services_qos(),
-        )
+        self._services = ActionServices(self._node, action_name, self._on_feedback)
         # In goals: the node whose absence tells that no client waits for the result.
         self.client_name: str = (node or self._node).get_fully_qualified_name()
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._timer = self._node.create_timer(CHECK_S, self._check, clock=steady)
         self._timer.cancel()
-        self._executor = SingleThreadedExecutor(context=self._context)
+        self._executor = LeanExecutor(context=self._context)
         self._executor.add_node(self._node)
         self._sent: dict[PlanCall, _Sent] = {}
+        self._calls: dict[bytes, PlanCall] = {}  # by the id of the goal
         self._server_seen = 0.0
         self._lock = threading.Lock()  # of `_closed` and of additions to `_sent`
         self._closed = ""  # why; "" = open
@@ -104,7 +99,8 @@ class ActionThread:
         call = PlanCall(self.action_name, self._request_cancel)
         with self._lock:
             self._check_open()
-            self._sent[call] = _Sent(call, goal, time.monotonic() + self._connect_timeout_s)
+            sent = self._sent[call] = _Sent(call, goal, time.monotonic() + self._connect_timeout_s)
+            self._calls[bytes(sent.id.uuid)] = call
             self._executor.create_task(self._start)
         return call
 
@@ -144,7 +140,6 @@ class ActionThread:
             for call in list(self._sent):
                 self._fail(call, self._closed)
             self._executor.shutdown()
-            self._client.destroy()
             self._node.destroy_node()
             if self._owns_context:
                 rclpy.try_shutdown(context=self._context)
@@ -159,11 +154,11 @@ class ActionThread:
         A goal fails if the server does not come, or went away.
         """
         now = time.monotonic()
-        ready = self._client.server_is_ready()
+        ready = self._services.has_server
         if ready:
             self._server_seen = now
         for sent in list(self._sent.values()):
-            if sent.handle is not None:
+            if sent.accepted:
                 if now - self._server_seen > GONE_S:
                     self._fail(sent.call, "the node went away before the result")
             elif now > sent.deadline:
@@ -179,28 +174,29 @@ class ActionThread:
         sent.resend = now + RESEND_S * 2**sent.times
         sent.times += 1
         try:
-            answer = self._client.send_goal_async(
-                sent.goal,
-                feedback_callback=lambda message: sent.call.on_feedback(message.feedback),
-                goal_uuid=sent.id,
-            )
+            answer = self._services.send_goal(sent.id, sent.goal)
         except Exception as error:  # such as a prompt that is not Unicode
             self._fail(sent.call, f"the goal cannot be sent: {error}")
             return
+        sent.answers.append(answer)
         answer.add_done_callback(partial(self._on_answer, sent))
 
+    def _on_feedback(self, goal_id: bytes, feedback: Plan.Feedback) -> None:
+        call = self._calls.get(goal_id)  # None: of another client
+        if call is not None:
+            call.on_feedback(feedback)
+
     def _on_answer(self, sent: _Sent, answer: Future) -> None:
-        handle = answer.result()
-        if sent.handle is not None or sent.call not in self._sent:
+        if sent.accepted or sent.call not in self._sent:
             return
         # A goal that was sent again is refused if the server has it: ask for the result to know.
-        if not handle.accepted and sent.times == 1:
+        if not answer.result().accepted and sent.times == 1:
             self._fail(sent.call, "the goal was rejected")
             return
-        sent.handle = handle
+        sent.accepted = True
         if sent.cancelled:
-            handle.cancel_goal_async()
-        handle.get_result_async().add_done_callback(partial(self._on_result, sent.call))
+            self._services.cancel_goal(sent.id)
+        self._services.get_result(sent.id).add_done_callback(partial(self._on_result, sent.call))
 
     def _on_result(self, call: PlanCall, answer: Future) -> None:
         response = answer.result()
@@ -211,21 +207,28 @@ class ActionThread:
             call.end(response.result)
         except ValueError as error:
             self._fail(call, f"the result cannot be used: {error}")
-        self._sent.pop(call, None)
+        self._forget(call)
 
     def _cancel(self, call: PlanCall) -> None:
         sent = self._sent.get(call)
         if sent is None:
             return
         sent.cancelled = True
-        if sent.handle is not None:
-            sent.handle.cancel_goal_async()
+        if sent.accepted:
+            self._services.cancel_goal(sent.id)
         elif sent.times == 0:
-            del self._sent[call]
+            self._forget(call)
             call.end(
                 Plan.Result(termination_reason=Plan.Result.CANCELLED, message="cancelled before it was sent")
             )
 
     def _fail(self, call: PlanCall, reason: str) -> None:
-        self._sent.pop(call, None)
+        self._forget(call)
         call.fail(PlanError(f"{self.action_name}: {reason}"))
+
+    def _forget(self, call: PlanCall) -> None:
+        sent = self._sent.pop(call, None)
+        if sent is not None:
+            del self._calls[bytes(sent.id.uuid)]
+            for answer in sent.answers:
+                self._services.forget(answer)
