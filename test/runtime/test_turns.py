@@ -54,6 +54,22 @@ def test_a_long_prompt_is_computed_between_steps_of_the_others(runtime, played, 
     assert_same_answer(answer(joining), runtime.handle_request(long))
 
 
+def test_an_image_is_not_encoded_again_beside_an_answer_about_it(runtime, tiny_engine, device):
+    asked = [request(text, images=(IMAGE,), max_tokens=20) for text in ("go on", "what do you see?", "stop")]
+    with LLMInferenceRuntime(tiny_engine, device) as caching:
+        played = PlayedTurns(caching)
+        first = played.submit(asked[0])
+        played.turn()
+        others = [played.submit(each) for each in asked[1:]]
+        played.turn()
+        assert not first.handle.done
+        assert caching.multimodal_metrics.total_images == 1
+        assert all(each.sequence.reused_tokens > first.sequence.image_tokens[0] for each in others)
+        played.finish()
+        for entry, each in zip((first, *others), asked, strict=True):
+            assert_same_answer(answer(entry), runtime.handle_request(each))
+
+
 def test_a_long_prompt_does_not_begin_in_the_rest_of_a_turn(runtime, played):
     short = played.submit(request("stop", max_tokens=9))
     long = played.submit(request(LONG_PROMPT, max_tokens=3))
@@ -90,7 +106,8 @@ def test_draft_heads_and_recurrent_states_let_others_step_and_pause(other_engine
             assert tokens_of(running) > before[0]
             assert joining.sequence.kv_length - before[1] <= 16 + runtime.pipeline.method.tokens_per_step
             parts += 1
-        assert parts == -(-len(joining.sequence.token_ids) // 16)
+        new_tokens = len(joining.sequence.token_ids) - joining.sequence.reused_tokens  # same beginnings
+        assert parts == -(-new_tokens // 16)
         urgent, before = played.submit(request("go", max_tokens=9), priority=5), tokens_of(running)
         while not urgent.handle.done:
             assert tokens_of(running) == before

@@ -229,10 +229,15 @@ class Rows:
 
     def _compute_part(self, entry: Entry) -> int:
         assert entry.prompts is not None
+        clock = BothClocks(entry.stages, self._clock)
         tokens = entry.prompts.advance()
-        if entry.prompts.done:
+        is_last = entry.prompts.done
+        if is_last:
             entry.prompts = None
-        BothClocks(entry.stages, self._clock).end("prefill_s")
+        clock.end("prefill_s")
+        if is_last:  # those that begin beside it reuse its image and its system prompt
+            self._pipeline.store_prefixes([entry.sequence])
+            clock.end("keep_s")
         return tokens
 
     def _decode(self, going: Sequence[Entry], interrupted: Callable[[], bool]) -> None:
