@@ -331,6 +331,25 @@ class TestErrors:
         assert len(sent) > 1
         assert goals == ["go"]
 
+    def test_feedback_is_taken_by_streams_alone(self, user, other_server, monkeypatch):
+        taken, server_side = [], []
+
+        def execute(handle):
+            handle.publish_feedback(Plan.Feedback(text="a", tokens=1, stage="decode"))
+            server_side.append(handle.request.prompt)
+            time.sleep(0.3)  # the feedback would arrive before the result
+            handle.succeed()
+            return Plan.Result(termination_reason=Plan.Result.COMPLETED)
+
+        monkeypatch.setattr(PlanCall, "on_feedback", lambda call, feedback: taken.append(feedback.text))
+        other_server(execute_callback=execute)
+        with PlanClient(user, name="/other") as client:
+            client.plan("plan", timeout_s=10.0)
+            asyncio.run(client.plan_async("async"))
+            assert (server_side, taken) == (["plan", "async"], [])
+            client.stream("stream").result(timeout_s=10.0)
+            assert taken == ["a"]
+
     def test_statuses_of_goals_are_not_read(self, user, other_server):
         other_server()
         with PlanClient(user, name="/other") as client:

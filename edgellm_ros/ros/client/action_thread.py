@@ -46,6 +46,7 @@ class _Sent:
     call: PlanCall
     goal: Plan.Goal
     deadline: float  # of the answer to the goal
+    wants_progress: bool
     id: UUID = field(default_factory=lambda: UUID(uuid=list(uuid.uuid4().bytes)))
     times: int = 0  # sent so often
     resend: float = 0.0  # at this time
@@ -94,12 +95,16 @@ class ActionThread:
 
     # From any thread
 
-    def send(self, goal: Plan.Goal) -> PlanCall:
-        """Send a goal as soon as there is a server."""
+    def send(self, goal: Plan.Goal, wants_progress: bool = True) -> PlanCall:
+        """Send a goal as soon as there is a server.
+
+        Without `wants_progress` the call may have no progress before its result.
+        """
         call = PlanCall(self.action_name, self._request_cancel)
         with self._lock:
             self._check_open()
-            sent = self._sent[call] = _Sent(call, goal, time.monotonic() + self._connect_timeout_s)
+            deadline = time.monotonic() + self._connect_timeout_s
+            sent = self._sent[call] = _Sent(call, goal, deadline, wants_progress)
             self._calls[bytes(sent.id.uuid)] = call
             self._executor.create_task(self._start)
         return call
@@ -146,6 +151,7 @@ class ActionThread:
 
     def _start(self) -> None:
         self._timer.reset()
+        self._choose_feedback()
         self._check()
 
     def _check(self) -> None:
@@ -232,3 +238,7 @@ class ActionThread:
             del self._calls[bytes(sent.id.uuid)]
             for answer in sent.answers:
                 self._services.forget(answer)
+            self._choose_feedback()
+
+    def _choose_feedback(self) -> None:
+        self._services.take_feedback(any(sent.wants_progress for sent in list(self._sent.values())))

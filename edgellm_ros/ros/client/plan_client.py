@@ -50,12 +50,12 @@ class PlanClient:
         PlanError, in one line, if there is no node within `connect_timeout_s`, if it disappears, or if the
         plan neither completes nor is cancelled. TimeoutError after `timeout_s`; the goal is then cancelled.
         """
-        with self.stream(prompt, **arguments) as call:
+        with self._send(prompt, wants_progress=False, **arguments) as call:
             return call.result(timeout_s)
 
     async def plan_async(self, prompt: str = "", **arguments: Any) -> PlanResult:
         """Send a goal and await its result (asyncio); a cancelled task cancels the goal."""
-        with self.stream(prompt, **arguments) as call:
+        with self._send(prompt, wants_progress=False, **arguments) as call:
             return await call
 
     def stream(self, prompt: str = "", **arguments: Any) -> PlanCall:
@@ -63,9 +63,12 @@ class PlanClient:
 
         The returned call is to iterate over the goal's progress, cancel it and wait for its result.
         """
+        return self._send(prompt, wants_progress=True, **arguments)
+
+    def _send(self, prompt: str, wants_progress: bool, **arguments: Any) -> PlanCall:
         if arguments.get("client") is None:
             arguments["client"] = self.name
-        return self._thread.send(make_goal(prompt, **arguments))
+        return self._thread.send(make_goal(prompt, **arguments), wants_progress)
 
     def close(self) -> None:
         """Stop the thread; plans under way end with PlanError, and go on in the node."""
