@@ -12,15 +12,17 @@ second beside 0 and 4 such clients. Target: each is answered, and the median gap
 Conditions
 ----------
 The node in its own process with its defaults, except `plan_on` (and autostart). Camera frames of one scene at
-10 Hz and odometry at 20 Hz from this process; the clients, each a PlanClient, in a third. All of them compete
-for the cores: on a busy machine figures are larger, and only those of one run are comparable. The longest
-pause between two frames of the camera, 0.1 s on an idle machine, shows how busy it was.
+10 Hz, each with noise of its own as a camera's, and odometry at 20 Hz from this process; the clients, each a
+PlanClient, in a third. With `--still` one frame is repeated, whose image is encoded once for all plans. All
+processes compete for the cores: on a busy machine figures are larger, and only those of one run are
+comparable. The longest pause between two frames of the camera, 0.1 s on an idle machine, shows how busy it
+was; `node_cpu` is the processor time of the node in cores.
 
 Examples
 --------
     python -m benchmarks.driving_share
     python -m benchmarks.driving_share --seconds 60 --driving-plans-per-goal 3
-    python -m benchmarks.driving_share --max-concurrent-plans 1
+    python -m benchmarks.driving_share --max-concurrent-plans 1 --still
 
 Last JSON line: `driving` (one entry for each number of clients), `commands`, `changed` (parameters) and
 `passed`.
@@ -29,6 +31,7 @@ Last JSON line: `driving` (one entry for each number of clients), `commands`, `c
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import threading
 import time
@@ -39,6 +42,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from edgellm_ros.msg import ActionChunk, Generation
 from edgellm_ros.srv import GetMetrics
 from nav_msgs.msg import Odometry
@@ -54,6 +58,7 @@ from edgellm_ros.client import PlanClient, PlanError
 QUESTION = "what do you see?"
 FRAMES_HZ, ODOMETRY_HZ = 10.0, 20.0
 CLIENTS = 4
+FRAMES, NOISE = 100, 2  # frames until they repeat: more than the prefix cache holds; levels of 255
 START_S, WARM_UP_S, COMMAND_PERIOD_S, LAST_ANSWER_S = 30.0, 2.0, 1.0, 5.0
 MOST_OF_GAP_ALONE = 1.2  # the gap between the chunks of commands beside clients
 
@@ -61,10 +66,11 @@ MOST_OF_GAP_ALONE = 1.2  # the gap between the chunks of commands beside clients
 class Robot:
     """The sensors of a robot that stands, and what the node answers to its commands."""
 
-    def __init__(self, process: NodeProcess) -> None:
+    def __init__(self, process: NodeProcess, still: bool = False) -> None:
         world = World(make_episode(common.SEED))
         self.command = world.episode.command.text
-        self._process, self._node, self._frame = process, process.node, world.camera()
+        self._process, self._node = process, process.node
+        self._camera = itertools.cycle([world.camera()] if still else noisy_frames(world.camera()))
         self._image = self._node.create_publisher(Image, "edgellm/image", 1)
         self._odometry = self._node.create_publisher(Odometry, "edgellm/odom", 10)
         self._commands = self._node.create_publisher(String, "edgellm/command", 10)
@@ -102,7 +108,7 @@ class Robot:
 
     def _publish_frame(self) -> None:
         self.frames.append(time.monotonic())
-        self._image.publish(to_image(self._node.get_clock().now().nanoseconds, self._frame))
+        self._image.publish(to_image(self._node.get_clock().now().nanoseconds, next(self._camera)))
 
     def _publish_odometry(self) -> None:
         message = Odometry()
@@ -117,6 +123,13 @@ class Robot:
     def _on_answer(self, answer: Generation) -> None:
         if answer.request_id.startswith("command-"):
             self.answered.add(answer.request_id)
+
+
+def noisy_frames(frame: np.ndarray) -> list[np.ndarray]:
+    """Make frames of a scene as a camera does, of which no two are equal."""
+    rng = np.random.default_rng(common.SEED)
+    noise = (rng.integers(-NOISE, NOISE + 1, frame.shape, np.int16) for _ in range(FRAMES))
+    return [np.clip(frame + each, 0, 255).astype(np.uint8) for each in noise]
 
 
 @dataclass
@@ -206,13 +219,14 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument(
         "--max-concurrent-plans", type=int, help="parameter of the node (default: the node's)"
     )
+    parser.add_argument("--still", action="store_true", help="repeat one camera frame")
     args = parser.parse_args(arguments)
     engine = common.engine(args)
     given = {name: getattr(args, name) for name in ("driving_plans_per_goal", "max_concurrent_plans")}
     changes = {name: value for name, value in given.items() if value is not None}
     print("the node's defaults, except", {"plan_on": "image (driving)", **changes}, flush=True)
-    driving = drive(engine, args.seconds, changes)
-    alone, beside = command(engine, args.seconds, changes)
+    driving = drive(engine, args.seconds, changes, args.still)
+    alone, beside = command(engine, args.seconds, changes, args.still)
     passed = (
         all(run["longest_gap"] <= run["allowed_gap"] for run in driving)
         and beside["answered"] == beside["sent"]
@@ -221,6 +235,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     return common.finish(
         "driving_share",
         changes={"plan_on": "image in the runs of driving", **changes},
+        still=args.still,
         seconds=args.seconds,
         driving=driving,
         commands=[alone, beside],
@@ -228,19 +243,24 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     )
 
 
-def drive(engine: Path, seconds: float, changes: dict[str, int]) -> list[dict[str, Any]]:
+def drive(engine: Path, seconds: float, changes: dict[str, int], still: bool) -> list[dict[str, Any]]:
     """Drive on every frame beside 0 to 4 clients."""
     runs: list[dict[str, Any]] = []
-    print("clients  driving chunks  longest gap  allowed  longest goal  pause of camera  goals by client")
+    print(
+        "clients  driving chunks  median gap  longest gap  allowed  longest goal  pause of camera"
+        "  node's cores  goals by client"
+    )
     with NodeProcess(engine, plan_on="image", **changes) as process:
-        robot = Robot(process)
+        robot = Robot(process, still)
         robot.say(robot.command)
         robot.live(WARM_UP_S)
         for count in range(CLIENTS + 1):
             with Asking(robot, count) as clients:
                 robot.chunks.clear()
                 robot.frames.clear()
+                busy = process.processor_seconds()
                 robot.live(seconds)
+                busy = process.processor_seconds() - busy
                 chunks, frames = list(robot.chunks), list(robot.frames)
                 asked = clients.stop()
             goals, engine_s = [each.goals for each in asked], [s for each in asked for s in each.engine_s]
@@ -256,33 +276,37 @@ def drive(engine: Path, seconds: float, changes: dict[str, int]) -> list[dict[st
                 "median_gap": statistics.median(gaps),
                 "allowed_gap": longest_goal + 1.5 * alone,
                 "longest_goal": longest_goal,
+                "node_cpu": busy / seconds,
                 "goals": goals,
                 "goals_failed": dict(sum((each.failed for each in asked), Counter())),
                 "longest_pause_of_camera": max(after - before for before, after in pairwise(frames)),
             }
             runs.append(run)
             print(
-                f"{count:7}{len(chunks):16}{max(gaps):11.2f} s{run['allowed_gap']:7.2f} s"
-                f"{longest_goal:12.2f} s{run['longest_pause_of_camera']:15.2f} s"
+                f"{count:7}{len(chunks):16}{run['median_gap']:10.3f} s{max(gaps):11.2f} s"
+                f"{run['allowed_gap']:7.2f} s{longest_goal:12.2f} s"
+                f"{run['longest_pause_of_camera']:15.2f} s{run['node_cpu']:14.2f}"
                 f"  {', '.join(map(str, goals)) or '-'}",
                 flush=True,
             )
     return runs
 
 
-def command(engine: Path, seconds: float, changes: dict[str, int]) -> list[dict[str, Any]]:
+def command(engine: Path, seconds: float, changes: dict[str, int], still: bool) -> list[dict[str, Any]]:
     """Send a typed command each second, beside 0 and 4 clients."""
     runs: list[dict[str, Any]] = []
     with NodeProcess(engine, **changes) as process:
-        robot = Robot(process)
+        robot = Robot(process, still)
         for count in (0, CLIENTS):
             with Asking(robot, count) as clients:
                 robot.chunks.clear()
                 robot.answered.clear()
                 sent = round(seconds / COMMAND_PERIOD_S)
+                busy = process.processor_seconds()
                 for _ in range(sent):
                     robot.say(robot.command)
                     robot.live(COMMAND_PERIOD_S)
+                busy = process.processor_seconds() - busy
                 process.spin_until(lambda sent=sent: len(robot.answered) == sent, LAST_ANSWER_S)
                 goals = [each.goals for each in clients.stop()]
             gaps = [after - before for before, after in pairwise(robot.chunks)]
@@ -292,12 +316,13 @@ def command(engine: Path, seconds: float, changes: dict[str, int]) -> list[dict[
                 "answered": len(robot.answered),
                 "median_gap": statistics.median(gaps),
                 "longest_gap": max(gaps),
+                "node_cpu": busy / (sent * COMMAND_PERIOD_S),
                 "goals": goals,
             }
             runs.append(run)
             print(
                 f"{run['answered']} of {sent} commands answered beside {count} clients, median gap "
-                f"{run['median_gap']:.2f} s, longest {max(gaps):.2f} s, goals "
+                f"{run['median_gap']:.2f} s, longest {max(gaps):.2f} s, {run['node_cpu']:.2f} cores, goals "
                 f"{', '.join(map(str, goals)) or '-'}",
                 flush=True,
             )

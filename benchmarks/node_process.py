@@ -94,6 +94,11 @@ class NodeProcess:
         """Return the memory that the process of a watched node has allocated."""
         return watched_node.ask_memory(self._socket)
 
+    def processor_seconds(self) -> float:
+        """Return the processor time that the node's process has taken."""
+        fields = Path(f"/proc/{self.child.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def threads(self) -> int:
         """Return the number of threads of the node's process."""
         return self._status("Threads")
