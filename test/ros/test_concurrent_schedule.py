@@ -180,6 +180,23 @@ def test_on_the_goals_turn_driving_runs_at_their_level_until_one_has_ended(
     assert found == [DRIVING_LEVEL] * first_claims + [2, 2, DRIVING_LEVEL]
 
 
+def test_driving_on_the_goals_turn_rises_to_its_own_level_when_a_goal_ends(schedule):
+    schedule.goals += [goal(name, name) for name in "abc"]
+    start(schedule)
+    risen: list[int] = []
+    for name in ("first", "second"):
+        schedule.driving = frame(name, on_raised=risen.append)
+        start(schedule)
+        schedule.driving = frame("waits")
+        if name == "first":
+            end(schedule, name)
+    assert levels(schedule)["second"] == 0
+    end(schedule, "a")
+    assert levels(schedule) == {"b": 0, "c": 0, "second": DRIVING_LEVEL}
+    end(schedule, "b")
+    assert risen == [DRIVING_LEVEL]
+
+
 def test_driving_that_leaves_goals_time_always_has_its_own_level(schedule):
     schedule.goals += [goal("a", "a")]
     start(schedule)

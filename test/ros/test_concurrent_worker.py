@@ -252,16 +252,17 @@ def test_an_error_ends_its_own_plan_alone(runtime):
 
 
 def test_a_plan_is_submitted_with_its_level_and_deadline_and_ends_at_it():
-    asked_for = {}
+    asked_for, raised = {}, []
 
     def submit(request, priority, deadline):
         asked_for.update(priority=priority, deadline=deadline)
 
         def result():
+            job.raise_level(9)
             time.sleep(max(0.0, deadline - time.monotonic()))
             raise TimeoutError("late")
 
-        return SimpleNamespace(result=result)
+        return SimpleNamespace(result=result, raise_priority=raised.append)
 
     runtime = SimpleNamespace(submit=submit, active_lora="", parts=SimpleNamespace(missing=lambda part: "no"))
     seen = ObservedInputs((), None, Header(), None, {})
@@ -271,6 +272,7 @@ def test_a_plan_is_submitted_with_its_level_and_deadline_and_ends_at_it():
     job = Job(asked("stop"), 0.05, lambda outcome: None, level=7)
     assert Planner(node, None, runtime, inputs, None).plan(job) == Outcome(TIMEOUT, "no result within 0.05 s")
     assert asked_for == {"priority": 7, "deadline": job.deadline}
+    assert raised == [7, 9]
 
 
 def test_texts_of_answers_side_by_side_leave_one_after_another():

@@ -75,7 +75,7 @@ def plan_with(earlier: list[Frame], newest: Frame, arrived: Frame | None = None,
         asked.append(request)
         seconds = StageClock(CpuDevice().mark).metrics()
         answer = LLMGenerationResponse("I go.", [1], "stop", 3, None, None, None, 0, "", seconds)
-        return SimpleNamespace(result=lambda: answer)
+        return SimpleNamespace(result=lambda: answer, raise_priority=lambda priority: None)
 
     config = SimpleNamespace(vision=True, audio=None, action=None, expert=None, policy=None)
     parts = EngineParts(config)

@@ -66,8 +66,8 @@ def test_an_image_is_not_encoded_again_beside_an_answer_about_it(runtime, tiny_e
         assert caching.multimodal_metrics.total_images == 1
         assert all(each.sequence.reused_tokens > first.sequence.image_tokens[0] for each in others)
         played.finish()
-        for entry, each in zip((first, *others), asked, strict=True):
-            assert_same_answer(answer(entry), runtime.handle_request(each))
+        for answered, each in zip((first, *others), asked, strict=True):
+            assert_same_answer(answer(answered), runtime.handle_request(each))
 
 
 def test_a_long_prompt_does_not_begin_in_the_rest_of_a_turn(runtime, played):
@@ -123,6 +123,22 @@ def test_several_short_prompts_begin_in_one_turn(runtime, played):
     assert [tokens_of(entry) for entry in entries] == [2] * 4 + [0] * 2
     assert (runtime.scheduling_metrics.running, runtime.scheduling_metrics.waiting) == (4, 2)
     played.finish()
+
+
+def test_a_priority_that_is_raised_takes_the_next_steps(runtime, played):
+    asked = TALKING, request("stop", max_tokens=30)
+    low, raised = (played.submit(each) for each in asked)
+    played.turn()
+    raised.handle.raise_priority(5)
+    raised.handle.raise_priority(2)  # lower: without effect
+    before = tokens_of(low)
+    while not raised.handle.done:
+        played.turn()
+        assert raised.priority == 5
+        assert tokens_of(low) == before
+    played.finish()
+    for answered, each in zip((low, raised), asked, strict=True):
+        assert_same_answer(answer(answered), runtime.handle_request(each))
 
 
 def test_a_higher_priority_takes_the_next_steps(runtime, played):

@@ -86,7 +86,7 @@ class Entry:
         self._on_progress = request.on_progress
         self._sent_text = self._sent_tokens = 0
         self.request = dataclasses.replace(request, on_progress=self._report, cancel=self.stop)
-        self.handle = Handle(self.outcome, self.cancel)
+        self.handle = Handle(self.outcome, self.cancel, self.raise_priority)
 
     @property
     def is_prompted(self) -> bool:
@@ -124,6 +124,12 @@ class Entry:
         """End the request at its next token."""
         self.stop.set()
         self._changed()
+
+    def raise_priority(self, priority: int) -> None:
+        """Have at least this priority from the next turn on."""
+        if priority > self.priority:
+            self.priority = priority
+            self._changed()
 
     def finish(self, response: LLMGenerationResponse) -> None:
         """End with a response, or with the error of the client's `on_progress`."""

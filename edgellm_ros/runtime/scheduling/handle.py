@@ -91,9 +91,15 @@ class Handle:
     A handle that is dropped does not cancel its request.
     """
 
-    def __init__(self, outcome: Outcome, cancel: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        outcome: Outcome,
+        cancel: Callable[[], None],
+        raise_priority: Callable[[int], None] = lambda priority: None,
+    ) -> None:
         self._outcome = outcome
         self._cancel = cancel
+        self._raise_priority = raise_priority
 
     def __iter__(self) -> Iterator[TextPiece]:
         """Iterate over the pieces of the answer as they are decoded.
@@ -117,6 +123,10 @@ class Handle:
         A request that has not begun ends without tokens. Without effect after the end.
         """
         self._cancel()
+
+    def raise_priority(self, priority: int) -> None:
+        """Give the request this priority from its next turn on, if it is above its own."""
+        self._raise_priority(priority)
 
     @property
     def done(self) -> bool:

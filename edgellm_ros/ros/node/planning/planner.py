@@ -115,17 +115,20 @@ class Planner:
         return Outcome(COMPLETED, "", plan)
 
     def _answer(self, job: Job, request: LLMGenerationRequest) -> LLMGenerationResponse:
-        """Wait for the runtime's answer, at the level of the job.
+        """Wait for the runtime's answer, at the level of the job, which may rise meanwhile.
 
         At the job's deadline the job is stopped and the answer ends. InterruptedWorkError if the answer had
         not begun.
         """
         handle = self._runtime.submit(request, priority=job.level, deadline=job.deadline)
+        job.on_raised = handle.raise_priority
+        handle.raise_priority(job.level)  # it may have risen before
         try:
             return handle.result()
         except TimeoutError:
             raise InterruptedWorkError from None
         finally:
+            job.on_raised = lambda level: None  # the handle would keep the answer in memory
             job.check_time()
 
     def _samples(self, request: PlanRequest) -> int:

@@ -41,6 +41,7 @@ class Job:
     client: str = ""  # of a goal: who sent it; "" = unknown
     priority: int = 0  # of a goal: its client's
     level: int = 0  # set by the schedule: the priority among the plans that run
+    on_raised: Callable[[int], None] = lambda level: None  # called when the level rises while the job runs
     cancel: threading.Event = field(default_factory=threading.Event)
     stopped: Outcome | None = None  # the outcome to end with, after `stop`
 
@@ -59,6 +60,12 @@ class Job:
         if self.stopped is None:
             self.stopped = Outcome(reason, message)
         self.cancel.set()
+
+    def raise_level(self, level: int) -> None:
+        """Raise the level of the running job."""
+        if level > self.level:
+            self.level = level
+            self.on_raised(level)
 
     def report(self, progress: Any) -> None:
         """Report progress while the job runs; stop the job if its time is over."""

@@ -54,8 +54,8 @@ class Schedule:
         jobs, or `driving_plans_per_goal` if that is more, that started while a goal waited or ran. With more
         than one place the goals need a turn only after jobs of driving that left them no time: each waited
         already when the one before it ended. Goals of clients that have left get no turn. On the goals' turn,
-        driving shares the level of the goals that run beside it; it waits if plans run one at a time, or if
-        the next goal's job runs alone.
+        driving shares the level of the goals that run beside it, until one of them has ended; it waits if
+        plans run one at a time, or if the next goal's job runs alone.
         """
         goal = self._next_goal(now)
         if self.driving is not None and self._has_lane:
@@ -71,10 +71,14 @@ class Schedule:
         return goal
 
     def end(self, job: Job, now: float) -> None:
-        """Note that a running job has ended."""
+        """Note that a running job has ended; with a goal ends the goals' turn."""
         self.running.remove(job)
         if job.is_driving:
             self._drove = now
+        else:
+            for other in self.running:
+                if other.is_driving:
+                    other.raise_level(DRIVING_LEVEL)
         if not job.is_driving or (self._most > 1 and self.driving is None):
             self._in_a_row = self._passed_by = 0
 
