@@ -115,7 +115,7 @@ class Planner:
         return Outcome(COMPLETED, "", plan)
 
     def _answer(self, job: Job, request: LLMGenerationRequest) -> LLMGenerationResponse:
-        """Wait for the runtime's answer, at the level of the job, which may rise meanwhile.
+        """Wait for the runtime's answer, at the level of the job, which may rise.
 
         At the job's deadline the job is stopped and the answer ends. InterruptedWorkError if the answer had
         not begun.
