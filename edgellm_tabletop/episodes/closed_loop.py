@@ -3,11 +3,11 @@
 
 Time is simulated, and a chunk takes a fixed number of steps whatever its real duration: so an episode is the
 same on every computer. The arm follows the old chunk until the new one is there; what is before the present
-in the new chunk is not executed. The diagram has frames every 10 steps and a delay of 4:
+in the new chunk is not executed. The diagram has a delay of 4 steps:
 
-    step       0     1    ...   4     5    ...   9    10    11   ...  13    14    15
-    frame      A                                       B
-    executed   -     -    ...  A[4]  A[5]  ...  A[9] A[10] A[11] ... A[13] B[4]  B[5]
+    step       0     1    ...   4     5    ...   7     8     9   ...  11    12    13
+    frame      A                B                      C                    D
+    executed   -     -    ...  A[4]  A[5]  ...  A[7]  B[4]  B[5] ... B[7]  C[4]  C[5]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from edgellm_tabletop.episodes.robot import Plan, Robot
 from edgellm_tabletop.world import GOALS, MOST_STEPS, STEP_S
 
-REPLAN_STEPS = 10  # steps between two frames
+REPLAN_STEPS = 10  # steps between two frames without a delay
 OUTCOMES = ("placed", "lost", "timeout")
 
 
@@ -45,14 +45,23 @@ def delay_in_steps(seconds: float) -> int:
     return math.ceil(seconds / STEP_S - 1e-6)
 
 
-def play(robot: Robot, driver: Driver, delay_steps: int = 0, replan_steps: int = REPLAN_STEPS) -> str:
+def play(
+    robot: Robot,
+    driver: Driver,
+    delay_steps: int = 0,
+    replan_steps: int | None = None,
+    at_rest: bool = False,
+) -> str:
     """Play until the episode has ended; return its outcome, one of OUTCOMES.
 
     A chunk is followed `delay_steps` after its frame. Frames are taken every `replan_steps`, or when a chunk
-    is there if that takes longer. An arm that stands sees the same at the
-    end of this time: its frame is taken then, so that its chunk begins with the first row. ValueError for a
-    negative delay or replan_steps below 1.
+    is there if that takes longer; None: as soon as a chunk is there, and every REPLAN_STEPS without a delay.
+    If `at_rest`, they are taken once the arm stands. An arm that stands sees the same at the end of this
+    time: its frame is taken then, so that its chunk begins with the first row.
+    ValueError for a negative delay or replan_steps below 1.
     """
+    if replan_steps is None:
+        replan_steps = max(delay_steps, 0) or REPLAN_STEPS
     if delay_steps < 0 or replan_steps < 1:
         raise ValueError(
             f"expected delay_steps >= 0 and replan_steps >= 1, got {delay_steps} and {replan_steps}"
@@ -77,6 +86,8 @@ def play(robot: Robot, driver: Driver, delay_steps: int = 0, replan_steps: int =
             break
         robot.record.plans.append((begin, driver.answer(seen)))
         go(max(replan_steps, age) - age)
+        while at_rest and not (world.ended or robot.stands()):
+            go(1)
     return outcome_of(robot)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm_ros.ros.arm.arm_follower import ArmFollower, Settings, read_chunk
+from edgellm_ros.ros.arm.arm_follower import ArmFollower, Settings
+from edgellm_ros.ros.arm.chunk import read_chunk
 from edgellm_ros.ros.arm.contract import Contract, read_contract
 from edgellm_ros.ros.arm.motion import Motion
 from edgellm_ros.ros.chunk_checks import RefusedChunkError
@@ -37,16 +38,19 @@ def contract() -> Contract:
     return read_contract(CONTRACT)
 
 
-def arm_settings(delay: float, blend: float = BLEND_S) -> dict[str, Any]:
+def arm_settings(delay: float, blend: float = BLEND_S, follow_time: float = 0.0) -> dict[str, Any]:
     """Return the parameters of edgellm_arm for chunks that come `delay` seconds late."""
-    return {"blend_time": blend, "max_chunk_age": CHUNK_AGE_S + delay, "max_state_age": STATE_AGE_S}
+    times = {"blend_time": blend, "follow_time": follow_time}
+    return {**times, "max_chunk_age": CHUNK_AGE_S + delay, "max_state_age": STATE_AGE_S}
 
 
 class ArmInProcess:
     """Follows chunks as the node edgellm_arm does, with its ArmFollower."""
 
-    def __init__(self, robot: Robot, delay: float = 0.0, blend: float = BLEND_S) -> None:
-        settings = Settings(**arm_settings(delay, blend), future_tolerance=0.5, dry_run=False)
+    def __init__(
+        self, robot: Robot, delay: float = 0.0, blend: float = BLEND_S, follow_time: float = 0.0
+    ) -> None:
+        settings = Settings(**arm_settings(delay, blend, follow_time), future_tolerance=0.5, dry_run=False)
         self.refused: Counter[str] = Counter()
         self._robot = robot
         self._follower = ArmFollower(contract(), settings)

@@ -23,6 +23,8 @@ def draw(path: Path, results: Results, summary: Mapping[str, Any]) -> None:
     options, successes = summary["options"], summary["successes"]
     title = f"{successes['count']} of {successes['of']} blocks placed"
     facts = f"driver {options['driver']}   delay {options['delay']:g} s   blend {options['blend']:g} s   "
+    if options["follow_time"]:
+        facts += f"followed for {options['follow_time']:g} s   "
     facts += f"{summary['violations']} commands beyond a limit   {sum(summary['refused'].values())} of "
     facts += f"{summary['plans']} chunks refused"
     goals = {"all": successes, **summary["by_goal"]}

@@ -56,6 +56,7 @@ class ArmTask:
     threads: int  # part of the options: it changes the order of summation in some products
     delay: float  # s, from a frame to its chunk
     blend: float  # s, from a chunk to the next
+    follow_time: float  # s, of a chunk; the arm then rests until the next. 0: it is followed until the next
     workers: int  # that are at work at the same time
 
     failures: ClassVar = (EngineError,)
@@ -91,11 +92,12 @@ class ArmTask:
             def run(item: str) -> Outcome:
                 robot, seed = Robot(world, START_NS + TICK_NS), int(item)
                 robot.reset(seed, goal_of(seed))
-                arm = ArmInProcess(robot, self.delay, self.blend)
+                arm = ArmInProcess(robot, self.delay, self.blend, self.follow_time)
                 driver: Driver = ExpertDriver(robot, arm)
                 if runtime is not None:
                     driver = PolicyDriver(robot, arm, runtime, seed)
-                result = describe(robot, seed, play(robot, driver, delay_in_steps(self.delay)))
+                outcome = play(robot, driver, delay_in_steps(self.delay), at_rest=self.follow_time > 0)
+                result = describe(robot, seed, outcome)
                 measured = {name: result.pop(name) for name in MEASURED}
                 return {"result": result, "measured": {**measured, "workers": self.workers}}
 

@@ -45,6 +45,7 @@ class DemoOptions:
     device: str = "cpu"
     precision: str = "fp32"
     inference_delay: float = 0.0  # s
+    follow_time: float = 0.0  # s, of a chunk; the arm then rests until the next. 0: it is followed until then
 
 
 def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
@@ -106,7 +107,7 @@ def arm_arguments(options: DemoOptions) -> list[str]:
         "dry_run": False,
         "autostart": True,
         "use_sim_time": True,
-        **arm_settings(options.inference_delay),
+        **arm_settings(options.inference_delay, follow_time=options.follow_time),
     }
     if options.checkpoint is not None:
         parameters["engine_dir"] = str(options.engine_dir.resolve())
@@ -125,6 +126,7 @@ def world_arguments(options: DemoOptions) -> list[str]:
         "episodes": options.episodes,
         "expert": options.checkpoint is None,
         "inference_delay": float(options.inference_delay),
+        "at_rest": options.follow_time > 0,
         "out": str(options.out.resolve()),
         "events": True,
     }

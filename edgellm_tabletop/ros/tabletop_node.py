@@ -40,6 +40,7 @@ SPECS: dict[str, Spec] = {
         10.0,
         read_only=True,
     ),
+    "at_rest": Spec(False, "Take frames only while the arm stands.", read_only=True),
     "out": Spec("", "Folder for pictures of episodes; empty = none.", read_only=True),
     "pictures": Spec(
         3, "Number of episodes with a picture; further ones have it if they fail.", 0, 100_000, read_only=True
@@ -106,7 +107,8 @@ class TabletopNode(TabletopLink):
             self.set_noise_seed(seed)
         robot.now += TICK_NS  # an answer to it can be told from an earlier one
         self.tick(robot.now, robot.world.positions)
-        outcome = play(robot, _TopicsDriver(self, number), delay_in_steps(self.value("inference_delay")))
+        delay = delay_in_steps(self.value("inference_delay"))
+        outcome = play(robot, _TopicsDriver(self, number), delay, at_rest=self.value("at_rest"))
         self.say("")
         report = describe(robot, seed, outcome)
         if self.value("out") and (number < self.value("pictures") or outcome != "placed"):

@@ -22,7 +22,8 @@ SEEDS = 900_000, 900_003, 900_006  # placed with time to spare, on the left, on 
 
 @pytest.mark.slow
 @pytest.mark.only_on("cpu", reason="one device is enough for rounding not to change an episode")
-def test_the_trained_policy_places_the_block_within_the_limits(tmp_path):
+@pytest.mark.parametrize(("delay_steps", "follow_time"), [(0, 0.0), (8, 1.0)])
+def test_the_trained_policy_places_the_block_within_the_limits(tmp_path, delay_steps, follow_time):
     world = Tabletop()
     picture_of(world)
     export(POLICY, tmp_path / "engine", dataset=DATASET)
@@ -30,8 +31,9 @@ def test_the_trained_policy_places_the_block_within_the_limits(tmp_path):
         for seed in SEEDS:
             robot = Robot(world, START_NS + TICK_NS)
             robot.reset(seed, goal_of(seed))
-            driver = PolicyDriver(robot, ArmInProcess(robot), runtime, seed)
-            drive = describe(robot, seed, play(robot, driver))
+            arm = ArmInProcess(robot, 0.1 * delay_steps, follow_time=follow_time)
+            driver = PolicyDriver(robot, arm, runtime, seed)
+            drive = describe(robot, seed, play(robot, driver, delay_steps, at_rest=follow_time > 0))
             assert (drive["outcome"], drive["violations"], drive["refused"]) == ("placed", 0, {})
             assert drive["largest_speed"] <= 1 + 1e-6
     world.close()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from edgellm_ros.ros.arm.arm_follower import read_chunk
+from edgellm_ros.ros.arm.chunk import read_chunk
 from edgellm_ros.ros.arm.contract import check_policy, read_contract
 from edgellm_ros.ros.chunk_checks import RefusedChunkError
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgellm_ros.ros.arm.arm_follower import REASONS, ArmFollower, Chunk, read_chunk
+from edgellm_ros.ros.arm.arm_follower import REASONS, ArmFollower
+from edgellm_ros.ros.arm.chunk import Chunk, read_chunk
 from edgellm_ros.ros.arm.contract import (
     FORWARD,
     STANDS_S,
@@ -27,6 +28,7 @@ from fixtures.draws import draws
 
 TICKS = 150
 STREAMS = draws(500, 1000)
+ONE_BY_ONE = replace(SETTINGS, follow_time=0.5)
 
 
 class TestFollowing:
@@ -132,6 +134,35 @@ class TestFollowing:
         arm.run(0.5)
         assert not arm.send(ramp(0.4, 10)).positions[0].any()
         assert arm.follower.counts["deviations"] == 0
+
+
+class TestOneChunkAfterTheOther:
+    """With follow_time."""
+
+    def test_the_arm_rests_after_the_time_of_a_chunk(self):
+        arm = Arm(settings=ONE_BY_ONE)
+        assert arm.send(ramp(1.0, 15)).end == pytest.approx(arm.now + 0.5, abs=arm.period)
+        commands = arm.run(1.0)[:, 0]
+        assert 0.2 < commands[-1] < 1 / 3  # row 5, less the way of braking
+        assert np.ptp(commands[-20:]) == 0
+
+    def test_a_chunk_whose_frame_has_the_arm_in_motion_is_refused(self):
+        arm = Arm(settings=ONE_BY_ONE)
+        motion = arm.send(ramp(1.0, 15))
+        arm.run(0.8)
+        with pytest.raises(
+            RefusedChunkError, match=r"the arm moves until 0\.20 s after the chunk's frame"
+        ) as refused:
+            arm.send(ramp(0.5, 15), age=0.5)
+        assert refused.value.reason == "in_motion"
+        assert arm.follower.motion is motion
+
+    def test_a_late_chunk_of_a_resting_arm_begins_with_its_first_row(self):
+        arm = Arm(settings=replace(ONE_BY_ONE, blend_time=0.0))
+        arm.run(1.5)
+        arm.send([0.0, 0.1, 0.2, 0.3, 0.4, 0.4, 0.4], age=1.5)
+        assert np.abs(arm.run(0.1)[:, 0]).max() < 0.01  # row 0; row 14, of the frame's time, would be 0.4
+        assert arm.run(0.7)[-1, 0] > 0.2
 
 
 class TestStops:
@@ -391,4 +422,4 @@ def test_limits_watchdog_and_stops_hold_for_random_streams_of_chunks(seeds):
         check_limits(times, commands, of, seed)
     assert accepted > len(seeds)
     assert moved > 0.1 * TICKS * len(seeds)
-    assert reasons >= set(REASONS) - {"wrong_size", "too_long", "too_old", "outside_limits"}
+    assert reasons >= set(REASONS) - {"wrong_size", "too_long", "too_old", "outside_limits", "in_motion"}

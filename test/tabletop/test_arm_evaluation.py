@@ -18,7 +18,15 @@ SEED = "900001"
 
 
 def expert_task(**changes) -> ArmTask:
-    options = {"engine_dir": None, "engine": "", "device": "cpu", "threads": 1, "delay": 0.0, "blend": 0.2}
+    options = {
+        "engine_dir": None,
+        "engine": "",
+        "device": "cpu",
+        "threads": 1,
+        "delay": 0.0,
+        "blend": 0.2,
+        "follow_time": 0.0,
+    }
     return ArmTask(**{**options, "workers": 1, **changes})
 
 
@@ -50,7 +58,7 @@ def test_results_follow_from_the_options_alone(outcome):
 def test_the_report_has_a_table_and_a_picture(outcome, tmp_path, seconds):
     pytest.importorskip("matplotlib")
     made = {**outcome, "measured": {"plan_seconds": seconds, "node_seconds": [], "workers": 1}}
-    options = {"driver": "expert", "delay": 0.0, "blend": 0.2}
+    options = {"driver": "expert", "delay": 0.0, "blend": 0.2, "follow_time": 0.0}
     results = Results("arm", options, {SEED: made}, {"7": "lost its way"})
     summary = summarise_results(results, [SEED, "7"])
     assert summary["unfinished"] == {"7": "lost its way"}

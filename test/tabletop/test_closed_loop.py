@@ -62,17 +62,30 @@ class SteadyDriver:
     ("delay", "moves", "looks", "answers"),
     [
         (0, True, [0, 10, 20], [0, 10, 20]),
-        (4, True, [4, 14, 24], [4, 18, 28]),  # at first the arm stands: its frame is taken after the delay
-        (13, True, [13, 23, 36], [13, 36, 49]),
-        (4, False, [4, 18, 32], [4, 18, 32]),
+        (4, True, [4, 8, 12], [4, 12, 16]),  # at first the arm stands: its frame is taken after the delay
+        (13, True, [13, 26, 39], [13, 39, 52]),
+        (4, False, [4, 12, 20], [4, 12, 20]),
     ],
 )
-def test_frames_are_taken_every_second_or_when_a_chunk_is_there(world, delay, moves, looks, answers):
+def test_frames_are_taken_when_a_chunk_is_there_or_every_second_without_a_delay(
+    world, delay, moves, looks, answers
+):
     robot = Robot(world, START)
     robot.reset(SEED, "left")
     driver = SteadyDriver(robot, moves)
     assert play(robot, driver, delay) == "timeout"
     assert (driver.looks[:3], driver.answers[:3]) == (looks, answers)
+
+
+def test_frames_at_rest_are_taken_once_the_arm_stands(world):
+    robot = Robot(world, START)
+    robot.reset(SEED, "left")
+    driver = SteadyDriver(robot, moves=True)
+    play(robot, driver, 4, at_rest=True)
+    assert (driver.looks[:3], driver.answers[:3]) == (
+        [4, 38, 72],
+        [4, 38, 72],
+    )  # 3 s of motion, 0.4 s of delay
 
 
 def test_a_delay_below_0_is_refused(world):

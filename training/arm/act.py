@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LeRobot's ACT for the second world: 15 million weights, without the variational encoder."""
+"""LeRobot's ACT for the second world, without the variational encoder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Act(PolicyKind):
 
     @torch.no_grad()
     def begin(self, policy: ACTPolicy, batch: Batch) -> None:
-        """Give the frozen batch norms the statistics of a batch, and the decoder a value to begin with.
+        """Give the frozen batch norms statistics, and the decoder a value to begin with.
 
         With random weights each residual block of the backbone would double the variance of its input. The
         decoder's first layer attends to zeros: without a bias, the norm after it divides by a variance of 0

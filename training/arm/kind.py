@@ -25,7 +25,7 @@ Batch = dict[str, Any]  # tensors by name, and the instructions "task"
 
 
 class PolicyKind(ABC):
-    """What differs between the policies: a configuration, a loss, and what is around the weights."""
+    """What differs between policies: a configuration, a loss, how weights are kept."""
 
     name: ClassVar[str]  # of LeRobot
     rate: ClassVar[float]  # peak learning rate

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LeRobot's SmolVLA for the second world: 11 million weights, all of them trained from random ones.
+"""LeRobot's SmolVLA for the second world, trained from random weights.
 
 A vision tower and text layers see the picture, the instruction and the joints; an action expert computes the
 velocity of a chunk by attention to their keys and values.

@@ -38,6 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     text = "with --arm: the scripted controller makes the chunks in place of a policy"
     arm_options.add_expert(parser, text)
+    arm_options.add_follow_time(parser, "with --arm: ")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         value = getattr(args, name)
         if value != default:
             raise ValueError(f"--{name.replace('_', '-')} {value} is for the arena: not with --arm")
-    checkpoint = arm_options.policy_folder(args.checkpoint, args.expert)
+    checkpoint = arm_options.policy_folder(args.checkpoint, args.expert, args.follow_time)
     arm_options.require_tabletop("the arm's demo")
     from edgellm_ros.ros.world_events import DemoError
     from edgellm_tabletop.episodes.summary import table
@@ -64,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         precision=args.precision or "fp32",
         inference_delay=args.inference_delay,
+        follow_time=args.follow_time,
     )
     display = Display(sys.stderr, args.episodes)
     try:

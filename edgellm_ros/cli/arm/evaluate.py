@@ -64,13 +64,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParse
         metavar="S",
         help="edgellm_arm's blend_time: seconds to pass from one chunk to the next (default: %(default)s)",
     )
+    arm_options.add_follow_time(parser)
     arena_options.add_workers(parser)
     return parser
 
 
 def prepare(args: argparse.Namespace, status: Callable[[str], None]) -> Evaluation:
     """Check the options; export the policy if needed."""
-    checkpoint = arm_options.policy_folder(args.checkpoint, args.expert)
+    checkpoint = arm_options.policy_folder(args.checkpoint, args.expert, args.follow_time)
     arm_options.require_tabletop("an evaluation of the arm")
     import mujoco
     import onnxruntime
@@ -95,6 +96,7 @@ def prepare(args: argparse.Namespace, status: Callable[[str], None]) -> Evaluati
             threads=args.threads,
             delay=args.delay,
             blend=args.blend,
+            follow_time=args.follow_time,
             workers=workers,
         )
 
@@ -105,6 +107,7 @@ def prepare(args: argparse.Namespace, status: Callable[[str], None]) -> Evaluati
         "precision": args.precision,
         "delay": args.delay,
         "blend": args.blend,
+        "follow_time": args.follow_time,
         "device": args.device,
         "threads": args.threads,
         "onnxruntime": onnxruntime.__version__,

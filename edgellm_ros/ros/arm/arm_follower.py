@@ -15,22 +15,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm_ros.ros.arm.contract import FORWARD, Contract, check_columns
+from edgellm_ros.ros.arm.chunk import Chunk
+from edgellm_ros.ros.arm.contract import FORWARD, Contract
 from edgellm_ros.ros.arm.motion import Limits, Motion, brake, follow, rest, targets_at
 from edgellm_ros.ros.arm.temporal_ensemble import TemporalEnsemble
-from edgellm_ros.ros.chunk_checks import (
-    MAX_ROWS,
-    ORDER_REASONS,
-    TABLE_REASONS,
-    ChunkOrder,
-    RefusedChunkError,
-    check_length,
-    read_rows,
-)
+from edgellm_ros.ros.chunk_checks import ORDER_REASONS, TABLE_REASONS, ChunkOrder, RefusedChunkError
 from edgellm_ros.ros.follower.trajectory_follower import JUMP_S, LONGEST_STEP, Mode
 
 MOST_PERIODS = 1000  # of a motion; one takes 31 ms to compute for 6 joints, and a stop waits for it
-REASONS = (*TABLE_REASONS, *ORDER_REASONS, "stale_state", "outside_limits", "too_far")
+REASONS = (*TABLE_REASONS, *ORDER_REASONS, "stale_state", "in_motion", "outside_limits", "too_far")
 
 
 @dataclass(frozen=True)
@@ -43,52 +36,7 @@ class Settings:
     future_tolerance: float  # a frame may be this far ahead of the clock
     dry_run: bool  # nothing moves: each chunk begins where the arm stands
     ensemble_coeff: float | None = None  # of temporal ensembling; None = the newest chunk alone is followed
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Positions of the joints in ROS's units.
-
-    Row k is reached (k + 1) dt after the stamp.
-    """
-
-    stamp: int  # ns, of the frame that the chunk answers
-    request_id: str
-    dt: float  # s
-    targets: NDArray[np.float64]  # rad or m [T, J]
-
-
-def read_chunk(
-    contract: Contract,
-    stamp: int,
-    *,
-    request_id: str,
-    dt: float,
-    horizon: int,
-    names: Sequence[str],
-    units: Sequence[str],
-    values: Sequence[float] | NDArray,
-    max_rows: int = MAX_ROWS,
-) -> Chunk:
-    """Check the fields of an ActionChunk, and convert its values.
-
-    Columns may have any order. Raises RefusedChunkError for a chunk that is too long, does not fit the
-    contract, or is malformed in any value.
-    """
-    check_length(horizon, len(names), values, max_rows)
-    if len(units) != len(names):
-        raise RefusedChunkError("wrong_units", f"{len(units)} units for {len(names)} names")
-    try:
-        check_columns(contract, names, [""] * len(names))
-    except ValueError as error:
-        raise RefusedChunkError("wrong_names", str(error)) from None
-    try:
-        check_columns(contract, names, units)
-    except ValueError as error:
-        raise RefusedChunkError("wrong_units", str(error)) from None
-    rows = read_rows(dt, horizon, len(names), values)
-    columns = [list(names).index(name) for name in contract.policy_names]
-    return Chunk(stamp, request_id, dt, contract.to_ros(rows[:, columns]))
+    follow_time: float = 0.0  # of each chunk, then of one whose frame has the arm at rest; 0 = until the next
 
 
 class ArmFollower:
@@ -181,10 +129,11 @@ class ArmFollower:
         if self.stopped:
             raise RefusedChunkError("stopped", "stopped until ~/resume")
         rows_s = len(chunk.targets) * chunk.dt
+        one_by_one = self.settings.follow_time > 0 and not self.settings.dry_run
         self._order.accept(
             chunk.stamp,
             chunk.request_id,
-            end=chunk.stamp + round(rows_s * 1e9),
+            end=(wall if one_by_one else chunk.stamp) + round(rows_s * 1e9),
             now=wall,
             max_age=self.settings.max_chunk_age,
             future_tolerance=self.settings.future_tolerance,
@@ -193,6 +142,9 @@ class ArmFollower:
             raise RefusedChunkError("stale_state", self._stale(now))
         begin = self._begin(now)
         stamp = now - (wall - chunk.stamp) * 1e-9
+        if one_by_one:  # an arm that has stood since the frame is still where the first row begins
+            self._check_at_rest(stamp)
+            stamp = now
         first = begin.index_from(now)
         wanted = targets_at(chunk.targets, chunk.dt, stamp, np.array([[now]]))[0]
         self._check_near(wanted, begin.positions[first])
@@ -208,10 +160,15 @@ class ArmFollower:
             stamp,
             begin=begin,
             time=now,
-            end=stamp + min(rows_s, self.settings.max_chunk_age),
+            end=stamp + min(rows_s, self.settings.follow_time or self.settings.max_chunk_age),
             blend_time=self.settings.blend_time,
             limits=self._limits,
         )
+
+    def _check_at_rest(self, stamp: float) -> None:
+        if self.motion is not None and stamp < self.motion.end - 1e-6:
+            moved = self.motion.end - stamp
+            raise RefusedChunkError("in_motion", f"the arm moves until {moved:.2f} s after the chunk's frame")
 
     def _mean(self, chunk: Chunk, targets: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return what is followed [T, J]: the targets, or their mean with those before.

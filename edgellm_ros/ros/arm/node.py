@@ -25,7 +25,8 @@ from trajectory_msgs.msg import JointTrajectory
 
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.msg import ActionChunk
-from edgellm_ros.ros.arm.arm_follower import ArmFollower, read_chunk
+from edgellm_ros.ros.arm.arm_follower import ArmFollower
+from edgellm_ros.ros.arm.chunk import read_chunk
 from edgellm_ros.ros.arm.contract import TRAJECTORY, Contract, check_policy, read_contract
 from edgellm_ros.ros.arm.messages import to_trajectory
 from edgellm_ros.ros.arm.motion import Motion

@@ -24,6 +24,13 @@ SPECS: dict[str, Spec] = {
     ),
     "sample_index": Spec(0, "Which of a plan's samples is followed; others are ignored.", 0, 65535),
     "blend_time": Spec(0.2, "Time in seconds to pass from one chunk to the next.", 0.0, 10.0),
+    "follow_time": Spec(
+        0.0,
+        "Time in seconds for which a chunk is followed. Then the arm rests until a chunk of a frame at which "
+        "it stood; 0 = follow each chunk until the next.",
+        0.0,
+        60.0,
+    ),
     "temporal_ensembling": Spec(
         False, "Follow the weighted mean of all chunks that predict one time, in place of the newest chunk."
     ),
@@ -60,5 +67,6 @@ def read_settings(node: Node) -> Settings:
         max_state_age=node.get_parameter("max_state_age").value,
         future_tolerance=node.get_parameter("future_stamp_tolerance").value,
         dry_run=node.get_parameter("dry_run").value,
+        follow_time=node.get_parameter("follow_time").value,
         ensemble_coeff=node.get_parameter("temporal_ensemble_coeff").value if ensembling else None,
     )
