@@ -142,6 +142,13 @@ def xvla() -> tuple[types.ModuleType, ...]:
     return _import("lerobot.policies.xvla", ("modeling_xvla", "processor_xvla"))
 
 
+def arm_training() -> types.SimpleNamespace:
+    """Import the modules of `training.arm` by their names; `main` is its command."""
+    names = ("act", "folder", "kind", "score", "smolvla", "__main__")
+    *modules, main = _import("training.arm", names)
+    return types.SimpleNamespace(**dict(zip(names[:-1], modules, strict=True)), main=main)
+
+
 def pi(kind: str) -> tuple[types.ModuleType, ...]:
     """Import three modules of LeRobot's pi0 or pi0.5 ("pi05").
 

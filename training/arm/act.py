@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from lerobot.policies.act.configuration_act import ACTConfig
-from lerobot.policies.act.modeling_act import ACTPolicy
+from lerobot.policies.act.modeling_act import ACTPolicy, FrozenBatchNorm2d
 from lerobot.policies.act.processor_act import make_act_pre_post_processors
 from torch import Tensor, nn
-from torchvision.ops.misc import FrozenBatchNorm2d
 
 from training.arm.kind import Batch, PolicyKind, Processors, Statistics, shared_settings
 
@@ -40,9 +39,9 @@ class Act(PolicyKind):
         """Let PyTorch compile the model."""
         policy.model.compile()
 
-    def load(self, folder: Path, device: str) -> tuple[ACTPolicy, dict[str, Any]]:
-        """Load a policy; its processors stay as they are."""
-        return ACTPolicy.from_pretrained(folder).to(device).eval(), {}
+    def load(self, folder: Path, config: ACTConfig) -> tuple[ACTPolicy, dict[str, Any]]:
+        """Load a policy; its preprocessor stays as it is."""
+        return ACTPolicy.from_pretrained(folder, config=config), {}
 
     @torch.no_grad()
     def begin(self, policy: ACTPolicy, batch: Batch) -> None:

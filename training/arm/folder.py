@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from lerobot.configs.policies import PreTrainedConfig
@@ -27,12 +28,15 @@ def save_policy(directory: Path, policy: PreTrainedPolicy, processors: Processor
 def load_policy(directory: Path, device: str) -> tuple[PreTrainedPolicy, Processors]:
     """Load a policy and its processors as LeRobot does.
 
-    ValueError if it is none of KINDS.
+    FileNotFoundError if the folder has no config.json, ValueError if its policy is none of KINDS.
     """
-    name = PreTrainedConfig.from_pretrained(directory).type
+    file = directory / "config.json"
+    name = json.loads(file.read_text()).get("type")
     if name not in KINDS:
-        raise ValueError(f"{directory}: a policy {name!r}, expected one of {', '.join(KINDS)}")
-    policy, changes = KINDS[name].load(directory, device)
+        raise ValueError(f"{file}: expected the type {' or '.join(KINDS)}, got {name!r}")
+    config = PreTrainedConfig.from_pretrained(directory)
+    config.device = device
+    policy, changes = KINDS[name].load(directory, config)
     before = PolicyProcessorPipeline.from_pretrained(
         directory,
         config_filename="policy_preprocessor.json",

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
+from lerobot.configs.policies import PreTrainedConfig
 from lerobot.configs.types import FeatureType, PolicyFeature
 from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.processor import PolicyProcessorPipeline
@@ -43,10 +44,10 @@ class PolicyKind(ABC):
         """Let PyTorch compile the model; its weights stay as they are."""
 
     @abstractmethod
-    def load(self, folder: Path, device: str) -> tuple[PreTrainedPolicy, dict[str, Any]]:
-        """Load a policy as LeRobot does.
+    def load(self, folder: Path, config: PreTrainedConfig) -> tuple[PreTrainedPolicy, dict[str, Any]]:
+        """Load a policy with the configuration of its folder.
 
-        Also returns what changes in the settings of its processors' steps, by their names.
+        Also returns the settings of its preprocessor that change, by the names of steps.
         """
 
     def begin(self, policy: PreTrainedPolicy, batch: Batch) -> None:  # noqa: B027

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from lerobot.configs.policies import PreTrainedConfig
 from lerobot.policies.smolvla import smolvlm_with_expert
 from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
 from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
@@ -91,10 +90,9 @@ class SmolVla(PolicyKind):
         """Let PyTorch compile the model's method that LeRobot calls."""
         policy.model.forward = torch.compile(policy.model.forward)
 
-    def load(self, folder: Path, device: str) -> tuple[SmolVLAPolicy, dict[str, Any]]:
-        """Load a policy, and name its tokenizer's folder, which may have moved."""
-        config, vlm = PreTrainedConfig.from_pretrained(folder), str(folder / VLM_FOLDER)
-        config.vlm_model_name, config.device = vlm, device
+    def load(self, folder: Path, config: SmolVLAConfig) -> tuple[SmolVLAPolicy, dict[str, Any]]:
+        """Load a policy, with its vision language model in the folder, which may have moved."""
+        config.vlm_model_name = vlm = str(folder / VLM_FOLDER)
         policy = SmolVLAPolicy.from_pretrained(folder, config=config)
         return policy, {"tokenizer_processor": {"tokenizer_name": vlm}}
 
