@@ -4,6 +4,10 @@
 The modules in UNRELATED load recordings, train, or drive a gymnasium, or declare operators that ResNets do
 not have: no line of theirs runs when a policy computes actions. They are replaced by empty modules, whose
 names are empty classes.
+
+A program that imports LeRobot's policies runs like this, with the folder of LeRobot on PYTHONPATH:
+
+    python -m benchmarks.empty_modules MODULE [ARGUMENTS]
 """
 
 from __future__ import annotations
@@ -96,6 +100,8 @@ def add_policies_of_lerobot() -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        raise SystemExit("usage: python -m benchmarks.empty_modules MODULE [ARGUMENTS]")
     sys.meta_path.insert(0, EmptyModules())
     add_policies_of_lerobot()
     del sys.argv[0]
