@@ -4,18 +4,27 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from edgellm_tabletop.episodes.closed_loop import delay_in_steps, goal_of, play
 from edgellm_tabletop.episodes.controller import NANOSECONDS
-from edgellm_tabletop.episodes.drivers import DATASET, ArmInProcess, ExpertDriver, contract, policy_state
+from edgellm_tabletop.episodes.drivers import (
+    DATASET,
+    ArmInProcess,
+    ExpertDriver,
+    PolicyDriver,
+    Seen,
+    contract,
+    policy_state,
+)
 from edgellm_tabletop.episodes.picture import draw_episode
 from edgellm_tabletop.episodes.robot import Plan, Robot
 from edgellm_tabletop.episodes.summary import describe, summarise, table, times_of
 from edgellm_tabletop.units import JOINTS, NAMES
-from edgellm_tabletop.world import GOALS, Tabletop
+from edgellm_tabletop.world import GOALS, IMAGE_SIZE, STEP_S, Tabletop
 from fixtures.rendering import picture_of
 
 START = 10 * NANOSECONDS
@@ -82,10 +91,28 @@ def test_frames_at_rest_are_taken_once_the_arm_stands(world):
     robot.reset(SEED, "left")
     driver = SteadyDriver(robot, moves=True)
     play(robot, driver, 4, at_rest=True)
-    assert (driver.looks[:3], driver.answers[:3]) == (
-        [4, 38, 72],
-        [4, 38, 72],
-    )  # 3 s of motion, 0.4 s of delay
+    rests = [4, 38, 72]  # 3 s of motion, 0.4 s of delay
+    assert (driver.looks[:3], driver.answers[:3]) == (rests, rests)
+
+
+@pytest.mark.parametrize(("goal", "other"), [("left", "right"), ("right", "left")])
+def test_the_instruction_of_a_policy_names_the_mark_of_its_episode(world, goal, other):
+    robot = Robot(world, START)
+    robot.reset(SEED, goal)
+    prompts = []
+
+    def handle_request(request) -> SimpleNamespace:
+        prompts.append(request.prompt)
+        return SimpleNamespace(actions=np.tile(request.state, (1, 10, 1)))
+
+    space = SimpleNamespace(names=NAMES, dt=STEP_S)
+    config = SimpleNamespace(policy=SimpleNamespace(action_space=space))
+    runtime = SimpleNamespace(config=config, handle_request=handle_request)
+    image = np.zeros((IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8)
+    driver = PolicyDriver(robot, ArmInProcess(robot), runtime, seed=0)
+    assert driver.answer(Seen(robot.now, image, policy_state(robot))).refused == ""
+    assert goal in prompts[0]
+    assert other not in prompts[0]
 
 
 def test_a_delay_below_0_is_refused(world):
