@@ -163,7 +163,10 @@ class Robot(DrivenRobot):
         self.wait(lambda: self.moved() > 0.2)
 
     def rest(self, since: float, seconds: float) -> np.ndarray:
-        """Wait until the arm stands, `seconds` after a time (s) at most; return where."""
+        """Wait until the arm stands; return where.
+
+        The arm must stand from `seconds` after a time (s) on.
+        """
         self.wait(lambda: len(self.history) > RESTS and np.ptp(self.history[-RESTS:], axis=0).max() < 1e-9)
         moves = np.flatnonzero(np.abs(np.diff(self.history, axis=0)).max(axis=1) > 1e-9)
         pause = np.diff(self.times[-len(self.times) // 2 :]).max()  # of this process on a busy computer

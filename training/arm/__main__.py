@@ -77,7 +77,7 @@ class Demonstrations:
         return statistics(rows["image"], rows["state"], rows["action"])
 
     def sample(self, count: int) -> Batch:
-        """Sample rows with their instructions; brightness and contrast vary by image."""
+        """Sample rows and their instructions; brightness and contrast of images vary."""
         batch, host = self.buffer.sample(self.rng, count)
         image = batch["image"].float()
         gain, offset = (BRIGHTNESS * torch.randn(count, 1, 1, 1, device=image.device) for _ in range(2))

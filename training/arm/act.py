@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LeRobot's ACT for the second world, without the variational encoder."""
+"""LeRobot's ACT for the second world: 15 million weights, no variational encoder."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Act(PolicyKind):
 
     @torch.no_grad()
     def begin(self, policy: ACTPolicy, batch: Batch) -> None:
-        """Give the frozen batch norms statistics, and the decoder a value to begin with.
+        """Set the statistics of frozen batch norms, and a bias of the decoder.
 
-        With random weights each residual block of the backbone would double the variance of its input. The
-        decoder's first layer attends to zeros: without a bias, the norm after it divides by a variance of 0
-        and multiplies gradients by 316. A run on a GPU learned nothing like this.
+        The statistics are those of the batch: with random weights and without them, each residual block would
+        double the variance of its input. The decoder's first layer attends to zeros: without a bias, the norm
+        after it divides by a variance of 0 and multiplies gradients by 316, and the policy learns nothing.
         """
         nn.init.normal_(policy.model.decoder.layers[0].self_attn.out_proj.bias)
 

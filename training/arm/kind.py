@@ -26,7 +26,7 @@ Batch = dict[str, Any]  # tensors by name, and the instructions "task"
 
 
 class PolicyKind(ABC):
-    """What differs between policies: a configuration, a loss, how weights are kept."""
+    """What differs between the policies: configuration, loss, files, compilation."""
 
     name: ClassVar[str]  # of LeRobot
     rate: ClassVar[float]  # peak learning rate
