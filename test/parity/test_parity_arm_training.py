@@ -22,8 +22,9 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E
 from edgellm_ros.runtime.request import LLMGenerationRequest  # noqa: E402
 from edgellm_tabletop.evaluation.task import export_policy  # noqa: E402
 from edgellm_tabletop.units import JOINTS  # noqa: E402
-from edgellm_tabletop.world import IMAGE_SIZE, INSTRUCTIONS  # noqa: E402
+from edgellm_tabletop.world import GOALS, IMAGE_SIZE, INSTRUCTIONS  # noqa: E402
 from training.arm.demonstrations import CHUNK_SIZE  # noqa: E402
+from training.stream import new_chunk  # noqa: E402
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (8, IMAGE_SIZE, IMAGE_SIZE, 3), dtype=np.uint8)
 
@@ -166,6 +167,47 @@ def test_statistics_of_a_share_of_the_images_are_near_those_of_all(arm, monkeypa
         )
         assert error < 0.02
         assert (error < 1e-6) == (images_used == len(images))
+
+
+class Stream:
+    """Demonstrations whose joints are at 10 times their goal's place, with gray pictures."""
+
+    def __init__(self, fields, make_writer, workers: int, rows: int, slots: int, seed: int) -> None:
+        self._fields, self._rows = fields, rows
+
+    def take(self, wait: bool) -> list:
+        chunk = new_chunk(self._fields, self._rows)
+        chunk["image"][:] = 128
+        chunk["goal"][:] = np.arange(self._rows) % len(GOALS)
+        chunk["state"][:] = 10 * chunk["goal"][:, None]
+        return [chunk]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def sampled(arm, monkeypatch) -> dict:
+    """A batch of demonstrations."""
+    monkeypatch.setattr(arm.main, "SampleStream", Stream)
+    data = arm.main.Demonstrations(Namespace(workers=1, rows=64, seed=0), "cpu")
+    data.collect()
+    return data.sample(200)
+
+
+def test_a_demonstration_is_learned_with_the_instruction_of_its_mark(sampled):
+    instructions = [INSTRUCTIONS[goal] for goal in GOALS]
+    assert sampled["task"] == [instructions[int(state[0]) // 10] for state in sampled["state"]]
+    assert set(sampled["task"]) == set(instructions)
+
+
+def test_pictures_of_a_batch_differ_in_brightness(arm, sampled):
+    gray = sampled["image"].flatten(1)
+    assert (gray == gray[:, :1]).all()
+    brightness = arm.main.BRIGHTNESS
+    assert gray[:, 0].mean().item() == pytest.approx(128, abs=5)
+    expected = np.hypot(128, 255) * brightness
+    assert gray[:, 0].std().item() == pytest.approx(expected, rel=0.2)
 
 
 class Clock:
