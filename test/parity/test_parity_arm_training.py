@@ -71,7 +71,7 @@ def spread_weights(policy) -> None:
 def saved(arm, name: str, folder) -> tuple:
     """Save a random policy, and rename its folder.
 
-    Returns the folder and the weights.
+    Returns the folder and the weights, which are saved in float16.
     """
     policy, processors = random_policy(arm, name, folder / "made")
     spread_weights(policy)
@@ -86,7 +86,7 @@ def test_a_policy_in_a_folder_that_has_moved_is_loaded(arm, name, tmp_path):
     assert not policy.training
     assert policy.state_dict().keys() == weights.keys()
     for key, value in policy.state_dict().items():
-        torch.testing.assert_close(value, weights[key].float(), rtol=0, atol=0)
+        torch.testing.assert_close(value, weights[key].half().float(), rtol=0, atol=0)
     assert arm.kind.lerobot_batch(rows(2), (before, None))[arm.kind.STATE].shape == (2, len(JOINTS))
 
 
@@ -167,6 +167,14 @@ def test_statistics_of_a_share_of_the_images_are_near_those_of_all(arm, monkeypa
         )
         assert error < 0.02
         assert (error < 1e-6) == (images_used == len(images))
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1"])
+def test_a_training_without_time_is_refused(arm, minutes, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["arm", "--out", "there", "--minutes", minutes])
+    with pytest.raises(SystemExit):
+        arm.main.arguments()
+    assert f"--minutes {minutes}: expected more than 0" in capsys.readouterr().err
 
 
 class Stream:

@@ -149,7 +149,7 @@ def train(
             )
         if time.monotonic() - saved > SAVE_S:
             saved = time.monotonic()
-            save_policy(args.out, copy.deepcopy(average), processors)
+            save_policy(args.out, average, processors)
     print(f"{step} steps of {args.batch}; loss {loss.item():.4f}", flush=True)
     return average
 
@@ -173,7 +173,10 @@ def arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0, help="random seed (default: %(default)s)")
     add("--episodes", type=int, default=40, help="episodes to score on (default: %(default)s)")
     add("--delay", type=float, default=0.0, help="of scored chunks: simulated s in which the arm stands")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.minutes <= 0:
+        parser.error(f"--minutes {args.minutes:g}: expected more than 0")
+    return args
 
 
 def main() -> None:

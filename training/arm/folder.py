@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -20,7 +21,7 @@ KINDS: dict[str, PolicyKind] = {kind.name: kind for kind in (Act(), SmolVla())}
 
 def save_policy(directory: Path, policy: PreTrainedPolicy, processors: Processors) -> None:
     """Write the folder as LeRobot does: configuration, weights in float16, processors."""
-    policy.half().save_pretrained(directory)
+    copy.deepcopy(policy).half().save_pretrained(directory)
     for processor in processors:
         processor.save_pretrained(directory)
 
