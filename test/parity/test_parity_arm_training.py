@@ -113,6 +113,54 @@ def test_chunks_of_the_engine_are_those_of_lerobot_for_both_instructions(arm, tm
     np.testing.assert_allclose(found, expected, atol=TOLERANCE * range_)
 
 
+def test_chunks_by_which_an_act_is_scored_are_those_of_its_engine(arm, tmp_path):
+    folder, _ = saved(arm, "act", tmp_path)
+    make = arm.score.chunk_maker(*arm.folder.load_policy(folder, "cpu"))
+    export_policy(folder, tmp_path / "engine", print)
+    state = np.full(len(JOINTS), 20, np.float32)
+    with LLMInferenceRuntime(tmp_path / "engine") as runtime:
+        request = LLMGenerationRequest("", images=(IMAGES[1],), state=state)
+        found = runtime.handle_request(request).actions[0]
+    expected = make(IMAGES[1], state, INSTRUCTIONS["left"])
+    assert np.ptp(expected) > 10
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE * np.ptp(expected))
+
+
+class Recorder:
+    """A world of 26 steps that records its targets."""
+
+    goal, state, succeeded = "right", np.zeros(len(JOINTS), np.float32), True
+
+    def __init__(self) -> None:
+        self.targets: list[float] = []
+
+    @property
+    def ended(self) -> bool:
+        return len(self.targets) == 26
+
+    def reset(self, seed: int, goal: str) -> None:
+        pass
+
+    def image(self) -> np.ndarray:
+        return IMAGES[0]
+
+    def step(self, target: np.ndarray) -> None:
+        self.targets.append(float(target[0]))
+
+
+def test_a_scored_arm_holds_its_target_while_a_chunk_is_computed(arm):
+    world, tasks = Recorder(), []
+
+    def make(image, state, instruction) -> np.ndarray:
+        tasks.append(instruction)
+        return 100 * len(tasks) + np.tile(np.arange(CHUNK_SIZE, dtype=float)[:, None], len(JOINTS))
+
+    assert arm.score.play(make, world, seed=3, delay_steps=2)
+    first, second = ([100 * chunk + i for i in range(10)] for chunk in (1, 2))
+    assert world.targets == [0, 0, *first, 109, 109, *second, 209, 209]
+    assert set(tasks) == {INSTRUCTIONS["right"]}
+
+
 def test_a_policy_of_another_kind_is_refused_by_its_name(arm, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"type": "pi0"}))
     with pytest.raises(ValueError, match=r"config\.json: expected the type act or smolvla, got 'pi0'"):
