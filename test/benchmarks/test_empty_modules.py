@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m benchmarks.empty_modules`: a program with LeRobot's policies, without what they ask for."""
+"""Programs with LeRobot's policies, started by benchmarks.empty_modules."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training of the arm's policies with LeRobot's classes: folders, engines, first steps, saved policies."""
+"""Training of the arm's policies: folders, engines, and steps on a CPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (8, IMAGE_SIZE, IMAGE_SIZE, 3
 
 @pytest.fixture(scope="module")
 def arm() -> Iterator[SimpleNamespace]:
-    """The modules of training.arm; small steps on one thread do not wait for a second one."""
+    """The modules of training.arm.
+
+    PyTorch has one thread: where other processes run, small operations wait long for a second one.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield lerobot_policies.arm_training()
@@ -226,7 +229,7 @@ def test_a_training_without_time_is_refused(arm, minutes, monkeypatch, capsys):
 
 
 class Stream:
-    """Demonstrations whose joints are at 10 times their goal's place, with gray pictures."""
+    """Gray pictures, with joints at 10 times the place of the goal in GOALS."""
 
     def __init__(self, fields, make_writer, workers: int, rows: int, slots: int, seed: int) -> None:
         self._fields, self._rows = fields, rows
@@ -267,7 +270,7 @@ def test_pictures_of_a_batch_differ_in_brightness(arm, sampled):
 
 
 class Clock:
-    """Rows for training, of which each batch takes 70 s; the run ends at the batch `last`."""
+    """Batches that take 70 s each; the run is interrupted after `last` of them."""
 
     def __init__(self, last: int) -> None:
         self.now, self.batches, self._last = 0.0, 0, last

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LeRobot's SmolVLA for the second world, trained from random weights.
+"""LeRobot's SmolVLA for the second world: 11 million weights, at first random.
 
 A vision tower and text layers see the picture, the instruction and the joints; an action expert computes the
 velocity of a chunk by attention to their keys and values.
@@ -91,7 +91,7 @@ class SmolVla(PolicyKind):
         policy.model.forward = torch.compile(policy.model.forward)
 
     def load(self, folder: Path, config: SmolVLAConfig) -> tuple[SmolVLAPolicy, dict[str, Any]]:
-        """Load a policy, with its vision language model in the folder, which may have moved."""
+        """Load a policy, whose vision language model is in its folder."""
         config.vlm_model_name = vlm = str(folder / VLM_FOLDER)
         policy = SmolVLAPolicy.from_pretrained(folder, config=config)
         return policy, {"tokenizer_processor": {"tokenizer_name": vlm}}
