@@ -24,10 +24,9 @@ from edgellm_ros.ros.arm.contract import (
 from edgellm_ros.ros.chunk_checks import RefusedChunkError
 from edgellm_ros.ros.follower.trajectory_follower import Mode
 from fixtures.arm_on_a_clock import LIMITS, SECOND, SETTINGS, Arm, contract, joint, ramp
-from fixtures.draws import draws
 
 TICKS = 150
-STREAMS = draws(500, 1000)
+STREAMS = 1000
 ONE_BY_ONE = replace(SETTINGS, follow_time=0.5)
 
 
