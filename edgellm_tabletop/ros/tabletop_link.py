@@ -14,6 +14,7 @@ The absolute names are those of the contract. WorldLink has the clock, the comma
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable
 
@@ -65,6 +66,7 @@ class TabletopLink(WorldLink):
         self._change_state = self.create_client(ChangeState, f"{ARM}/change_state")
         self._resume = self.create_client(Trigger, f"{ARM}/resume")
         self._now = self._acknowledged = 0
+        self._joints: JointState | None = None  # the last ones
         self._counts: dict[str, int] = {}  # refused chunks by reason, since the arm's node began
         self._reset(0)
 
@@ -82,6 +84,7 @@ class TabletopLink(WorldLink):
         message = JointState(name=list(contract().ros_names), position=positions.tolist())
         message.header.stamp = to_time(stamp)
         self._states.publish(message)
+        self._joints = message
 
     def tick(self, stamp: int, positions: NDArray) -> None:
         """Do as `publish_joints`, and wait until the arm's node has taken notice.
@@ -110,7 +113,14 @@ class TabletopLink(WorldLink):
         """
         self._settle()
         frame = encode_image(image, Header(stamp=to_time(stamp), frame_id="front_camera"))
-        return self._wait(stamp, lambda: self._image.publish(frame), resend_after_s, attempts, command)
+        times = itertools.count()
+
+        def publish() -> None:
+            if next(times) and self._joints is not None:  # edgellm may have missed ~/state of edgellm_arm
+                self._states.publish(self._joints)
+            self._image.publish(frame)
+
+        return self._wait(stamp, publish, resend_after_s, attempts, command)
 
     def give(self, stamp: int, targets: NDArray, resend_after_s: float, attempts: int) -> Plan:
         """Publish a chunk [T, 6] in place of the edgellm node, and wait as `ask`.

@@ -15,6 +15,7 @@ pytest.importorskip("edgellm_ros.msg")
 import rclpy
 
 from edgellm_ros.ros.processes import Child, own_domain, ros_environment
+from edgellm_ros.ros.world_link import LinkError
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from edgellm_tabletop.episodes.controller import NANOSECONDS
@@ -77,3 +78,19 @@ def test_a_frame_and_joint_states_give_the_runtimes_chunk_and_the_arm_follows_it
     np.testing.assert_allclose(positions[0], REST, atol=1e-9)
     away = np.abs(contract().to_ros(plan.targets.astype(np.float64)[-1]) - positions[-1])
     assert away.max() < 0.02
+
+
+def test_a_frame_that_is_sent_again_comes_with_the_joint_states(monkeypatch):
+    """Time stands still until the answer, so nothing else repeats joint states that were lost."""
+    sent = []
+    with ExitStack() as stack:
+        rclpy.init(domain_id=stack.enter_context(own_domain()))
+        stack.callback(rclpy.try_shutdown)
+        world = TabletopLink(print)
+        stack.callback(world.destroy_node)
+        world.publish_joints(STAMP, np.array(REST))
+        monkeypatch.setattr(world._states, "publish", lambda message: sent.append("joints"))
+        monkeypatch.setattr(world._image, "publish", lambda message: sent.append("frame"))
+        with pytest.raises(LinkError, match="sent 2 times"):
+            world.ask(STAMP, IMAGE, 0.05, 2)
+    assert sent == ["frame", "joints", "frame"]
