@@ -64,6 +64,7 @@ class Device(Protocol):
     description: str  # name and kind for messages, such as "NVIDIA H200 (sm_90)"
     stream: Any  # None on the CPU
     runs_beside: bool  # whether a thread may run an engine while another thread runs others
+    short_parts: bool  # whether few tokens of a prompt take less time than a part of a long one
     max_queued_steps: int  # decode steps that may be queued after the one whose tokens the host waits for
     allow_plan_code: bool  # whether TensorRT may run the code in version-compatible plans
     has_graphs: bool  # whether `capture` can record
@@ -165,7 +166,7 @@ class CpuDevice:
     arch = ""
     description = "CPU"
     stream = None
-    runs_beside = True
+    runs_beside = short_parts = True
     max_queued_steps = 0
     allow_plan_code = False
     has_graphs = False

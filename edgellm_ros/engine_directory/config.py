@@ -21,7 +21,7 @@ from edgellm_ros.multimodal.audio.config import AudioConfig
 from edgellm_ros.multimodal.video_config import AS_TEXT, VideoConfig
 from edgellm_ros.multimodal.vision_config import QwenVisionTower, VisionConfig
 
-FORMAT_VERSION = 23
+FORMAT_VERSION = 24
 CONFIG_FILE = "config.json"
 # A prefill has at least two tokens: its result must not depend on padding, nor on the number of cached tokens
 # (OnnxRuntimeBackend).

@@ -81,7 +81,7 @@ def test_a_frame_and_joint_states_give_the_runtimes_chunk_and_the_arm_follows_it
 
 
 def test_a_frame_that_is_sent_again_comes_with_the_joint_states(monkeypatch):
-    """Time stands still until the answer, so nothing else repeats joint states that were lost."""
+    """Time stands still until the answer: nothing else repeats lost joint states."""
     sent = []
     with ExitStack() as stack:
         rclpy.init(domain_id=stack.enter_context(own_domain()))

@@ -30,6 +30,7 @@ class DoubleDevice:
     memory = "cuda"
     stream = None
     runs_beside = False
+    short_parts = True
     max_queued_steps = 0
 
     def __init__(self, multiprocessors: int) -> None:

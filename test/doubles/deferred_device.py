@@ -57,6 +57,7 @@ class DeferredDevice:
     arch = "host"
     description = "Test double (host)"
     runs_beside = False
+    short_parts = True
     max_queued_steps = 1
     allow_plan_code = False
     has_graphs = True

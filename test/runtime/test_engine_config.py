@@ -82,7 +82,7 @@ def test_an_unknown_and_a_missing_key_are_named_with_their_path(engine, edit):
         ),
         (lambda d: d["audio"].update(output_dim=64), "audio output_dim 64 is not hidden_size 48"),
         (lambda d: d["special_tokens"].update(audio_token_id=None), "needs audio_token_id"),
-        (lambda d: d.update(format_version=99), "format_version is 99, expected 23: export again"),
+        (lambda d: d.update(format_version=99), "format_version is 99, expected 24: export again"),
         (lambda d: d.update(precision="int3"), "precision must be one of fp32, fp16, bf16, got 'int3'"),
         (lambda d: d.update(stop_token_ids=[]), "stop_token_ids must not be empty"),
         (lambda d: d["llm"].update(num_key_value_heads=3), "num_attention_heads 4 is not a multiple"),

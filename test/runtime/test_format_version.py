@@ -15,7 +15,7 @@ from edgellm_ros.fused.description.expert import FusedExpertModel
 from edgellm_ros.fused.description.vision import FusedVisionModel
 
 FILES = (EngineConfig, FusedModel, FusedDraftModel, FusedExpertModel, FusedVisionModel)
-KEYS_OF_VERSION = (23, "97164e8b2d3eb024")
+KEYS_OF_VERSION = (24, "14e4b22ff255042a")
 
 
 def classes_of(hint: object) -> Iterator[type]:

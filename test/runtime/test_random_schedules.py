@@ -71,7 +71,7 @@ def test_answers_with_encoders_beside_the_steps_are_those_alone(opened, pool, al
         opened.clear_prefix_cache()  # which has all images: nothing would be encoded
         check(schedule, play(opened, schedule, pool, encoder), alone)
         interrupted, beside = interrupted + encoder.interrupted, beside + encoder.beside
-    assert beside > 100
+    assert beside > 60
     assert interrupted > 0
 
 
@@ -82,13 +82,15 @@ def parts_of(monkeypatch, tokens: int) -> None:
 
 
 def play_some(runtime, compare, seeds) -> None:
+    device = runtime.pipeline.device
     pool = request_pool(runtime.config, 16, seed=1)
     alone = [runtime.handle_request(one) for one in pool]
     assert max(answer.prompt_tokens for answer in alone) > 3 * rows.PART_TOKENS
     ended = 0
     for seed in seeds:
         schedule, encoder = Schedule.of(seed, len(pool)), None
-        if runtime.pipeline.device.runs_beside and seed % 2:
+        device.short_parts = seed % 3 > 0
+        if device.runs_beside and seed % 2:
             encoder = PlayedEncoder(seed)
             runtime.clear_prefix_cache()
         ended += check(schedule, play(runtime, schedule, pool, encoder), alone, compare)

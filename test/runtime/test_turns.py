@@ -70,6 +70,19 @@ def test_an_image_is_not_encoded_again_beside_an_answer_about_it(runtime, tiny_e
             assert_same_answer(answer(answered), runtime.handle_request(each))
 
 
+@pytest.mark.parametrize(("short_parts", "turns"), [(True, 1), (False, 3)])
+def test_where_short_prompts_take_long_a_turn_computes_one(runtime, played, monkeypatch, short_parts, turns):
+    monkeypatch.setattr(type(runtime.pipeline.device), "short_parts", short_parts)
+    asked = [request(prompt, max_tokens=5) for prompt in ("stop", "go to the red box", "where is it?")]
+    submitted = [played.submit(each) for each in asked]
+    for begun in range(1, turns + 1):
+        played.turn()
+        assert len(played.turns.waiting) == (len(asked) - begun if turns > 1 else 0)
+    played.finish()
+    for answered, each in zip(submitted, asked, strict=True):
+        assert_same_answer(answer(answered), runtime.handle_request(each))
+
+
 def test_a_long_prompt_does_not_begin_in_the_rest_of_a_turn(runtime, played):
     short = played.submit(request("stop", max_tokens=9))
     long = played.submit(request(LONG_PROMPT, max_tokens=3))

@@ -41,6 +41,7 @@ class CudaDevice:
 
     memory = "cuda"
     runs_beside = False  # all work is on one stream
+    short_parts = False  # the time is that of reading the weights
     max_queued_steps = 1
     has_graphs = True
     capturing = False

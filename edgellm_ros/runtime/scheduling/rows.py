@@ -58,6 +58,11 @@ class Rows:
         """Whether one more request can begin."""
         return bool(self._free_slots or self._keeping.turns)
 
+    def cost_of(self, tokens: int) -> int:
+        """Return what tokens of a prompt take of the PART_TOKENS of a turn."""
+        is_whole = tokens > 0 and not self._pipeline.device.short_parts
+        return PART_TOKENS if is_whole else max(1, tokens)
+
     @property
     def is_idle(self) -> bool:
         """Whether no request has a row, and no next turn is to be stored."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns: what runs next of the submitted requests.
 
-One turn computes up to PART_TOKENS tokens of prompts and a part of trajectories, then decodes: one step, or
-many if nothing else wants a turn. Steps beside trajectories take about as long as the part.
+One turn computes up to PART_TOKENS tokens of prompts (one prompt where a short one takes as long) and a part
+of trajectories, then decodes: one step, or many if nothing else wants a turn. Steps beside trajectories take
+about as long as the part.
 
   turn   1            2            3            4
   c      part         part, first  step         step          a long prompt
@@ -184,9 +185,8 @@ class Turns:
                 self._answer_alone(entry)
                 return 0
             self._computed.append(entry)
-            computed = self._rows.begin(entry)
-            self._shares.charge(entry.share, computed)
-            tokens -= max(1, computed)
+            self._shares.charge(entry.share, computed := self._rows.begin(entry))
+            tokens -= self._rows.cost_of(computed)
         return tokens
 
     def _next(self, tokens: int) -> Entry | None:
