@@ -84,6 +84,7 @@ def test_ctrl_c_ends_an_example_without_a_traceback(start, peer, name):
     peer.wait(lambda: set(peer.node.get_node_names()) - known, "node of the example", timeout_s=30.0)
     time.sleep(0.5)  # the code after the node's creation
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    process.wait(timeout=30)  # before `communicate` closes its input, at whose end a conversation ends too
+    _, err = process.communicate()
     assert process.returncode == 1, err
     assert [line.partition(":")[0] for line in err.splitlines()] == [name]
