@@ -229,7 +229,7 @@ class PolicyConfig:
 class FlowPolicyConfig(PolicyConfig):
     """A policy whose actions come from noise, for a task in words.
 
-    They do so by a flow, but for X-VLA.
+    All but X-VLA make them by a flow.
     """
 
     has_flow: ClassVar[bool] = True

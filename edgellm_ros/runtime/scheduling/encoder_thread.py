@@ -39,7 +39,7 @@ class Interruptible(Protocol):
 class EncoderThread:
     """A thread that computes runs of encoders; the first run starts it.
 
-    Its methods are called from one other thread. `changed` is called on this one when a run has ended.
+    One other thread calls its methods. `changed` is called on this one when a run has ended.
     """
 
     def __init__(self, encoders: Interruptible, changed: Callable[[], None]) -> None:

@@ -179,7 +179,7 @@ def _read_actions(
 ) -> TipSpaceConfig:
     """Read names and normalisation of actions.
 
-    Their number is that of the mode, whatever the feature says, as in LeRobot.
+    The mode decides how many there are, whatever the feature says, as in LeRobot.
     """
     size, name = _read_mode(config).actions, config.text("action_mode").lower()
     shape = feature_size(config, "output_features", ACTION, MOST_ACTIONS)
