@@ -139,12 +139,16 @@ class StageClock:
         self._start = mark()
         self._ends: list[tuple[str, Mark]] = []
 
-    def end(self, stage: str) -> None:
-        """End a stage after the work queued so far.
+    def end(self, stage: str, mark: Mark | None = None) -> None:
+        """End a stage after the work queued so far, or at a mark.
 
         The seconds of a stage that occurs several times add up.
         """
-        self._ends.append((stage, self._mark()))
+        end = (stage, self._mark() if mark is None else mark)
+        if self._ends and self._ends[-1][0] == stage:
+            self._ends[-1] = end
+        else:
+            self._ends.append(end)
 
     def metrics(self) -> dict[str, float]:
         """Wait for all stages; return their seconds, up to the first token and in total.
@@ -160,3 +164,17 @@ class StageClock:
             last = end
         first_token = sum(stages[stage] for stage in BEFORE_FIRST_TOKEN)
         return {**stages, "first_token_s": first_token, "total_s": total}
+
+
+class Clocks:
+    """Measures a stage of requests and of the turn, with one mark for all."""
+
+    def __init__(self, mark: Callable[[], Mark], *clocks: StageClock) -> None:
+        self._mark = mark
+        self._clocks = clocks
+
+    def end(self, stage: str) -> None:
+        """End a stage after the work queued so far."""
+        mark = self._mark()
+        for clock in self._clocks:
+            clock.end(stage, mark)

@@ -276,6 +276,7 @@ class Pipeline:
         prompts = PromptsInParts(self, sequences, keep_hidden_states=keep_hidden_states)
         while not prompts.done:
             prompts.advance()
+        prompts.deliver()
 
     def prefilled(self, sequences: Sequence[GenerationSequence]) -> None:
         """Count prompts that have been computed."""
@@ -300,13 +301,17 @@ class Pipeline:
         self.batch.evict(ended)
         clock.end("keep_s")
 
-    def decode(self, interrupted: Callable[[], bool] = lambda: False) -> list[GenerationSequence]:
+    def decode(
+        self,
+        interrupted: Callable[[], bool] = lambda: False,
+        first_tokens: Callable[[], None] | None = None,
+    ) -> list[GenerationSequence]:
         """Decode until a sequence has ended, or after a step `interrupted` returns True.
 
-        Returns the ended sequences.
+        first_tokens: see `DecodeLoop.run`. Returns the ended sequences.
         """
         steps = self._decode_loop.steps
-        ended = self._decode_loop.run(interrupted)
+        ended = self._decode_loop.run(interrupted, first_tokens)
         self._metrics.generation.total_runs += self._decode_loop.steps - steps
         self._metrics.generation.generated_tokens += sum(len(sequence.generated) for sequence in ended)
         return ended

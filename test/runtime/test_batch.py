@@ -54,29 +54,53 @@ def test_the_state_of_answers_is_opened_later(states):
 
 
 def sequences(names: str) -> list[SimpleNamespace]:
-    return [SimpleNamespace(name=name) for name in names]
+    return [SimpleNamespace(name=name, adapter=None, held=False) for name in names]
 
 
 def order(batch) -> str:
     return "".join(sequence.name for sequence in batch.sequences)
 
 
-@pytest.mark.parametrize("leaving", ["", "a", "b", "d", "ad", "bc", "abd", "abcd"])
-def test_rows_behind_evicted_ones_move_up_in_every_state(batch, states, leaving):
+LEFT = {"": "abcd", "a": "dbc", "b": "adc", "d": "abc", "ad": "cb", "bc": "ad", "abd": "c", "abcd": ""}
+
+
+@pytest.mark.parametrize(("leaving", "staying"), LEFT.items())
+def test_the_last_sequence_takes_the_row_of_an_evicted_one_in_every_state(batch, states, leaving, staying):
     members = sequences("abcd")
     batch.admit(members)
     batch.evict([sequence for sequence in members if sequence.name in leaving])
-    staying = "".join(sorted(set("abcd") - set(leaving)))
     assert order(batch) == staying
     for state in states:
         assert state.rows == dict(enumerate(staying))
+
+
+@pytest.mark.parametrize(("leaving", "staying"), {"a": "cbedf", "d": "abcef", "f": "abcde", "bd": "acef"}.items())
+def test_sequences_of_one_adapter_stay_beside_each_other(states, leaving, staying):
+    batch = Batch(states, max_size=6)
+    members = sequences("abcdef")
+    for sequence, adapter in zip(members, ["x", "x", "x", "y", "y", "z"], strict=True):
+        sequence.adapter = adapter
+    batch.admit(members)
+    batch.evict([sequence for sequence in members if sequence.name in leaving])
+    assert order(batch) == staying
+    assert states[0].rows == dict(enumerate(staying))
+
+
+def test_a_held_sequence_does_not_take_a_row_of_a_step(states):
+    batch, members = Batch(states, max_size=5), sequences("abc")
+    batch.begin_answers(batch.admit(members))
+    batch.admit(sequences("d"))  # its prompt is computed
+    batch.evict(members[:1])
+    assert order(batch) == "cbd"
+    assert [sequence.name for sequence in batch.stepping] == ["c", "b"]
 
 
 def test_each_row_moves_at_most_once(batch, states):
     members = sequences("abcde")
     batch.admit(members)
     batch.evict(members[:2])
-    assert states[0].moves == 3
+    assert order(batch) == "dec"
+    assert states[0].moves == 2
 
 
 def test_a_sequence_is_admitted_behind_the_others(batch, states):

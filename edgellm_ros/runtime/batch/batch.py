@@ -2,19 +2,21 @@
 """Batch: sequences that are decoded together, and the only owner of row order.
 
 A sequence is admitted at any time between two steps: after the other rows, or at a row whose sequence then
-moves to the end. When a sequence is evicted, the rows after it move up, so that the active rows are always
-the first ones:
+moves to the end. When a sequence is evicted, another one takes its row, so that the active rows are always the
+first ones: the last one of the same adapter, whose row is taken by the last one of the next adapter, and so
+on. So sequences of one adapter stay beside each other, and at most one of each moves:
 
-  a  b  c  d        evict b:  a  c  d        admit e:  a  c  d  e        admit f at 1:  a  f  d  e  c
+  a  b  c  d        evict b:  a  d  c        admit e:  a  d  c  e        admit f at 1:  a  f  c  e  d
 
 A sequence is held while its prompt is computed, and while it waits for others. A step yields nothing for it,
 and is not run for the held sequences at the end:
 
-  a  f  d  e  c     hold d, c:  a  f  (d)  e | (c)        gather a, f, e:  a  f  e | (d)  (c)
+  a  f  c  e  d     hold c, d:  a  f  (c)  e | (d)        gather a, f, e:  a  f  e | (c)  (d)
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from edgellm_ros.engine.tensor import Tensor
@@ -118,19 +120,27 @@ class Batch:
             self._close(range(free, free + 1))
 
     def evict(self, leaving: Sequence[GenerationSequence]) -> None:
-        """Remove sequences; the rows after them move up, in the same order.
+        """Remove sequences; others take their rows.
 
         No step may be queued. ValueError if a sequence is not in the batch: then no sequence is removed.
         """
-        gone = {self.row_of(sequence) for sequence in leaving}
-        staying = [row for row in range(len(self)) if row not in gone]
-        for target, source in enumerate(staying):
-            if source != target:
+        gone, size = sorted({self.row_of(sequence) for sequence in leaving}, reverse=True), len(self)
+        for free in gone:
+            while (last := self._last_alike(free)) > free:
                 for state in self._states:
-                    state.move(source, target)
-        size = len(self)
-        self.sequences = [self.sequences[row] for row in staying]
-        self._close(range(len(staying), size))
+                    state.move(last, free)
+                self.sequences[free], free = self.sequences[last], last
+            self.sequences.pop()
+        self._close(range(len(self), size))
+
+    def _last_alike(self, free: int) -> int:
+        """Return the last of the rows after `free` that have one adapter, and are held or not.
+
+        `free` itself if no row is after it.
+        """
+        kinds = [(sequence.adapter, sequence.held) for sequence in self.sequences[free + 1 :]]
+        alike = itertools.takewhile(lambda kind: kind == kinds[0], kinds)
+        return free + sum(1 for _ in alike)
 
     def row_of(self, sequence: GenerationSequence) -> int:
         """Return the row of a sequence. ValueError if it is not in the batch."""

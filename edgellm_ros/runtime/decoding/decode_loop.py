@@ -14,6 +14,11 @@ sequence are dropped.
 A step may yield several tokens. How many is not known when the next step is queued, so a step gets the room
 that remains if every queued step yields its most tokens. The host queues no step without room. A decode
 method may want a step delivered before the next one is queued (`queues_ahead`).
+
+The first token of a newcomer need not be delivered before the first step either:
+
+  device   prompt, first token | step 1 | step 2 |
+  host     queue prompt, 1, 2   deliver the first token, then 1, queue 3   ...
 """
 
 from __future__ import annotations
@@ -37,11 +42,17 @@ class DecodeLoop:
         self._capacity = capacity
         self.steps = 0
 
-    def run(self, interrupted: Callable[[], bool] = lambda: False) -> list[GenerationSequence]:
+    def run(
+        self,
+        interrupted: Callable[[], bool] = lambda: False,
+        first_tokens: Callable[[], None] | None = None,
+    ) -> list[GenerationSequence]:
         """Decode until a sequence has ended; return the ended sequences.
 
         Returns earlier, but not before one step, when `interrupted` returns True. No step is queued when this
         method returns. After an exception, steps may still be queued.
+
+        - first_tokens: delivers one token of each newcomer, which has been queued; None = there is none
         """
         sequences = self._batch.stepping
         going = [sequence for sequence in sequences if not sequence.held]
@@ -51,7 +62,7 @@ class DecodeLoop:
         on_the_way = 0  # most tokens of the queued steps
         first = self.steps
         while True:
-            wanted = self._wanted(going)
+            wanted = self._wanted(going, is_first=first_tokens is not None)
             if self.steps > first and interrupted():
                 wanted = 0
             while len(queued) < wanted:
@@ -61,6 +72,10 @@ class DecodeLoop:
                 step = self._method.queue(room)
                 on_the_way += step.most_tokens
                 queued.append(step)
+            if first_tokens is not None:
+                first_tokens()
+                first_tokens = None
+                continue
             if not queued:
                 return [sequence for sequence in going if not sequence.decoding]
             result = queued.popleft()
@@ -73,13 +88,15 @@ class DecodeLoop:
                 sequence.report("decode", sequence.steps)
             self._method.delivered(result, served)
 
-    def _wanted(self, sequences: list[GenerationSequence]) -> int:
+    def _wanted(self, sequences: list[GenerationSequence], is_first: bool) -> int:
         """Return how many steps to have queued.
 
-        A step yields at least one token per sequence.
+        A step yields at least one token per sequence. is_first: whether first tokens are on the way.
         """
-        wanted = 1 + self._max_queued_steps if self._method.queues_ahead(sequences) else 1
-        return min(wanted, *(sequence.tokens_left for sequence in sequences))
+        most = min(sequence.tokens_left for sequence in sequences) - is_first
+        if self._method.queues_ahead(sequences):
+            return min(1 + self._max_queued_steps, most)
+        return min(1 - is_first, most)
 
     def _room(self, sequences: list[GenerationSequence]) -> int:
         """Return how many more KV rows every row has slots and positions for."""

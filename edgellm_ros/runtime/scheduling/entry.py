@@ -47,6 +47,7 @@ class Entry:
     - counted: tokens of its answer that were charged to its share
     - kept: the sequence that lost its row, the longest of several; None = it has not lost any
     - prompts: while its prompt is computed; stages: its clock, since it was begun; slot: of encoder rows
+    - first_token: waits for it and delivers it; None = it was delivered, or the prompt is not complete
     - runs, run: of encoders, and the next one that its prompt waits for; None = it waits for none
     - interrupts: of this run
     """
@@ -76,6 +77,7 @@ class Entry:
         self.sequence: Any = None
         self.kept: GenerationSequence | None = None
         self.prompts: PromptsInParts | None = None
+        self.first_token: Callable[[], None] | None = None
         self.error: Exception | None = None  # of the client's `on_progress`
         self.stop = Stop(request.cancel, deadline, clock)
         self.outcome = Outcome()

@@ -30,7 +30,9 @@ class Outcome:
     """Pieces of an answer, then its response or error; thread-safe."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        self._grown = threading.Condition(lock)
+        self._ended = threading.Condition(lock)  # so a piece does not wake threads that wait for the end
         self._pieces: list[TextPiece] = []
         self._response: LLMGenerationResponse | None = None
         self._error: BaseException | None = None
@@ -41,29 +43,29 @@ class Outcome:
 
     def push(self, piece: TextPiece) -> None:
         """Add a piece."""
-        with self._changed:
+        with self._grown:
             self._pieces.append(piece)
-            self._changed.notify_all()
+            self._grown.notify_all()
 
     def finish(self, response: LLMGenerationResponse) -> None:
         """End with a response; without effect after the end."""
-        with self._changed:
+        with self._grown:
             if not self.done:
                 self._response = response
-            self._changed.notify_all()
+            self._wake_all()
 
     def fail(self, error: BaseException) -> None:
         """End with an error; without effect after the end."""
-        with self._changed:
+        with self._grown:
             if not self.done:
                 self._error = error
-            self._changed.notify_all()
+            self._wake_all()
 
     def pieces(self) -> Iterator[TextPiece]:
         """Yield all pieces, then raise the error if there is one."""
         for index in itertools.count():
-            with self._changed:
-                self._changed.wait_for(partial(self._has, index))
+            with self._grown:
+                self._grown.wait_for(partial(self._has, index))
                 if index == len(self._pieces):
                     break
                 piece = self._pieces[index]
@@ -74,10 +76,14 @@ class Outcome:
     def _has(self, index: int) -> bool:
         return index < len(self._pieces) or self.done
 
+    def _wake_all(self) -> None:
+        self._grown.notify_all()
+        self._ended.notify_all()
+
     def wait(self, timeout: float | None) -> LLMGenerationResponse:
         """Wait for the end; TimeoutError after `timeout` seconds."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self.done, timeout):
+        with self._ended:
+            if not self._ended.wait_for(lambda: self.done, timeout):
                 raise TimeoutError(f"the request has not ended within {timeout} s")
         if self._error is not None:
             raise self._error

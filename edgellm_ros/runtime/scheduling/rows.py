@@ -10,7 +10,7 @@ from functools import partial
 from edgellm_ros.engine.errors import DeviceLostError
 from edgellm_ros.runtime import prefix_reuse
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
-from edgellm_ros.runtime.metrics import RuntimeMetrics, StageClock
+from edgellm_ros.runtime.metrics import Clocks, RuntimeMetrics, StageClock
 from edgellm_ros.runtime.pipeline import Pipeline
 from edgellm_ros.runtime.response import response_of
 from edgellm_ros.runtime.scheduling.encoder_thread import EncodedRun, EncoderThread
@@ -23,18 +23,6 @@ from edgellm_ros.runtime.stages.recovery import drop_after, recover_after
 logger = logging.getLogger(__name__)
 
 PART_TOKENS = prefix_reuse.PART_TOKENS  # of prompts, between two steps
-
-
-class BothClocks:
-    """Measures a stage of a request and of the turn."""
-
-    def __init__(self, *clocks: StageClock) -> None:
-        self._clocks = clocks
-
-    def end(self, stage: str) -> None:
-        """End a stage after the work queued so far."""
-        for clock in self._clocks:
-            clock.end(stage)
 
 
 class Rows:
@@ -146,6 +134,8 @@ class Rows:
 
     def decode(self, going: Sequence[Entry], interrupted: Callable[[], bool]) -> None:
         """Decode some of the requests whose prompt is complete; the others are held."""
+        for entry in [entry for entry in self.running if entry not in going]:
+            self._guarded([entry], partial(self._deliver, entry))
         if going:
             self._guarded(going, partial(self._decode, going, interrupted))
 
@@ -180,6 +170,10 @@ class Rows:
                 self._free(entry)
                 self._fail(entry, error)
 
+    def _clocks(self, *entries: Entry) -> Clocks:
+        """Return what measures a stage of these requests and of the turn."""
+        return Clocks(self._pipeline.device.mark, *(entry.stages for entry in entries), self._clock)
+
     def _begin(self, entry: Entry) -> int:
         pipeline, sequence = self._pipeline, entry.sequence
         if not self._free_slots:
@@ -190,7 +184,7 @@ class Rows:
         self._free_slots.remove(entry.slot)
         self.running.append(entry)
         entry.stages = StageClock(pipeline.device.mark)
-        clock = BothClocks(entry.stages, self._clock)
+        clock = self._clocks(entry)
         sequence.first_row = entry.slot * pipeline.config.builder.max_input_len
         if entry.kept is None:
             sequence.adapter = pipeline.preparer.adapter_of(sequence)
@@ -234,11 +228,13 @@ class Rows:
 
     def _compute_part(self, entry: Entry) -> int:
         assert entry.prompts is not None
-        clock = BothClocks(entry.stages, self._clock)
+        clock = self._clocks(entry)
         tokens = entry.prompts.advance()
         is_last = entry.prompts.done
         if is_last:
-            entry.prompts = None
+            entry.first_token, entry.prompts = entry.prompts.deliver, None
+            if not self._pipeline.device.max_queued_steps or entry.sequence.tokens_left < 2:
+                self._deliver(entry)
         clock.end("prefill_s")
         if is_last:  # those that begin beside it reuse its image and its system prompt
             self._pipeline.store_prefixes([entry.sequence])
@@ -254,15 +250,35 @@ class Rows:
                 batch.hold(entry.sequence)
                 self._metrics.scheduling.paused += entry.sequence.decoding
         batch.gather([entry.sequence for entry in going])
-        self._pipeline.decode(interrupted)
-        for entry in going:
-            entry.stages.end("decode_s")
-        self._clock.end("decode_s")
-        self.leave_ended(going)
+        newcomers = [entry for entry in going if entry.first_token is not None]
+        failed: dict[Entry, Exception] = {}
+        deliver = partial(self._deliver_beside, newcomers, failed) if newcomers else None
+        self._pipeline.decode(interrupted, deliver)
+        self._clocks(*going).end("decode_s")
+        for entry, error in failed.items():
+            self._drop([entry], error)
+        self.leave_ended([entry for entry in going if entry in self.running])
+
+    def _deliver(self, entry: Entry) -> None:
+        """Wait for the first token of a request, if it has not been delivered."""
+        if entry.first_token is not None:
+            deliver, entry.first_token = entry.first_token, None
+            deliver()
+
+    def _deliver_beside(self, newcomers: Sequence[Entry], failed: dict[Entry, Exception]) -> None:
+        """Deliver first tokens while a step is queued; those that fail take no more tokens."""
+        for entry in newcomers:
+            try:
+                self._deliver(entry)
+            except DeviceLostError:
+                raise
+            except Exception as error:
+                failed[entry] = error
+                entry.sequence.finish_reason = "cancelled"
 
     def _sample_part(self, entry: Entry) -> None:
         self._pipeline.trajectories.queue_part(entry.sequence)
-        BothClocks(entry.stages, self._clock).end("action_s")
+        self._clocks(entry).end("action_s")
         self.leave_ended([entry])
 
     def _displace(self, entry: Entry, now: float) -> None:
@@ -280,7 +296,7 @@ class Rows:
 
     def _leave(self, entry: Entry) -> None:
         pipeline, sequence = self._pipeline, entry.sequence
-        clock = BothClocks(entry.stages, self._clock)
+        clock = self._clocks(entry)
         # a step writes to the next slot of the rows that it yields nothing for too
         if sequence.wants_part and sequence.used_slots < pipeline.runner.kv_cache.capacity:
             return
@@ -304,7 +320,7 @@ class Rows:
         self.running.remove(entry)
         self.encoding.drop(entry)
         self._free_slots.add(entry.slot)
-        entry.prompts = None
+        entry.prompts = entry.first_token = None
 
     def _fail(self, entry: Entry, error: Exception) -> None:
         entry.fail(error)

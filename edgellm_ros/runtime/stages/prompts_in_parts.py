@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
+from edgellm_ros.runtime.batch.step_result import StepResult
 from edgellm_ros.runtime.batch.token_states import copy_last_states
 from edgellm_ros.runtime.prefix_reuse import prefill_parts
 
@@ -23,6 +25,8 @@ class PromptsInParts:
 
     - most: tokens of a part, unless the runs of the engine have fewer; None = those of a run
     - keep_hidden_states: of the prompts, for `LLMInferenceRuntime.base_model_hidden_states`; in one run
+
+    `done`: whether all parts and the first tokens have been queued; then `deliver` waits for these.
     """
 
     def __init__(
@@ -40,7 +44,11 @@ class PromptsInParts:
         self._parts = pipeline.prefills.parts(
             sequences, lambda: self._rows, may_pad=not keep_hidden_states, most=self._most
         )
-        self.done = False
+        self._deliver: Callable[[], None] | None = None  # the first tokens
+
+    @property
+    def done(self) -> bool:
+        return self._deliver is not None
 
     @property
     def _rows(self) -> range:
@@ -48,19 +56,27 @@ class PromptsInParts:
         return range(first, first + len(self._sequences))
 
     def advance(self) -> int:
-        """Compute the next part, and after the last one the first tokens.
+        """Queue the next part, and after the last one the first tokens.
 
         Returns the number of tokens of the part.
         """
         before = sum(sequence.kv_length for sequence in self._sequences)
         embeds, logits, is_last = next(self._parts)
         if is_last:
-            self._begin_answers(embeds, logits)
-            self.done = True
+            first_tokens = self._begin_answers(embeds, logits)
+            self._deliver = partial(self._give, first_tokens, embeds)
         return sum(sequence.kv_length for sequence in self._sequences) - before
 
-    def _begin_answers(self, embeds: Tensor, logits: Tensor) -> None:
-        """Sample the first tokens; embeds [B,S,H] of the last part, logits [B,1,V]."""
+    def deliver(self) -> None:
+        """Wait for the first tokens, and give them to the sequences; once, after the last part.
+
+        Steps may have been queued behind them. EngineError if their logits are not finite.
+        """
+        assert self._deliver is not None
+        self._deliver()
+
+    def _begin_answers(self, embeds: Tensor, logits: Tensor) -> StepResult:
+        """Queue the first tokens; embeds [B,S,H] of the last part, logits [B,1,V]."""
         pipeline, sequences, rows = self._pipeline, self._sequences, self._rows
         pipeline.batch.begin_answers(rows)  # while the device computes the prompts
         pipeline.prefilled(sequences)
@@ -76,8 +92,12 @@ class PromptsInParts:
             first_tokens.states = copy_last_states(pipeline.device, states, lengths)
         for sequence in sequences:  # while the device computes the prompts
             pipeline.trajectories.prepare(sequence)
-        first_tokens.deliver(sequences)
+        return first_tokens
+
+    def _give(self, first_tokens: StepResult, embeds: Tensor) -> None:
+        """Deliver the first tokens after prompts whose last part has these embeds [B,S,H]."""
+        first_tokens.deliver(self._sequences)
         if self._keep_hidden_states:
-            pipeline.hidden_states.keep(embeds, layers)
-        for sequence in sequences:
+            self._pipeline.hidden_states.keep(embeds, self._pipeline.config.hidden_state_layers)
+        for sequence in self._sequences:
             sequence.report("decode", 0)
