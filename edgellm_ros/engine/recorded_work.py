@@ -50,6 +50,11 @@ class RecordedWork:
         """Return the number of works with a graph."""
         return sum(work.graphs is not None for work in self._works.values())
 
+    def __contains__(self, key: tuple[Any, ...]) -> bool:
+        """Return whether the work of `key` has a graph."""
+        work = self._works.get(key)
+        return work is not None and work.graphs is not None
+
     def run(self, key: tuple[Any, ...], *parts: Part) -> None:
         """Queue the work of `key`, and record it when it is queued for the second time.
 

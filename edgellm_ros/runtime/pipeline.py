@@ -305,13 +305,14 @@ class Pipeline:
         self,
         interrupted: Callable[[], bool] = lambda: False,
         first_tokens: Callable[[], None] | None = None,
+        behind: Callable[[], None] | None = None,
     ) -> list[GenerationSequence]:
         """Decode until a sequence has ended, or after a step `interrupted` returns True.
 
-        first_tokens: see `DecodeLoop.run`. Returns the ended sequences.
+        first_tokens, behind: see `DecodeLoop.run`. Returns the ended sequences.
         """
         steps = self._decode_loop.steps
-        ended = self._decode_loop.run(interrupted, first_tokens)
+        ended = self._decode_loop.run(interrupted, first_tokens, behind)
         self._metrics.generation.total_runs += self._decode_loop.steps - steps
         self._metrics.generation.generated_tokens += sum(len(sequence.generated) for sequence in ended)
         return ended

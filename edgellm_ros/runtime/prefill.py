@@ -123,8 +123,8 @@ class Prefill:
         PART_TOKENS are recorded for all rows where fused kernels compute them. ONNX Runtime cannot record a
         run with new addresses before it has run once. Plans of TensorRT are left out, because each of their
         recorded runs takes memory of its own. The log has time and memory, or why a prompt could not run. A
-        second call does nothing. No batch may run: the prompts are computed in the first row, which is
-        cleared. Without padding, there are no buckets to run.
+        second call does nothing. No batch may run: prompts are computed in its rows, which are cleared.
+        Without padding, there are no buckets to run.
         """
         if not self._pads or self._is_warm or self._runner.prefill_executor.is_plan:
             return
@@ -133,7 +133,7 @@ class Prefill:
         sizes = buckets(min(WARM_TOKENS, self._max_tokens, self._runner.kv_cache.capacity))
         try:
             for tokens in sizes:
-                self._run_padding(tokens)
+                self._record(self._padding(tokens, 0), is_new=True)
             if self._runner.fuses_prompts:
                 self._record_parts([tokens for tokens in sizes if tokens <= PART_TOKENS])
             device.synchronize()
@@ -143,7 +143,7 @@ class Prefill:
             logger.warning("prompts of %d and more tokens are not run in advance: %s", tokens, error)
             return
         finally:
-            self._clear_first_row(device)
+            self._clear_rows(device)
         logger.info(
             "ran prompts of %d lengths up to %d tokens in %.1f s, %.0f MB",
             len(sizes),
@@ -156,48 +156,49 @@ class Prefill:
         """Drop the graphs of a removed adapter."""
         self.recorded.drop(lambda key: adapter in key[0].adapters)
 
-    def _run_padding(self, tokens: int) -> None:
-        """Compute and record a prompt of padding in the first row."""
-        inputs = self._inputs.layout(self._fields(1, tokens))
-        for array in inputs.arrays.values():
-            array.fill(0)
-        self._embedder.write_ids(inputs.arrays["token_ids"], [[]], [(0, 0, 0)])
-        write_prompts(inputs.arrays, [tokens], [np.zeros((3, 0), np.float32)], [0], [0])
-        inputs.upload()
-        run = self._padding(tokens, 0)
-        parts = self._parts(run, inputs, guards=False)  # a failure is that of the warm-up alone
-        for queue in parts:
-            queue()
-        self.recorded.record(self._key(run), *parts)
-
     def _record_parts(self, sizes: Sequence[int]) -> None:
         """Record parts of prompts of these sizes for all rows.
 
         Prompts of them have run in the first row.
         """
         for row in range(self._rows):
-            runs = [self._padding(tokens, row) for tokens in sizes if row]
+            runs = [self._padding(tokens, row) for tokens in sizes]
             if sizes[-1] == PART_TOKENS:  # of longer prompts: their first parts, and those that follow
-                whole = self._padding(PART_TOKENS, row)
-                runs += [
-                    replace(whole, ends=False),
-                    replace(whole, first=(False,), continues=True, ends=False),
-                ]
+                following = [replace(run, first=(False,), continues=True) for run in runs]
+                runs += [*following, *(replace(run, ends=False) for run in (runs[-1], following[-1]))]
             for run in runs:
-                inputs = self._inputs.layout(self._fields(1, run.tokens))
-                self.recorded.record(self._key(run), *self._parts(run, inputs, guards=False))
+                if self._key(run) not in self.recorded:
+                    self._record(run)
+
+    def _record(self, run: PromptRun, is_new: bool = False) -> None:
+        """Record a run on a prompt of padding, alone in its row.
+
+        is_new: whether libraries have not chosen their kernels for it. Then the prompt is computed before;
+        with a draft head always, because ONNX Runtime may compute its part.
+        """
+        inputs = self._inputs.layout(self._fields(1, run.tokens))
+        parts = self._parts(run, inputs, guards=False)  # a failure is that of the warm-up alone
+        if is_new or self._drafter is not None:
+            for array in inputs.arrays.values():
+                array.fill(0)
+            self._embedder.write_ids(inputs.arrays["token_ids"], [[]], [(0, 0, 0)])
+            write_prompts(inputs.arrays, [run.tokens], [np.zeros((3, 0), np.float32)], [0], [0])
+            inputs.upload()
+            for queue in parts:
+                queue()
+        self.recorded.record(self._key(run), *parts)
 
     def _padding(self, tokens: int, row: int) -> PromptRun:
         """Return the run of a prompt of the base model, alone in a row."""
         return PromptRun(tokens, range(row, row + 1), (self._runner.loras.base,), first=(True,))
 
-    def _clear_first_row(self, device: Device) -> None:
+    def _clear_rows(self, device: Device) -> None:
         caches = [self._runner.kv_cache]
         if self._drafter is not None and self._drafter.kv_cache is not None:
             caches.append(self._drafter.kv_cache)
         for cache in caches:
-            device.fill_zero(cache.lengths(range(1)))
-            cache.clear_row(0)
+            device.fill_zero(cache.lengths(range(self._rows)))
+            cache.clear()
         if self._runner.recurrent is not None:
             self._runner.recurrent.clear()
 
@@ -246,8 +247,14 @@ class Prefill:
         return {"token_ids": ((batch, tokens), np.int64), **prompt_fields(batch, tokens), **of_head}
 
     def _key(self, run: PromptRun) -> tuple[Any, ...]:
-        """Return a key of all that decides what a run queues; the run comes first."""
+        """Return a key of all that decides what a run queues; the run comes first.
+
+        So parts of long prompts have the graphs of short ones, where what is cached of a row is only read.
+        """
         drafts = self._drafter is not None and not self._drafter.failed
+        if self._drafter is None:
+            begins = self._runner.depends_on_first(run.adapters)
+            run = replace(run, first=run.first if begins else (), continues=False, ends=True)
         return run, drafts, self._runner.fuses_prompts, *self._runner.shared
 
     def _write(

@@ -74,7 +74,10 @@ def test_the_last_sequence_takes_the_row_of_an_evicted_one_in_every_state(batch,
         assert state.rows == dict(enumerate(staying))
 
 
-@pytest.mark.parametrize(("leaving", "staying"), {"a": "cbedf", "d": "abcef", "f": "abcde", "bd": "acef"}.items())
+OF_ADAPTERS = {"a": "cbedf", "d": "abcef", "f": "abcde", "bd": "acef"}
+
+
+@pytest.mark.parametrize(("leaving", "staying"), OF_ADAPTERS.items())
 def test_sequences_of_one_adapter_stay_beside_each_other(states, leaving, staying):
     batch = Batch(states, max_size=6)
     members = sequences("abcdef")

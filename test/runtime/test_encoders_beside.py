@@ -13,6 +13,7 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.multimodal.vision_runner import VisionRunner
 from edgellm_ros.runtime.encoders import Encoders
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.scheduling.claims import Claims
 from edgellm_ros.runtime.scheduling.encoding import MOST_INTERRUPTS
 from edgellm_ros.runtime.scheduling.shares import FIRST_CLAIM, Share
 from edgellm_ros.runtime.scheduling.turns import LOOK_S, Turns
@@ -329,7 +330,7 @@ def test_the_share_that_has_had_least_is_encoded_first(played, monkeypatch):
 
 
 def test_a_request_that_runs_alone_waits_for_the_encoders_of_a_cancelled_one(runtime, played, monkeypatch):
-    monkeypatch.setattr(Turns, "_is_alone", lambda turns, entry: entry.request.prompt == "left")
+    monkeypatch.setattr(Claims, "is_alone", lambda claims, entry: entry.request.prompt == "left")
     encode, busy = Encoders.encode_images, []
     joining = played.submit(looking("go"))
     played.turn()

@@ -23,6 +23,7 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.fused.description.decoder import FUSED_FILE
 from edgellm_ros.fused.loading import decoder as loading
+from edgellm_ros.runtime import prefill
 from edgellm_ros.runtime.decoding import fused_choice as choice
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
@@ -237,6 +238,21 @@ def test_the_first_prompt_that_joins_a_batch_in_a_row_replays_a_graph(decoders, 
             pipeline.device.calls.clear()
             pipeline.prefills.compute([sequence], range(row, row + 1))
             assert (pipeline.device.calls["launch"], pipeline.device.calls["capture"]) == (1, 0)
+
+
+@on_host
+def test_all_parts_of_the_first_long_prompt_of_a_row_replay_graphs(decoders, llama, monkeypatch):
+    monkeypatch.setattr(prefill, "PART_TOKENS", 32)
+    with queueing(), LLMInferenceRuntime(llama, WatchedDevice(), decode="fused") as runtime:
+        pipeline = runtime.pipeline
+        for row, words in enumerate(("go on " * 20, "stop " * 33)):
+            [sequence] = pipeline.preparer.prepare([request(words, max_tokens=1)], 0)
+            pipeline.batch.admit([sequence])
+            pipeline.device.calls.clear()
+            parts = list(pipeline.prefills.parts([sequence], lambda row=row: range(row, row + 1), most=32))
+            assert len(parts) > 2
+            calls = pipeline.device.calls
+            assert (calls["launch"], calls["capture"]) == (len(parts), 0)
 
 
 @pytest.mark.only_on("cuda", reason="the kernels themselves, in graphs")

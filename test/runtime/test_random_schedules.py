@@ -13,7 +13,7 @@ from edgellm_ros.runtime import prefix_reuse
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.scheduling import rows
-from edgellm_ros.runtime.scheduling.turns import Turns
+from edgellm_ros.runtime.scheduling.claims import Claims
 from fixtures import dflash_checkpoints, mtp_checkpoints
 from fixtures.drafted_chains import DFLASH, MTP
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
@@ -130,8 +130,8 @@ def head(request, tmp_path):
 @pytest.fixture
 def random_pauses(monkeypatch):
     """Pause any rows for a turn, also one between others in a full batch."""
-    rng, may_run = np.random.default_rng(0), Turns._may_run
-    monkeypatch.setattr(Turns, "_may_run", lambda *given: rng.random() < 0.8 and may_run(*given))
+    rng, may_run = np.random.default_rng(0), Claims.may_run
+    monkeypatch.setattr(Claims, "may_run", lambda *given: rng.random() < 0.8 and may_run(*given))
 
 
 @pytest.mark.slow

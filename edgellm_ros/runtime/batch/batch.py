@@ -2,9 +2,9 @@
 """Batch: sequences that are decoded together, and the only owner of row order.
 
 A sequence is admitted at any time between two steps: after the other rows, or at a row whose sequence then
-moves to the end. When a sequence is evicted, another one takes its row, so that the active rows are always the
-first ones: the last one of the same adapter, whose row is taken by the last one of the next adapter, and so
-on. So sequences of one adapter stay beside each other, and at most one of each moves:
+moves to the end. When a sequence is evicted, another one takes its row, so that the active rows are always
+the first ones: the last one of the same adapter, whose row is taken by the last one of the next adapter, and
+so on. So sequences of one adapter stay beside each other, and at most one of each moves:
 
   a  b  c  d        evict b:  a  d  c        admit e:  a  d  c  e        admit f at 1:  a  f  c  e  d
 

@@ -19,6 +19,11 @@ The first token of a newcomer need not be delivered before the first step either
 
   device   prompt, first token | step 1 | step 2 |
   host     queue prompt, 1, 2   deliver the first token, then 1, queue 3   ...
+
+Parts of other prompts are queued behind steps, one for each:
+
+  device   step 1 | part | step 2 | part |
+  host     queue 1, part   deliver 1, queue 2, part   deliver 2, ...
 """
 
 from __future__ import annotations
@@ -46,6 +51,7 @@ class DecodeLoop:
         self,
         interrupted: Callable[[], bool] = lambda: False,
         first_tokens: Callable[[], None] | None = None,
+        behind: Callable[[], None] | None = None,
     ) -> list[GenerationSequence]:
         """Decode until a sequence has ended; return the ended sequences.
 
@@ -53,6 +59,8 @@ class DecodeLoop:
         method returns. After an exception, steps may still be queued.
 
         - first_tokens: delivers one token of each newcomer, which has been queued; None = there is none
+        - behind: queues other work after each step, such as a part of a prompt, which changes no row of these
+          sequences. If the method does not queue ahead, this method returns after one step instead
         """
         sequences = self._batch.stepping
         going = [sequence for sequence in sequences if not sequence.held]
@@ -62,8 +70,11 @@ class DecodeLoop:
         on_the_way = 0  # most tokens of the queued steps
         first = self.steps
         while True:
-            wanted = self._wanted(going, is_first=first_tokens is not None)
-            if self.steps > first and interrupted():
+            ahead = self._method.queues_ahead(going)
+            wanted = self._wanted(going, ahead, is_first=first_tokens is not None)
+            if behind is not None:
+                wanted = min(wanted, 1)
+            if self.steps > first and (interrupted() or (behind is not None and not ahead)):
                 wanted = 0
             while len(queued) < wanted:
                 room = self._room(sequences) - on_the_way
@@ -78,6 +89,8 @@ class DecodeLoop:
                 continue
             if not queued:
                 return [sequence for sequence in going if not sequence.decoding]
+            if behind is not None and ahead:
+                behind()
             result = queued.popleft()
             on_the_way -= result.most_tokens
             served = result.deliver(sequences)
@@ -88,15 +101,14 @@ class DecodeLoop:
                 sequence.report("decode", sequence.steps)
             self._method.delivered(result, served)
 
-    def _wanted(self, sequences: list[GenerationSequence], is_first: bool) -> int:
+    def _wanted(self, sequences: list[GenerationSequence], ahead: bool, is_first: bool) -> int:
         """Return how many steps to have queued.
 
-        A step yields at least one token per sequence. is_first: whether first tokens are on the way.
+        A step yields at least one token per sequence. ahead: whether steps may be queued ahead; is_first:
+        whether first tokens are on the way.
         """
         most = min(sequence.tokens_left for sequence in sequences) - is_first
-        if self._method.queues_ahead(sequences):
-            return min(1 + self._max_queued_steps, most)
-        return min(1 - is_first, most)
+        return min(1 + self._max_queued_steps if ahead else 1 - is_first, most)
 
     def _room(self, sequences: list[GenerationSequence]) -> int:
         """Return how many more KV rows every row has slots and positions for."""

@@ -158,6 +158,10 @@ class LLMEngineRunner:
             name = self.prefill_executor.name
             raise EngineError(f"{name}: {tokens} tokens after {longest} exceed the capacity {capacity}")
 
+    def depends_on_first(self, adapters: Sequence[LoraAdapter]) -> bool:
+        """Return whether runs on prompts differ by `PromptRun.first`."""
+        return self.recurrent is not None or not self._engines.of_prefill(adapters, self.fuses_prompts).fused
+
     def execute_prefill_step(
         self,
         inputs_embeds: Tensor,

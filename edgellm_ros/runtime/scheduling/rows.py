@@ -16,9 +16,9 @@ from edgellm_ros.runtime.response import response_of
 from edgellm_ros.runtime.scheduling.encoder_thread import EncodedRun, EncoderThread
 from edgellm_ros.runtime.scheduling.encoding import Encoding
 from edgellm_ros.runtime.scheduling.entry import Entry
+from edgellm_ros.runtime.scheduling.guard import Guard
 from edgellm_ros.runtime.scheduling.keeping import Keeping, NextTurn
 from edgellm_ros.runtime.stages.prompts_in_parts import PromptsInParts
-from edgellm_ros.runtime.stages.recovery import drop_after, recover_after
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,15 @@ class Rows:
         self._metrics = metrics
         self._keeping = Keeping(pipeline)
         self._free_slots = set(range(pipeline.batch.max_size))  # of encoder rows
+        self._guard = Guard(
+            pipeline,
+            metrics.scheduling,
+            self.running,
+            self._keeping.turns,
+            free=self._free,
+            free_turn=self._free_turn,
+        )
+        self.fail_all = self._guard.fail_all
 
     @property
     def are_free(self) -> bool:
@@ -50,6 +59,16 @@ class Rows:
         """Return what tokens of a prompt take of the PART_TOKENS of a turn."""
         is_whole = tokens > 0 and not self._pipeline.device.short_parts
         return PART_TOKENS if is_whole else max(1, tokens)
+
+    @property
+    def computes_behind(self) -> bool:
+        """Whether parts of prompts may be queued behind a step: the device works while the host goes on."""
+        return self._pipeline.device.max_queued_steps > 0
+
+    @property
+    def has_newcomer(self) -> bool:
+        """Whether a request waits for its first step, or has failed beside one."""
+        return self._guard.has_failed or any(entry.first_token is not None for entry in self.running)
 
     @property
     def is_idle(self) -> bool:
@@ -83,25 +102,30 @@ class Rows:
 
     def end_turn(self) -> None:
         """Count the seconds of a turn."""
-        self._guarded(self.running, lambda: self._metrics.add_seconds(self._clock.metrics()))
+        self._guard.run(self.running, lambda: self._metrics.add_seconds(self._clock.metrics()))
 
     def begin(self, entry: Entry) -> int:
         """Begin a request: compute the first part of its prompt; return the tokens.
 
         A row must be free. 0 tokens if the request waits for the encoders.
         """
-        return self._guarded([entry], partial(self._begin, entry))
+        return self._guard.run([entry], partial(self._begin, entry))
 
     def take_encoded(self) -> None:
         """Take what the encoders have computed since the last turn, or why they failed."""
         taken = self.encoding.take()
         if taken is not None:
             entry, ended = taken
-            self._guarded([entry], partial(self._encoded, entry, ended))
+            self._guard.run([entry], partial(self._encoded, entry, ended))
 
     def compute_part(self, entry: Entry) -> int:
         """Compute the next part of a prompt; return its tokens."""
-        return self._guarded([entry], partial(self._compute_part, entry))
+        return self._guard.run([entry], partial(self._compute_part, entry))
+
+    def compute_behind(self, entry: Entry) -> int:
+        """Compute the next part of a prompt behind a step that is queued; return its tokens."""
+        self._clock.end("decode_s")
+        return self._guard.run_beside(entry, partial(self._compute_part, entry))
 
     def keep_part(self) -> bool:
         """Compute a part of the next turn of a conversation; return whether there is one."""
@@ -114,12 +138,12 @@ class Rows:
         try:
             is_last = self._keeping.compute_part(turn, PART_TOKENS)
         except DeviceLostError as error:
-            self.fail_running(error)
+            self._guard.fail_all(error)
             return
         except Exception as error:
             logger.warning("the next turn of a conversation is not stored: %s", error)
             self._free_turn(turn)
-            self._drop([], error, turn)
+            self._guard.drop([], error, turn)
             return
         self._clock.end("keep_s")
         if is_last:
@@ -130,23 +154,38 @@ class Rows:
 
         The request responds after the last part.
         """
-        self._guarded([entry], partial(self._sample_part, entry))
+        self._guard.run([entry], partial(self._sample_part, entry))
 
-    def decode(self, going: Sequence[Entry], interrupted: Callable[[], bool]) -> None:
-        """Decode some of the requests whose prompt is complete; the others are held."""
+    def decode(
+        self,
+        going: Sequence[Entry],
+        interrupted: Callable[[], bool],
+        behind: Callable[[], None] | None = None,
+    ) -> None:
+        """Decode some of the requests whose prompt is complete; the others are held.
+
+        behind: see `DecodeLoop.run`.
+        """
         for entry in [entry for entry in self.running if entry not in going]:
-            self._guarded([entry], partial(self._deliver, entry))
+            self._guard.run([entry], partial(self._deliver, entry))
         if going:
-            self._guarded(going, partial(self._decode, going, interrupted))
+            self._guard.run(going, partial(self._decode, going, interrupted, behind))
+            self._guard.drop_failed()
+            self.leave_ended([entry for entry in going if entry in self.running])
 
     def displace(self, entry: Entry, now: float) -> None:
         """Take the row of a request, which begins again later."""
-        self._guarded([entry], partial(self._displace, entry, now))
+        self._guard.run([entry], partial(self._displace, entry, now))
 
     def leave_ended(self, entries: Sequence[Entry]) -> None:
-        """Let requests respond whose answer has ended, if they want no trajectories."""
+        """Let requests respond whose answer has ended, if they want no trajectories.
+
+        An answer of one token ends with its first one.
+        """
+        for entry in [entry for entry in entries if entry.sequence.tokens_left < 2]:
+            self._guard.run([entry], partial(self._deliver, entry))
         for entry in [entry for entry in entries if not entry.sequence.decoding]:
-            self._guarded([entry], partial(self._leave, entry))
+            self._guard.run([entry], partial(self._leave, entry))
 
     def respond(
         self, entry: Entry, sequence: GenerationSequence, seconds: dict[str, float] | None = None
@@ -158,17 +197,6 @@ class Rows:
         seconds = seconds or StageClock(self._pipeline.device.mark).metrics()
         entry.finish(response_of(sequence, entry.seconds(seconds), self._pipeline.read_calls(sequence)))
         self._metrics.scheduling.finished += 1
-
-    def fail_running(self, error: Exception) -> None:
-        """Fail all requests with a row, and clear the batch."""
-        try:
-            recover_after(self._pipeline, error)
-        finally:
-            for turn in list(self._keeping.turns):
-                self._free_turn(turn)
-            for entry in list(self.running):
-                self._free(entry)
-                self._fail(entry, error)
 
     def _clocks(self, *entries: Entry) -> Clocks:
         """Return what measures a stage of these requests and of the turn."""
@@ -233,7 +261,7 @@ class Rows:
         is_last = entry.prompts.done
         if is_last:
             entry.first_token, entry.prompts = entry.prompts.deliver, None
-            if not self._pipeline.device.max_queued_steps or entry.sequence.tokens_left < 2:
+            if not self.computes_behind:
                 self._deliver(entry)
         clock.end("prefill_s")
         if is_last:  # those that begin beside it reuse its image and its system prompt
@@ -241,7 +269,9 @@ class Rows:
             clock.end("keep_s")
         return tokens
 
-    def _decode(self, going: Sequence[Entry], interrupted: Callable[[], bool]) -> None:
+    def _decode(
+        self, going: Sequence[Entry], interrupted: Callable[[], bool], behind: Callable[[], None] | None
+    ) -> None:
         batch = self._pipeline.batch
         for entry in self.running:
             if entry in going and entry.sequence.held:
@@ -251,30 +281,19 @@ class Rows:
                 self._metrics.scheduling.paused += entry.sequence.decoding
         batch.gather([entry.sequence for entry in going])
         newcomers = [entry for entry in going if entry.first_token is not None]
-        failed: dict[Entry, Exception] = {}
-        deliver = partial(self._deliver_beside, newcomers, failed) if newcomers else None
-        self._pipeline.decode(interrupted, deliver)
+        deliver = partial(self._deliver_all, newcomers) if newcomers else None
+        self._pipeline.decode(interrupted, deliver, behind)
         self._clocks(*going).end("decode_s")
-        for entry, error in failed.items():
-            self._drop([entry], error)
-        self.leave_ended([entry for entry in going if entry in self.running])
+
+    def _deliver_all(self, newcomers: Sequence[Entry]) -> None:
+        for entry in newcomers:
+            self._guard.run_beside(entry, partial(self._deliver, entry))
 
     def _deliver(self, entry: Entry) -> None:
         """Wait for the first token of a request, if it has not been delivered."""
         if entry.first_token is not None:
             deliver, entry.first_token = entry.first_token, None
             deliver()
-
-    def _deliver_beside(self, newcomers: Sequence[Entry], failed: dict[Entry, Exception]) -> None:
-        """Deliver first tokens while a step is queued; those that fail take no more tokens."""
-        for entry in newcomers:
-            try:
-                self._deliver(entry)
-            except DeviceLostError:
-                raise
-            except Exception as error:
-                failed[entry] = error
-                entry.sequence.finish_reason = "cancelled"
 
     def _sample_part(self, entry: Entry) -> None:
         self._pipeline.trajectories.queue_part(entry.sequence)
@@ -321,31 +340,3 @@ class Rows:
         self.encoding.drop(entry)
         self._free_slots.add(entry.slot)
         entry.prompts = entry.first_token = None
-
-    def _fail(self, entry: Entry, error: Exception) -> None:
-        entry.fail(error)
-        self._metrics.scheduling.failed += 1
-
-    def _guarded(self, entries: Sequence[Entry], work: Callable[[], int | None]) -> int:
-        """Do work of some requests, which fail if it fails; return what `work` returns."""
-        try:
-            return work() or 0
-        except DeviceLostError as error:
-            self.fail_running(error)
-        except Exception as error:
-            self._drop([entry for entry in entries if entry in self.running], error)
-        return 0
-
-    def _drop(self, entries: Sequence[Entry], error: Exception, turn: NextTurn | None = None) -> None:
-        """Fail requests, and free their rows, and that of a next turn."""
-        sequences = [entry.sequence for entry in entries]
-        if turn is not None and turn.sequence is not None:
-            sequences.append(turn.sequence)
-        try:
-            drop_after(self._pipeline, sequences, error)
-        except Exception as consequence:
-            self.fail_running(consequence)
-            return
-        for entry in entries:
-            self._free(entry)
-            self._fail(entry, error)

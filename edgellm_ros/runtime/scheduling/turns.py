@@ -23,16 +23,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 from edgellm_ros.runtime.answerer import Answerer
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.metrics import RuntimeMetrics
 from edgellm_ros.runtime.pipeline import Pipeline
 from edgellm_ros.runtime.scheduling import rows
+from edgellm_ros.runtime.scheduling.claims import Claims
 from edgellm_ros.runtime.scheduling.encoder_thread import EncoderThread
 from edgellm_ros.runtime.scheduling.entry import Clock, Entry
 from edgellm_ros.runtime.scheduling.shares import (
-    FIRST_CLAIM,
     POLICY_TOKENS,
     Share,
     Shares,
@@ -40,7 +41,6 @@ from edgellm_ros.runtime.scheduling.shares import (
 )
 
 LOOK_S = 0.25  # longest time between two looks at the queue
-FAR_ABOVE = 50  # levels: a request that is so far above another takes its row again and again
 
 
 class Turns:
@@ -70,7 +70,9 @@ class Turns:
         self._clock = clock
         self._others_wait = others_wait
         self._now = clock()
+        self._claims = Claims(self.waiting, lambda: self.running, self._rows is None, self._now)
         self._computed: list[Entry] = []  # whose prompt has had a part in this turn
+        self._behind: list[Entry] = []  # whose prompt has a part behind the last step of the turn before
         self._shares = Shares()
         self._turn = 0
 
@@ -91,8 +93,8 @@ class Turns:
 
     def turn(self, admits: bool = True) -> None:
         """Take one turn; `admits`: whether waiting requests may begin."""
-        self._now = self._clock()
-        self._computed = []
+        self._now = self._claims.now = self._clock()
+        self._computed, self._behind = self._behind, []
         shares = {entry.share for entry in (*self.waiting, *self.running)}
         self._shares.begin(shares, self._now)
         self._turn += 1
@@ -100,7 +102,9 @@ class Turns:
             self._rows.begin_turn()
             self._rows.take_encoded()
         self._end_stopped()
-        left = self._admit(rows.PART_TOKENS) if admits else rows.PART_TOKENS
+        left = 0 if self._computed else rows.PART_TOKENS
+        if admits:
+            left = self._admit(left)
         self._encode()
         if left == rows.PART_TOKENS:
             left -= self._continue_prompt()
@@ -125,22 +129,24 @@ class Turns:
     def _encode(self) -> None:
         """Give the encoders the next run; that of a request that may not run is given up."""
         if self._rows is not None:
-            wanted = [entry for entry in self.running if entry.run is not None and self._may_run(entry)]
-            self._rows.encoding.start_next(sorted(wanted, key=self._order))
+            newcomers = [entry for entry in self.running if entry.run is not None]
+            wanted = filter(self._claims.may_run, newcomers)
+            self._rows.encoding.start_next(sorted(wanted, key=self._claims.order))
 
     def fail_all(self, error: Exception) -> None:
         """Fail all requests; the batch is cleared."""
-        waiting, self.waiting = self.waiting, []
+        waiting = list(self.waiting)
+        self.waiting.clear()
         for entry in waiting:
             self._fail(entry, error)
         if self._rows is not None and not self._rows.is_idle:
-            self._rows.fail_running(error)
+            self._rows.fail_all(error)
 
     def _count_waits(self, taken: rows.Rows) -> None:
         """Begin or end the waiting of requests with a row."""
         for entry in self.running:
             works = entry in self._computed or entry is taken.encoding.current
-            if self._may_run(entry) and (entry.is_prompted or works):
+            if self._claims.may_run(entry) and (entry.is_prompted or works):
                 entry.go(self._now)
             else:
                 entry.wait(self._now)
@@ -163,14 +169,32 @@ class Turns:
 
     def _continue_prompt(self) -> int:
         """Compute a part of the first prompt that is not complete; return its tokens."""
-        prompts = [entry for entry in self.running if entry.prompts is not None and self._may_run(entry)]
-        if not prompts or self._rows is None:
+        entry = self._next_prompt()
+        if entry is None or self._rows is None:
             return 0
-        entry = min(prompts, key=self._order)
         self._computed.append(entry)
         tokens = self._rows.compute_part(entry)
         self._shares.charge(entry.share, tokens)
         return tokens
+
+    def _next_prompt(self) -> Entry | None:
+        """Return the request whose prompt is to have the next part."""
+        prompts = [entry for entry in self.running if entry.prompts is not None]
+        return min(filter(self._claims.may_run, prompts), key=self._claims.order, default=None)
+
+    def _prompt_is_first(self) -> bool:
+        """Return whether a prompt is not complete, and none of those that wait begins before it is."""
+        first = self._next_prompt()
+        order = self._claims.order
+        return first is not None and all(order(first) < order(entry) for entry in self.waiting)
+
+    def _compute_behind(self, taken: rows.Rows) -> None:
+        """Compute a part of a prompt behind a step that is queued: the device need not wait for the host."""
+        entry = self._next_prompt()
+        self._behind = []
+        if entry is not None:
+            self._behind = [entry]
+            self._shares.charge(entry.share, taken.compute_behind(entry))
 
     def _admit(self, tokens: int) -> int:
         """Begin waiting requests, with at most `tokens` tokens of their prompts.
@@ -181,7 +205,7 @@ class Turns:
             self.waiting.remove(entry)
             self._metrics.admitted += 1
             self._metrics.waited_seconds += entry.go(self._now)
-            if self._rows is None or self._is_alone(entry):
+            if self._rows is None or self._claims.is_alone(entry):
                 self._answer_alone(entry)
                 return 0
             self._computed.append(entry)
@@ -196,14 +220,14 @@ class Turns:
         turn with room for more than `tokens` tokens of prompts.
         """
         looked: set[Share] = set()
-        for entry in sorted(self.waiting, key=self._order):
+        for entry in sorted(self.waiting, key=self._claims.order):
             if entry.share in looked:
                 continue
             if not self._fits(entry, tokens):
                 return None
             if self._may_begin(entry):
                 return entry
-            if self._is_alone(entry):
+            if self._claims.is_alone(entry):
                 return None
             looked.add(entry.share)
         return None
@@ -217,42 +241,26 @@ class Turns:
 
     def _may_begin(self, entry: Entry) -> bool:
         """Return whether a request may begin now, if need be in the row of another."""
-        if self._is_alone(entry):
+        if self._claims.is_alone(entry):
             return self._clear(entry)
-        if not self._may_run(entry):
+        if not self._claims.may_run(entry):
             return False
-        computed = [other for other in self.running if other.prompts is not None]
-        if any(self._order(other) < self._order(entry) and self._may_run(other) for other in computed):
+        first = self._next_prompt()
+        if first is not None and self._claims.order(first) < self._claims.order(entry):
             return False
         return self._rows is not None and (self._rows.are_free or self._make_room(entry, self._rows))
 
-    def _is_alone(self, entry: Entry) -> bool:
-        """Return whether a request cannot join a batch: guidance needs a second row."""
-        return self._rows is None or entry.request.guidance is not None
-
-    def _may_run(self, entry: Entry) -> bool:
-        """Return whether a request may run beside those in the batch."""
-        return not any(self._waits_for(entry, other) for other in self.running)
-
-    def _waits_for(self, entry: Entry, other: Entry) -> bool:
-        """Return whether a request waits while another one has a row."""
-        if entry.level(self._now) >= other.priority:
-            return False
-        if entry.share is other.share:
-            return True
-        return other.priority >= FIRST_CLAIM and not entry.share.is_behind(other.share)
-
     def _make_room(self, entry: Entry, taken: rows.Rows) -> bool:
         """Take the row of a request with a lower claim, which is computed again later."""
-        lower = [other for other in self.running if self._gives_way(other, entry)]
+        lower = [other for other in self.running if self._claims.gives_way(other, entry)]
         if not lower:
             return False
-        self._displace(max(lower, key=self._order), taken)
+        self._displace(max(lower, key=self._claims.order), taken)
         return taken.are_free
 
     def _clear(self, entry: Entry) -> bool:
         """Take all rows for a request that runs alone, if those that have them give way."""
-        if self._rows is not None and all(self._gives_way(other, entry) for other in self.running):
+        if self._rows is not None and all(self._claims.gives_way(other, entry) for other in self.running):
             for other in list(self.running):
                 self._displace(other, self._rows)
         return self.is_idle
@@ -261,24 +269,6 @@ class Turns:
         taken.displace(loser, self._now)
         if not loser.handle.done:
             self.waiting.append(loser)
-
-    def _gives_way(self, other: Entry, entry: Entry) -> bool:
-        """Return whether a request with a row loses it to another one, if need be."""
-        if entry.share is other.share or entry.priority >= FIRST_CLAIM:
-            above = entry.priority - other.level(self._now)
-            return above > (0 if other.kept is None else FAR_ABOVE)
-        return other.kept is None and other.priority < FIRST_CLAIM and entry.share.is_behind(other.share)
-
-    def _order(self, entry: Entry) -> tuple[int, float, int, int]:
-        """Return a key that is lowest for the request that comes first.
-
-        Beside requests that must be alone, such as those to a policy, the first claim of a share has a limit.
-        """
-        level, share = entry.level(self._now), entry.share
-        claims = level >= FIRST_CLAIM and not any(
-            self._is_alone(other) and other.share.is_behind(share) for other in self.waiting
-        )
-        return -level if claims else 0, share.used, -level, entry.number
 
     def _charge_answer(self, entry: Entry) -> None:
         """Charge what an answer has grown by.
@@ -313,7 +303,8 @@ class Turns:
 
         Requests take turns, whatever their share. None if no request wants a part.
         """
-        ready = [entry for entry in self.running if entry.sequence.wants_part and self._may_run(entry)]
+        ready = [entry for entry in self.running if entry.sequence.wants_part]
+        ready = list(filter(self._claims.may_run, ready))
         if not ready:
             return None
         entry = min(ready, key=lambda one: (one.sampled, one.number))
@@ -327,20 +318,21 @@ class Turns:
 
         sampled: seconds that a part of trajectories has taken in this turn. Returns whether any may run.
         """
-        going = [
-            entry
-            for entry in self.running
-            if entry.is_prompted and entry.sequence.decoding and self._may_run(entry)
-        ]
+        running = list(filter(self._claims.may_run, self.running))
+        going = [entry for entry in running if entry.is_prompted and entry.sequence.decoding]
         waits = len(going) < len(self.running) or bool(self.waiting)
-        parts = any(entry.prompts is not None for entry in self.running) or taken.next_turn is not None
-        samples = any(entry.sequence.wants_part and self._may_run(entry) for entry in self.running)
+        prompts = any(entry.prompts is not None for entry in self.running)
+        keeps = taken.next_turn is not None
+        samples = any(entry.sequence.wants_part for entry in running)
+        behind = taken.computes_behind and self._prompt_is_first() and not (keeps or samples)
         until = self._clock() + (sampled if samples else LOOK_S)
 
         def interrupted() -> bool:
-            return parts or self._others_wait() or (waits and self._clock() >= until)
+            if keeps or (prompts and not behind) or taken.has_newcomer or self._others_wait():
+                return True
+            return waits and self._clock() >= until
 
-        taken.decode(going, interrupted)
+        taken.decode(going, interrupted, partial(self._compute_behind, taken) if behind else None)
         for entry in going:
             self._charge_answer(entry)
         return bool(going)
