@@ -14,6 +14,8 @@ from typing import Protocol
 from edgellm_ros.engine.device import Mark
 
 BEFORE_FIRST_TOKEN = ("tokenize_s", "vision_s", "audio_s", "prefill_s")
+STAGES = (*BEFORE_FIRST_TOKEN, "decode_s", "action_s", "keep_s")
+NO_SECONDS: Mapping[str, float] = dict.fromkeys((*STAGES, "first_token_s", "total_s"), 0.0)
 
 
 @dataclass
@@ -155,7 +157,7 @@ class StageClock:
 
         EngineError if some of the work failed.
         """
-        stages = dict.fromkeys((*BEFORE_FIRST_TOKEN, "decode_s", "action_s", "keep_s"), 0.0)
+        stages = dict.fromkeys(STAGES, 0.0)
         last = self._ends[-1][1] if self._ends else self._start
         total = last.seconds_since(self._start)  # waits once for all marks
         last = self._start
@@ -164,17 +166,3 @@ class StageClock:
             last = end
         first_token = sum(stages[stage] for stage in BEFORE_FIRST_TOKEN)
         return {**stages, "first_token_s": first_token, "total_s": total}
-
-
-class Clocks:
-    """Measures a stage of requests and of the turn, with one mark for all."""
-
-    def __init__(self, mark: Callable[[], Mark], *clocks: StageClock) -> None:
-        self._mark = mark
-        self._clocks = clocks
-
-    def end(self, stage: str) -> None:
-        """End a stage after the work queued so far."""
-        mark = self._mark()
-        for clock in self._clocks:
-            clock.end(stage, mark)

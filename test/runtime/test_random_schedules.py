@@ -87,13 +87,14 @@ def play_some(runtime, compare, seeds) -> None:
     alone = [runtime.handle_request(one) for one in pool]
     assert max(answer.prompt_tokens for answer in alone) > 3 * rows.PART_TOKENS
     ended = 0
-    for seed in seeds:
-        schedule, encoder = Schedule.of(seed, len(pool)), None
-        device.short_parts = seed % 3 > 0
-        if device.runs_beside and seed % 2:
-            encoder = PlayedEncoder(seed)
-            runtime.clear_prefix_cache()
-        ended += check(schedule, play(runtime, schedule, pool, encoder), alone, compare)
+    with pytest.MonkeyPatch.context() as patch:
+        for seed in seeds:
+            schedule, encoder = Schedule.of(seed, len(pool)), None
+            patch.setattr(device, "short_parts", seed % 3 > 0)
+            if device.runs_beside and seed % 2:
+                encoder = PlayedEncoder(seed)
+                runtime.clear_prefix_cache()
+            ended += check(schedule, play(runtime, schedule, pool, encoder), alone, compare)
     assert ended > 2 * len(seeds)
 
 

@@ -53,6 +53,12 @@ class Batch:
         rows = [row for row, sequence in enumerate(self.sequences) if not sequence.held]
         return self.sequences[: rows[-1] + 1] if rows else []
 
+    def place_of(self, newcomer: GenerationSequence) -> int:
+        """Return the row for a new sequence: beside others of its adapter that have a part in steps."""
+        going = self.stepping
+        alike = [row for row, sequence in enumerate(going) if sequence.adapter is newcomer.adapter]
+        return alike[-1] + 1 if alike else len(going)
+
     def admit(self, sequences: Sequence[GenerationSequence], at: int | None = None) -> range:
         """Open a row for each sequence; return the new rows.
 

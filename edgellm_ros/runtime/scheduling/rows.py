@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from edgellm_ros.engine.errors import DeviceLostError
 from edgellm_ros.runtime import prefix_reuse
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
-from edgellm_ros.runtime.metrics import Clocks, RuntimeMetrics, StageClock
+from edgellm_ros.runtime.metrics import NO_SECONDS, RuntimeMetrics
 from edgellm_ros.runtime.pipeline import Pipeline
 from edgellm_ros.runtime.response import response_of
 from edgellm_ros.runtime.scheduling.encoder_thread import EncodedRun, EncoderThread
@@ -18,6 +18,7 @@ from edgellm_ros.runtime.scheduling.encoding import Encoding
 from edgellm_ros.runtime.scheduling.entry import Entry
 from edgellm_ros.runtime.scheduling.guard import Guard
 from edgellm_ros.runtime.scheduling.keeping import Keeping, NextTurn
+from edgellm_ros.runtime.scheduling.turn_clocks import TurnClocks
 from edgellm_ros.runtime.stages.prompts_in_parts import PromptsInParts
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,9 @@ class Rows:
         self._metrics = metrics
         self._keeping = Keeping(pipeline)
         self._free_slots = set(range(pipeline.batch.max_size))  # of encoder rows
+        self._stepping: Sequence[Entry] = ()  # the requests of the steps
+        self._ends_with_part = False  # whether a part of a prompt is queued behind the last step
+        self._clocks = TurnClocks(pipeline.device.mark, metrics, lag=int(self.computes_behind))
         self._guard = Guard(
             pipeline,
             metrics.scheduling,
@@ -89,7 +93,7 @@ class Rows:
 
     def begin_turn(self) -> None:
         """Begin to measure a turn; ended requests leave."""
-        self._clock = StageClock(self._pipeline.device.mark)
+        self._clocks.begin_turn()
         for entry in self.running:  # steps ask those that they decode
             if not entry.sequence.held or not entry.stop.is_set():
                 continue
@@ -101,8 +105,8 @@ class Rows:
         self.leave_ended(self.running)
 
     def end_turn(self) -> None:
-        """Count the seconds of a turn."""
-        self._guard.run(self.running, lambda: self._metrics.add_seconds(self._clock.metrics()))
+        """Count the seconds of turns."""
+        self._guard.run(self.running, lambda: self._clocks.end_turn(is_last=self.is_idle))
 
     def begin(self, entry: Entry) -> int:
         """Begin a request: compute the first part of its prompt; return the tokens.
@@ -122,9 +126,15 @@ class Rows:
         """Compute the next part of a prompt; return its tokens."""
         return self._guard.run([entry], partial(self._compute_part, entry))
 
-    def compute_behind(self, entry: Entry) -> int:
-        """Compute the next part of a prompt behind a step that is queued; return its tokens."""
-        self._clock.end("decode_s")
+    def compute_behind(self, entry: Entry | None) -> int:
+        """Compute the next part of a prompt behind a step that is queued; return its tokens.
+
+        None = there is no part behind this step.
+        """
+        self._ends_with_part = entry is not None
+        if entry is None:
+            return 0
+        self._clocks.of(*self._stepping).end("decode_s")
         return self._guard.run_beside(entry, partial(self._compute_part, entry))
 
     def keep_part(self) -> bool:
@@ -145,7 +155,7 @@ class Rows:
             self._free_turn(turn)
             self._guard.drop([], error, turn)
             return
-        self._clock.end("keep_s")
+        self._clocks.of().end("keep_s")
         if is_last:
             self._free_turn(turn)
 
@@ -188,19 +198,15 @@ class Rows:
             self._guard.run([entry], partial(self._leave, entry))
 
     def respond(
-        self, entry: Entry, sequence: GenerationSequence, seconds: dict[str, float] | None = None
+        self, entry: Entry, sequence: GenerationSequence, seconds: Mapping[str, float] | None = None
     ) -> None:
         """Respond with the answer of a sequence.
 
         seconds: of its stages; None = it was not begun.
         """
-        seconds = seconds or StageClock(self._pipeline.device.mark).metrics()
+        seconds = seconds or NO_SECONDS
         entry.finish(response_of(sequence, entry.seconds(seconds), self._pipeline.read_calls(sequence)))
         self._metrics.scheduling.finished += 1
-
-    def _clocks(self, *entries: Entry) -> Clocks:
-        """Return what measures a stage of these requests and of the turn."""
-        return Clocks(self._pipeline.device.mark, *(entry.stages for entry in entries), self._clock)
 
     def _begin(self, entry: Entry) -> int:
         pipeline, sequence = self._pipeline, entry.sequence
@@ -211,8 +217,8 @@ class Rows:
         entry.slot = min(self._free_slots)
         self._free_slots.remove(entry.slot)
         self.running.append(entry)
-        entry.stages = StageClock(pipeline.device.mark)
-        clock = self._clocks(entry)
+        entry.stages = self._clocks.new()
+        clock = self._clocks.of(entry)
         sequence.first_row = entry.slot * pipeline.config.builder.max_input_len
         if entry.kept is None:
             sequence.adapter = pipeline.preparer.adapter_of(sequence)
@@ -244,19 +250,13 @@ class Rows:
         if not sequence.report("prefill", 0):
             return False
         is_first = all(entry.priority > other.priority for other in self.running if other is not entry)
-        pipeline.batch.admit([sequence], at=0 if is_first else self._place(sequence))
+        pipeline.batch.admit([sequence], at=0 if is_first else pipeline.batch.place_of(sequence))
         entry.prompts = PromptsInParts(pipeline, [sequence], PART_TOKENS)
         return True
 
-    def _place(self, sequence: GenerationSequence) -> int:
-        """Return the row for a new sequence: beside others of its adapter."""
-        going = self._pipeline.batch.stepping
-        same = [row for row, other in enumerate(going) if other.adapter is sequence.adapter]
-        return same[-1] + 1 if same else len(going)
-
     def _compute_part(self, entry: Entry) -> int:
         assert entry.prompts is not None
-        clock = self._clocks(entry)
+        clock = self._clocks.of(entry)
         tokens = entry.prompts.advance()
         is_last = entry.prompts.done
         if is_last:
@@ -281,9 +281,11 @@ class Rows:
                 self._metrics.scheduling.paused += entry.sequence.decoding
         batch.gather([entry.sequence for entry in going])
         newcomers = [entry for entry in going if entry.first_token is not None]
+        self._stepping, self._ends_with_part = going, False
         deliver = partial(self._deliver_all, newcomers) if newcomers else None
         self._pipeline.decode(interrupted, deliver, behind)
-        self._clocks(*going).end("decode_s")
+        if not self._ends_with_part:  # else the stage ended before the part
+            self._clocks.of(*going).end("decode_s")
 
     def _deliver_all(self, newcomers: Sequence[Entry]) -> None:
         for entry in newcomers:
@@ -297,7 +299,7 @@ class Rows:
 
     def _sample_part(self, entry: Entry) -> None:
         self._pipeline.trajectories.queue_part(entry.sequence)
-        self._clocks(entry).end("action_s")
+        self._clocks.of(entry).end("action_s")
         self.leave_ended([entry])
 
     def _displace(self, entry: Entry, now: float) -> None:
@@ -315,7 +317,9 @@ class Rows:
 
     def _leave(self, entry: Entry) -> None:
         pipeline, sequence = self._pipeline, entry.sequence
-        clock = self._clocks(entry)
+        # without trajectories its seconds have ended: later marks may wait for the work of others
+        samples = sequence.wants_part or sequence.sampling_actions is not None
+        clock = self._clocks.of(*[entry] * samples)
         # a step writes to the next slot of the rows that it yields nothing for too
         if sequence.wants_part and sequence.used_slots < pipeline.runner.kv_cache.capacity:
             return

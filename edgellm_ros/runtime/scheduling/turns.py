@@ -191,10 +191,10 @@ class Turns:
     def _compute_behind(self, taken: rows.Rows) -> None:
         """Compute a part of a prompt behind a step that is queued: the device need not wait for the host."""
         entry = self._next_prompt()
-        self._behind = []
+        tokens = taken.compute_behind(entry)
+        self._behind = [] if entry is None else [entry]
         if entry is not None:
-            self._behind = [entry]
-            self._shares.charge(entry.share, taken.compute_behind(entry))
+            self._shares.charge(entry.share, tokens)
 
     def _admit(self, tokens: int) -> int:
         """Begin waiting requests, with at most `tokens` tokens of their prompts.
