@@ -5,7 +5,7 @@ By default two things hold all threads of a process, in the middle of a chunk or
 
 - A full garbage collection visits every object: 36 ms for the 46,000 of the demo's runtime.
 - A thread that computes in Python goes on for 5 ms after another one wants to: a client's long prompt is
-  tokenized while the next step should be queued.
+  prepared while the next step should be queued, with several calls of a GPU's driver, each of which may wait.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import sys
 
-SWITCH_S = 0.0005  # after which a thread lets another one go on
+SWITCH_S = 0.0001  # after which a thread lets another one go on
 
 _default_switch_s = sys.getswitchinterval()
 

@@ -30,12 +30,14 @@ class StepResult:
         """Maximum number of tokens that a row may get."""
         return self.shape[1]
 
-    def deliver(self, sequences: Sequence[GenerationSequence]) -> list[tuple[GenerationSequence, int]]:
+    def deliver(
+        self, sequences: Sequence[GenerationSequence], also_held: bool = False
+    ) -> list[tuple[GenerationSequence, int]]:
         """Wait for the tokens, and append each row's counted tokens to its sequence.
 
         sequences: by row, as they were when the step was queued; a sequence that no longer decodes, or is
-        held, gets no tokens. Returns the other sequences with their counts. EngineError if the logits of a
-        counted token are not finite.
+        held (unless `also_held`), gets no tokens. Returns the other sequences with their counts. EngineError
+        if the logits of a counted token are not finite.
         """
         output = self.output.wait().tolist()
         width = self.shape[1]
@@ -43,7 +45,7 @@ class StepResult:
         states = self.states.wait() if self.states is not None else None
         served = []
         for row, sequence in enumerate(sequences):
-            if not sequence.decoding or sequence.held:
+            if not sequence.decoding or (sequence.held and not also_held):
                 continue
             count = output[self.counts_at + row]
             served.append((sequence, count))

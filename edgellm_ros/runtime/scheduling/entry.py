@@ -95,6 +95,11 @@ class Entry:
         """Whether its prompt is complete, once it has a row."""
         return self.prompts is None and self.run is None
 
+    @property
+    def has_one_token(self) -> bool:
+        """Whether its answer ends with the first token, which was not delivered."""
+        return self.first_token is not None and self.sequence.tokens_left < 2
+
     def wait(self, now: float) -> None:
         """Begin to wait for a row, or for requests of a higher priority."""
         if self._waits_since is None:

@@ -24,6 +24,7 @@ from edgellm_ros.runtime.stages.prompts_in_parts import PromptsInParts
 logger = logging.getLogger(__name__)
 
 PART_TOKENS = prefix_reuse.PART_TOKENS  # of prompts, between two steps
+LAG = 2  # turns until their work is done, where the device works while the host goes on
 
 
 class Rows:
@@ -43,7 +44,7 @@ class Rows:
         self._free_slots = set(range(pipeline.batch.max_size))  # of encoder rows
         self._stepping: Sequence[Entry] = ()  # the requests of the steps
         self._ends_with_part = False  # whether a part of a prompt is queued behind the last step
-        self._clocks = TurnClocks(pipeline.device.mark, metrics, lag=int(self.computes_behind))
+        self._clocks = TurnClocks(pipeline.device.mark, metrics, lag=LAG if self.computes_behind else 0)
         self._guard = Guard(
             pipeline,
             metrics.scheduling,
@@ -70,9 +71,12 @@ class Rows:
         return self._pipeline.device.max_queued_steps > 0
 
     @property
-    def has_newcomer(self) -> bool:
-        """Whether a request waits for its first step, or has failed beside one."""
-        return self._guard.has_failed or any(entry.first_token is not None for entry in self.running)
+    def wants_turn(self) -> bool:
+        """Whether a request has failed, has ended or waits for its first step, beside those that step."""
+        return self._guard.has_failed or any(
+            entry.first_token is not None or not (entry.sequence.decoding or entry.sequence.wants_part)
+            for entry in self.running
+        )
 
     @property
     def is_idle(self) -> bool:
@@ -176,7 +180,7 @@ class Rows:
 
         behind: see `DecodeLoop.run`.
         """
-        for entry in [entry for entry in self.running if entry not in going]:
+        for entry in [] if going else self.running[:]:
             self._guard.run([entry], partial(self._deliver, entry))
         if going:
             self._guard.run(going, partial(self._decode, going, interrupted, behind))
@@ -188,12 +192,7 @@ class Rows:
         self._guard.run([entry], partial(self._displace, entry, now))
 
     def leave_ended(self, entries: Sequence[Entry]) -> None:
-        """Let requests respond whose answer has ended, if they want no trajectories.
-
-        An answer of one token ends with its first one.
-        """
-        for entry in [entry for entry in entries if entry.sequence.tokens_left < 2]:
-            self._guard.run([entry], partial(self._deliver, entry))
+        """Let requests respond whose answer has ended, if they want no trajectories."""
         for entry in [entry for entry in entries if not entry.sequence.decoding]:
             self._guard.run([entry], partial(self._leave, entry))
 
@@ -278,9 +277,9 @@ class Rows:
                 batch.resume(entry.sequence)
             elif entry not in going and not entry.sequence.held:
                 batch.hold(entry.sequence)
-                self._metrics.scheduling.paused += entry.sequence.decoding
+                self._metrics.scheduling.paused += entry.sequence.decoding and not entry.has_one_token
         batch.gather([entry.sequence for entry in going])
-        newcomers = [entry for entry in going if entry.first_token is not None]
+        newcomers = [entry for entry in self.running if entry.first_token is not None]
         self._stepping, self._ends_with_part = going, False
         deliver = partial(self._deliver_all, newcomers) if newcomers else None
         self._pipeline.decode(interrupted, deliver, behind)

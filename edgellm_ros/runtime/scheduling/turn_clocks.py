@@ -28,7 +28,7 @@ class Clocks:
 class TurnClocks:
     """Makes clocks, and counts the seconds of turns in the runtime's metrics.
 
-    lag: turns whose seconds are counted later, since the device may still have work of theirs.
+    lag: the last turns, whose seconds are counted later, since the device may still have work of theirs.
     """
 
     def __init__(self, mark: Callable[[], Mark], metrics: RuntimeMetrics, lag: int) -> None:

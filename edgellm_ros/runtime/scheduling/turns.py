@@ -319,7 +319,8 @@ class Turns:
         sampled: seconds that a part of trajectories has taken in this turn. Returns whether any may run.
         """
         running = list(filter(self._claims.may_run, self.running))
-        going = [entry for entry in running if entry.is_prompted and entry.sequence.decoding]
+        answering = [entry for entry in running if entry.is_prompted and entry.sequence.decoding]
+        going = [entry for entry in answering if not entry.has_one_token]
         waits = len(going) < len(self.running) or bool(self.waiting)
         prompts = any(entry.prompts is not None for entry in self.running)
         keeps = taken.next_turn is not None
@@ -328,7 +329,7 @@ class Turns:
         until = self._clock() + (sampled if samples else LOOK_S)
 
         def interrupted() -> bool:
-            if keeps or (prompts and not behind) or taken.has_newcomer or self._others_wait():
+            if keeps or (prompts and not behind) or taken.wants_turn or self._others_wait():
                 return True
             return waits and self._clock() >= until
 

@@ -96,7 +96,7 @@ class PromptsInParts:
 
     def _give(self, first_tokens: StepResult, embeds: Tensor) -> None:
         """Deliver the first tokens after prompts whose last part has these embeds [B,S,H]."""
-        first_tokens.deliver(self._sequences)
+        first_tokens.deliver(self._sequences, also_held=True)  # by those for whom others step meanwhile
         if self._keep_hidden_states:
             self._pipeline.hidden_states.keep(embeds, self._pipeline.config.hidden_state_layers)
         for sequence in self._sequences:
