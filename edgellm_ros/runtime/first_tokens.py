@@ -14,7 +14,7 @@ from edgellm_ros.runtime.decoding.method import DecodeMethod
 
 
 class FirstTokens:
-    """`recorded`: graphs by batch size, of the first rows, once it is active."""
+    """`recorded`: graphs by rows, once it is active."""
 
     def __init__(self, device: Device, sampling: SamplingRows) -> None:
         self._sampling = sampling
@@ -27,11 +27,7 @@ class FirstTokens:
 
     def sample(self, logits: Tensor, rows: range) -> None:
         """Queue the sampling from logits [B,1,V] of admitted rows; always the same memory."""
-        queue = partial(self._queue, logits, rows)
-        if rows.start:
-            queue()
-        else:
-            self.recorded.run((len(rows),), queue)
+        self.recorded.run((rows,), partial(self._queue, logits, rows))
 
     def _queue(self, logits: Tensor, rows: range) -> list[BoundRun]:
         """Queue the tokens; return no runs of engines."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -86,7 +86,7 @@ class Prefill:
         rows_of: Callable[[], range],
         may_pad: bool = True,
         most: int | None = None,
-    ) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    ) -> Generator[tuple[Tensor, Tensor, bool]]:
         """Fill admitted sequences' rows; yield after each part.
 
         Yields the part's inputs_embeds [B,S,H], logits [B,1,V] and whether it was the last one. A part is one

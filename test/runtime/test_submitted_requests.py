@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`LLMInferenceRuntime.submit`: the queue, the handle, and the answers."""
 
+import gc
 import threading
 import time
 
 import pytest
 
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.requests_for_tests import IMAGE, assert_same_answer, request
 
@@ -142,3 +144,19 @@ def test_close_ends_open_requests(tiny_engine, device):
     with pytest.raises(EngineError, match="the runtime is closed"):
         runtime.submit(request())
     assert not own.is_alive()
+
+
+def test_nothing_of_an_answered_request_is_left_to_collect(runtime):
+    def sequences() -> int:
+        return sum(isinstance(each, GenerationSequence) for each in gc.get_objects())
+
+    runtime.submit(request(max_tokens=3)).result(60)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sequences()
+        for _ in range(3):
+            runtime.submit(request(max_tokens=3, on_progress=lambda progress: None)).result(60)
+        assert sequences() <= before + 1  # the scheduler's thread may not have dropped the last one
+    finally:
+        gc.enable()

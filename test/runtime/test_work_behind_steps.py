@@ -63,6 +63,35 @@ def test_no_step_is_queued_before_a_first_token_that_a_mask_depends_on(late, pla
     assert copies_at_first_token(late, played, max_tokens=6, json_schema=SCHEMA) == 0
 
 
+def test_a_request_begins_behind_a_step(late, played, monkeypatch):
+    running = played.submit(TALKING)
+    played.turn()
+    run, found = late.pipeline.prefills._run, []
+
+    def note(*arguments):
+        found.append(late.pipeline.device.host_copies)
+        return run(*arguments)
+
+    monkeypatch.setattr(late.pipeline.prefills, "_run", note)
+    newcomer = played.submit(request("stop", max_tokens=6))
+    played.finish()
+    assert found == [1]  # the tokens of the step
+    for each in (running, newcomer):
+        assert_same_answer(answer(each), late.handle_request(dataclasses.replace(each.request)))
+
+
+@pytest.mark.parametrize(
+    ("priority", "rules"), [(1, {}), (0, {"json_schema": SCHEMA})], ids=["first", "grammar"]
+)
+def test_a_request_that_comes_first_or_joins_a_grammar_begins_at_once(late, played, priority, rules):
+    played.submit(request("go", max_tokens=40, **rules))
+    played.turn()
+    newcomer = played.submit(request("stop", max_tokens=6), priority=priority)
+    played.turn()
+    assert newcomer.sequence.generated
+    played.finish()
+
+
 @pytest.fixture
 def fails_first(monkeypatch):
     """Let the first token of a request fail."""
@@ -98,6 +127,7 @@ def test_a_device_lost_at_a_first_token_ends_all_with_a_row(played, fails_first)
     newcomer = played.submit(request("stop", max_tokens=6))
     fails_first(newcomer, DeviceLostError("the device is gone"))
     played.turn()
+    played.turn()
     for each in (running, newcomer):
         with pytest.raises(DeviceLostError, match="the device is gone"):
             answer(each)
@@ -107,6 +137,7 @@ def test_a_newcomer_that_is_paused_has_its_first_token_at_once(late, played):
     running = played.submit(TALKING)
     played.turn()
     newcomer = played.submit(request("stop", on_progress=lambda progress: running.handle.raise_priority(5)))
+    played.turn()
     played.turn()
     assert newcomer.sequence.held
     assert len(newcomer.sequence.generated) == 1
@@ -160,10 +191,7 @@ def test_parts_of_a_prompt_are_queued_behind_steps(late, watched):
     watched.played.turn()
     parts = -(-len(joining.sequence.token_ids) // PART)
     assert parts > 4
-    assert watched.events == [
-        "part",
-        *["part", "token"] * (parts - 1),
-    ]  # a token is behind the part before it
+    assert watched.events == ["part", "token"] * parts  # the step of a token is queued before the part
     watched.played.finish()
     for each in (watched.running, joining):
         assert_same_answer(answer(each), late.handle_request(dataclasses.replace(each.request)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,18 @@ from edgellm_ros.runtime.stages.prompts_in_parts import PromptsInParts
 
 AGING_S = 2.0  # seconds of waiting that raise a request's level by one
 Clock = Callable[[], float]  # seconds; that of deadlines
+
+
+def _weak(method: Callable[..., None]) -> Callable[..., None]:
+    """Return a bound method that does not keep its object, and does nothing after it."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(*arguments)
+
+    return call
 
 
 class Stop(threading.Event):
@@ -87,8 +100,9 @@ class Entry:
         self._queued: float | None = None  # seconds until it was first begun
         self._on_progress = request.on_progress
         self._sent_text = self._sent_tokens = 0
-        self.request = dataclasses.replace(request, on_progress=self._report, cancel=self.stop)
-        self.handle = Handle(self.outcome, self.cancel, self.raise_priority)
+        # the handle and the request do not keep the entry, so that nothing of it is left to collect
+        self.request = dataclasses.replace(request, on_progress=_weak(self._report), cancel=self.stop)
+        self.handle = Handle(self.outcome, _weak(self.cancel), _weak(self.raise_priority))
 
     @property
     def is_prompted(self) -> bool:

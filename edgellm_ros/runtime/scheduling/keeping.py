@@ -7,12 +7,13 @@ that the answer has left. It is given up if a request needs the row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.pipeline import Pipeline
+from edgellm_ros.runtime.scheduling.entry import Entry
 
 
 @dataclass(eq=False)
@@ -32,6 +33,16 @@ class Keeping:
     def __init__(self, pipeline: Pipeline) -> None:
         self.turns: list[NextTurn] = []
         self._pipeline = pipeline
+
+    def next_turn(self, running: Sequence[Entry], is_encoding: bool) -> NextTurn | None:
+        """Return the next turn that may be computed now.
+
+        Those of a lower priority than that of a request in the batch wait, and those that may need the
+        encoders while these have a run (`is_encoding`).
+        """
+        most = max((entry.priority for entry in running), default=None)
+        turns = (turn for turn in self.turns if most is None or turn.priority >= most)
+        return next((turn for turn in turns if not is_encoding or turn.sequence is not None), None)
 
     def compute_part(self, turn: NextTurn, most: int) -> bool:
         """Compute a part of at most `most` tokens.

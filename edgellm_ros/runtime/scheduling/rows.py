@@ -85,15 +85,8 @@ class Rows:
 
     @property
     def next_turn(self) -> NextTurn | None:
-        """The next turn of a conversation that may be computed now.
-
-        Those of a lower priority than that of a request in the batch wait, and those that may need the
-        encoders while these have a run.
-        """
-        most = max((entry.priority for entry in self.running), default=None)
-        turns = (turn for turn in self._keeping.turns if most is None or turn.priority >= most)
-        busy = self.encoding.is_busy
-        return next((turn for turn in turns if not busy or turn.sequence is not None), None)
+        """The next turn of a conversation that may be computed now."""
+        return self._keeping.next_turn(self.running, self.encoding.is_busy)
 
     def begin_turn(self) -> None:
         """Begin to measure a turn; ended requests leave."""
@@ -130,16 +123,23 @@ class Rows:
         """Compute the next part of a prompt; return its tokens."""
         return self._guard.run([entry], partial(self._compute_part, entry))
 
-    def compute_behind(self, entry: Entry | None) -> int:
-        """Compute the next part of a prompt behind a step that is queued; return its tokens.
+    def may_begin_behind(self, entry: Entry) -> bool:
+        """Return whether a request may begin while a step is queued: no other one moves or gives way."""
+        batch = self._pipeline.batch
+        is_last = not self._is_first(entry) and batch.place_of(entry.sequence) == len(batch)
+        return is_last and bool(self._free_slots)
 
-        None = there is no part behind this step.
+    def work_behind(self, entry: Entry | None) -> int:
+        """Compute a part of a prompt behind a step that is queued; return its tokens.
+
+        A request without a row begins. None = nothing is behind this step.
         """
         self._ends_with_part = entry is not None
         if entry is None:
             return 0
         self._clocks.of(*self._stepping).end("decode_s")
-        return self._guard.run_beside(entry, partial(self._compute_part, entry))
+        work = self._compute_part if entry in self.running else partial(self._begin, at_end=True)
+        return self._guard.run_beside(entry, partial(work, entry))
 
     def keep_part(self) -> bool:
         """Compute a part of the next turn of a conversation; return whether there is one."""
@@ -207,7 +207,8 @@ class Rows:
         entry.finish(response_of(sequence, entry.seconds(seconds), self._pipeline.read_calls(sequence)))
         self._metrics.scheduling.finished += 1
 
-    def _begin(self, entry: Entry) -> int:
+    def _begin(self, entry: Entry, at_end: bool = False) -> int:
+        """Begin a request; at_end: in the row after all others."""
         pipeline, sequence = self._pipeline, entry.sequence
         if not self._free_slots:
             turn = self._keeping.turns[-1]
@@ -227,7 +228,7 @@ class Rows:
         if entry.run is not None:
             sequence.held = True
             return 0
-        return self._compute_part(entry) if self._begin_prompt(entry) else 0
+        return self._compute_part(entry) if self._begin_prompt(entry, at_end) else 0
 
     def _encoded(self, entry: Entry, ended: EncodedRun) -> None:
         """Go on with a request after a run of the encoders.
@@ -243,15 +244,18 @@ class Rows:
         else:
             self._begin_prompt(entry)
 
-    def _begin_prompt(self, entry: Entry) -> bool:
+    def _begin_prompt(self, entry: Entry, at_end: bool = False) -> bool:
         """Admit a request whose images and sounds are encoded; False if it is cancelled."""
         pipeline, sequence = self._pipeline, entry.sequence
         if not sequence.report("prefill", 0):
             return False
-        is_first = all(entry.priority > other.priority for other in self.running if other is not entry)
-        pipeline.batch.admit([sequence], at=0 if is_first else pipeline.batch.place_of(sequence))
+        place = None if at_end else 0 if self._is_first(entry) else pipeline.batch.place_of(sequence)
+        pipeline.batch.admit([sequence], at=place)
         entry.prompts = PromptsInParts(pipeline, [sequence], PART_TOKENS)
         return True
+
+    def _is_first(self, entry: Entry) -> bool:
+        return all(entry.priority > other.priority for other in self.running if other is not entry)
 
     def _compute_part(self, entry: Entry) -> int:
         assert entry.prompts is not None

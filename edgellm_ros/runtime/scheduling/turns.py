@@ -30,12 +30,12 @@ from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.metrics import RuntimeMetrics
 from edgellm_ros.runtime.pipeline import Pipeline
 from edgellm_ros.runtime.scheduling import rows
+from edgellm_ros.runtime.scheduling.admission import Admission
 from edgellm_ros.runtime.scheduling.claims import Claims
 from edgellm_ros.runtime.scheduling.encoder_thread import EncoderThread
 from edgellm_ros.runtime.scheduling.entry import Clock, Entry
 from edgellm_ros.runtime.scheduling.shares import (
     POLICY_TOKENS,
-    Share,
     Shares,
     tokens_of_answer,
 )
@@ -74,6 +74,10 @@ class Turns:
         self._computed: list[Entry] = []  # whose prompt has had a part in this turn
         self._behind: list[Entry] = []  # whose prompt has a part behind the last step of the turn before
         self._shares = Shares()
+        self._admission = Admission(
+            self.waiting, self._rows, self._claims, self._shares, self._metrics, self._answer_alone
+        )
+        self._has_missed = False  # whether a request that was to begin behind a step has not begun
         self._turn = 0
 
     @property
@@ -103,18 +107,26 @@ class Turns:
             self._rows.take_encoded()
         self._end_stopped()
         left = 0 if self._computed else rows.PART_TOKENS
-        if admits:
-            left = self._admit(left)
+        behind = admits and self._begins_behind()
+        if behind:
+            left = 0
+        elif admits:
+            left, begun = self._admission.begin(left)
+            self._computed += begun
         self._encode()
         if left == rows.PART_TOKENS:
             left -= self._continue_prompt()
         if self._rows is not None:
-            self._use_rows(self._rows, keeps=left > 0)
+            self._use_rows(self._rows, keeps=left > 0, admits=admits)
+        self._has_missed = behind and not self._behind
         self._count()
         self._shares.end(shares, self._clock())
 
-    def _use_rows(self, taken: rows.Rows, keeps: bool) -> None:
-        """Do the work of the rows; `keeps`: also that of next turns."""
+    def _use_rows(self, taken: rows.Rows, keeps: bool, admits: bool) -> None:
+        """Do the work of the rows.
+
+        keeps: also that of next turns; admits: whether requests may begin behind steps.
+        """
         before, works = len(self.running), bool(self._computed)
         if keeps:
             works = taken.keep_part() or works
@@ -122,7 +134,7 @@ class Turns:
         self._count_waits(taken)
         self._count()
         seconds = self._sample_part(taken)
-        works = self._decode(taken, seconds or 0.0) or seconds is not None or works
+        works = self._decode(taken, seconds or 0.0, admits) or seconds is not None or works
         taken.end_turn()
         self.is_waiting = taken.encoding.is_busy and not works and len(self.running) == before
 
@@ -169,7 +181,7 @@ class Turns:
 
     def _continue_prompt(self) -> int:
         """Compute a part of the first prompt that is not complete; return its tokens."""
-        entry = self._next_prompt()
+        entry = self._claims.next_prompt()
         if entry is None or self._rows is None:
             return 0
         self._computed.append(entry)
@@ -177,98 +189,38 @@ class Turns:
         self._shares.charge(entry.share, tokens)
         return tokens
 
-    def _next_prompt(self) -> Entry | None:
-        """Return the request whose prompt is to have the next part."""
-        prompts = [entry for entry in self.running if entry.prompts is not None]
-        return min(filter(self._claims.may_run, prompts), key=self._claims.order, default=None)
-
     def _prompt_is_first(self) -> bool:
         """Return whether a prompt is not complete, and none of those that wait begins before it is."""
-        first = self._next_prompt()
-        order = self._claims.order
+        first, order = self._claims.next_prompt(), self._claims.order
         return first is not None and all(order(first) < order(entry) for entry in self.waiting)
 
-    def _compute_behind(self, taken: rows.Rows) -> None:
-        """Compute a part of a prompt behind a step that is queued: the device need not wait for the host."""
-        entry = self._next_prompt()
-        tokens = taken.compute_behind(entry)
+    def _begins_behind(self) -> bool:
+        """Return whether the next request begins behind a step of this turn."""
+        if self._rows is None or not self._rows.computes_behind or self._has_missed:
+            return False
+        stepping = self._stepping()
+        masks = any(entry.sequence.grammar is not None for entry in stepping)  # of them the host waits for
+        return bool(stepping) and not masks and self._admission.first_behind() is not None
+
+    def _work_behind(self, taken: rows.Rows, admits: bool) -> None:
+        """Begin a request, or compute a part of a prompt, behind a step that is queued.
+
+        So the device need not wait for the host.
+        """
+        entry = self._admission.first_behind() if admits else None
+        if entry is not None:
+            self._admission.take(entry)
+        else:
+            entry = self._claims.next_prompt()
         self._behind = [] if entry is None else [entry]
+        tokens = taken.work_behind(entry)
         if entry is not None:
             self._shares.charge(entry.share, tokens)
 
-    def _admit(self, tokens: int) -> int:
-        """Begin waiting requests, with at most `tokens` tokens of their prompts.
-
-        Returns the tokens left.
-        """
-        while tokens > 0 and (entry := self._next(tokens)) is not None:
-            self.waiting.remove(entry)
-            self._metrics.admitted += 1
-            self._metrics.waited_seconds += entry.go(self._now)
-            if self._rows is None or self._claims.is_alone(entry):
-                self._answer_alone(entry)
-                return 0
-            self._computed.append(entry)
-            self._shares.charge(entry.share, computed := self._rows.begin(entry))
-            tokens -= self._rows.cost_of(computed)
-        return tokens
-
-    def _next(self, tokens: int) -> Entry | None:
-        """Return the waiting request that begins next; None if none may begin.
-
-        Of each share only the first request may, and none before one that waits for an empty batch, or for a
-        turn with room for more than `tokens` tokens of prompts.
-        """
-        looked: set[Share] = set()
-        for entry in sorted(self.waiting, key=self._claims.order):
-            if entry.share in looked:
-                continue
-            if not self._fits(entry, tokens):
-                return None
-            if self._may_begin(entry):
-                return entry
-            if self._claims.is_alone(entry):
-                return None
-            looked.add(entry.share)
-        return None
-
-    def _fits(self, entry: Entry, tokens: int) -> bool:
-        """Return whether the first part of a prompt has at most `tokens` tokens."""
-        sequence = entry.sequence
-        if not isinstance(sequence, GenerationSequence):
-            return True
-        return min(len(sequence.token_ids), rows.PART_TOKENS) <= tokens
-
-    def _may_begin(self, entry: Entry) -> bool:
-        """Return whether a request may begin now, if need be in the row of another."""
-        if self._claims.is_alone(entry):
-            return self._clear(entry)
-        if not self._claims.may_run(entry):
-            return False
-        first = self._next_prompt()
-        if first is not None and self._claims.order(first) < self._claims.order(entry):
-            return False
-        return self._rows is not None and (self._rows.are_free or self._make_room(entry, self._rows))
-
-    def _make_room(self, entry: Entry, taken: rows.Rows) -> bool:
-        """Take the row of a request with a lower claim, which is computed again later."""
-        lower = [other for other in self.running if self._claims.gives_way(other, entry)]
-        if not lower:
-            return False
-        self._displace(max(lower, key=self._claims.order), taken)
-        return taken.are_free
-
-    def _clear(self, entry: Entry) -> bool:
-        """Take all rows for a request that runs alone, if those that have them give way."""
-        if self._rows is not None and all(self._claims.gives_way(other, entry) for other in self.running):
-            for other in list(self.running):
-                self._displace(other, self._rows)
-        return self.is_idle
-
-    def _displace(self, loser: Entry, taken: rows.Rows) -> None:
-        taken.displace(loser, self._now)
-        if not loser.handle.done:
-            self.waiting.append(loser)
+    def _stepping(self) -> list[Entry]:
+        """Return the requests of the next step."""
+        answering = [entry for entry in self.running if entry.is_prompted and entry.sequence.decoding]
+        return [entry for entry in answering if not entry.has_one_token and self._claims.may_run(entry)]
 
     def _charge_answer(self, entry: Entry) -> None:
         """Charge what an answer has grown by.
@@ -313,19 +265,21 @@ class Turns:
         taken.sample_part(entry)
         return self._clock() - start
 
-    def _decode(self, taken: rows.Rows, sampled: float) -> bool:
+    def _decode(self, taken: rows.Rows, sampled: float, admits: bool) -> bool:
         """Decode the requests that may run, until something else may want a turn.
 
-        sampled: seconds that a part of trajectories has taken in this turn. Returns whether any may run.
+        - sampled: seconds that a part of trajectories has taken in this turn
+        - admits: whether requests may begin behind steps
+
+        Returns whether any may run.
         """
-        running = list(filter(self._claims.may_run, self.running))
-        answering = [entry for entry in running if entry.is_prompted and entry.sequence.decoding]
-        going = [entry for entry in answering if not entry.has_one_token]
+        going = self._stepping()
         waits = len(going) < len(self.running) or bool(self.waiting)
         prompts = any(entry.prompts is not None for entry in self.running)
         keeps = taken.next_turn is not None
-        samples = any(entry.sequence.wants_part for entry in running)
-        behind = taken.computes_behind and self._prompt_is_first() and not (keeps or samples)
+        samples = any(entry.sequence.wants_part and self._claims.may_run(entry) for entry in self.running)
+        begins = admits and self._admission.first_behind() is not None
+        behind = taken.computes_behind and not (keeps or samples) and (begins or self._prompt_is_first())
         until = self._clock() + (sampled if samples else LOOK_S)
 
         def interrupted() -> bool:
@@ -333,7 +287,7 @@ class Turns:
                 return True
             return waits and self._clock() >= until
 
-        taken.decode(going, interrupted, partial(self._compute_behind, taken) if behind else None)
+        taken.decode(going, interrupted, partial(self._work_behind, taken, admits) if behind else None)
         for entry in going:
             self._charge_answer(entry)
         return bool(going)

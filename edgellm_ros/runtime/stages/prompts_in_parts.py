@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgellm_ros.engine.tensor import Tensor
@@ -44,11 +43,11 @@ class PromptsInParts:
         self._parts = pipeline.prefills.parts(
             sequences, lambda: self._rows, may_pad=not keep_hidden_states, most=self._most
         )
-        self._deliver: Callable[[], None] | None = None  # the first tokens
+        self._first_tokens: tuple[StepResult, Tensor] | None = None  # and embeds [B,S,H] of the last part
 
     @property
     def done(self) -> bool:
-        return self._deliver is not None
+        return self._first_tokens is not None
 
     @property
     def _rows(self) -> range:
@@ -63,8 +62,8 @@ class PromptsInParts:
         before = sum(sequence.kv_length for sequence in self._sequences)
         embeds, logits, is_last = next(self._parts)
         if is_last:
-            first_tokens = self._begin_answers(embeds, logits)
-            self._deliver = partial(self._give, first_tokens, embeds)
+            self._parts.close()  # which know this object
+            self._first_tokens = self._begin_answers(embeds, logits), embeds
         return sum(sequence.kv_length for sequence in self._sequences) - before
 
     def deliver(self) -> None:
@@ -72,8 +71,13 @@ class PromptsInParts:
 
         Steps may have been queued behind them. EngineError if their logits are not finite.
         """
-        assert self._deliver is not None
-        self._deliver()
+        assert self._first_tokens is not None
+        first_tokens, embeds = self._first_tokens
+        first_tokens.deliver(self._sequences, also_held=True)  # by those for whom others step meanwhile
+        if self._keep_hidden_states:
+            self._pipeline.hidden_states.keep(embeds, self._pipeline.config.hidden_state_layers)
+        for sequence in self._sequences:
+            sequence.report("decode", 0)
 
     def _begin_answers(self, embeds: Tensor, logits: Tensor) -> StepResult:
         """Queue the first tokens; embeds [B,S,H] of the last part, logits [B,1,V]."""
@@ -93,11 +97,3 @@ class PromptsInParts:
         for sequence in sequences:  # while the device computes the prompts
             pipeline.trajectories.prepare(sequence)
         return first_tokens
-
-    def _give(self, first_tokens: StepResult, embeds: Tensor) -> None:
-        """Deliver the first tokens after prompts whose last part has these embeds [B,S,H]."""
-        first_tokens.deliver(self._sequences, also_held=True)  # by those for whom others step meanwhile
-        if self._keep_hidden_states:
-            self._pipeline.hidden_states.keep(embeds, self._pipeline.config.hidden_state_layers)
-        for sequence in self._sequences:
-            sequence.report("decode", 0)
