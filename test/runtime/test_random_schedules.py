@@ -172,8 +172,13 @@ def test_answers_on_a_device_that_runs_late_are_those_alone(
     from doubles.deferred_runtime import WatchedDevice, queueing
 
     parts_of(monkeypatch, 24)
+    begun, begin = [], rows.Rows._begin
+    monkeypatch.setattr(
+        rows.Rows, "_begin", lambda *given, **named: begun.append(named) or begin(*given, **named)
+    )
     with (
         queueing(),
         LLMInferenceRuntime(acting_draft_engine, WatchedDevice(), drafting=drafting) as runtime,
     ):
         play_some(runtime, assert_same_with_drafting, seeds_from(40, request))
+    assert 0.2 < sum(map(bool, begun)) / len(begun) < 0.9  # behind a step
