@@ -68,7 +68,7 @@ from benchmarks.random_checkpoint import write_checkpoint
 from edgellm_ros.builder import export
 from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT
 from edgellm_ros.cli.arguments import DEVICES, integer, number
-from edgellm_ros.long_running import begin_long_run
+from edgellm_ros.loaded_objects import leave_out_of_collections
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 ROOM = 64  # tokens of the chat template
@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         engine, sizes = _engine(args, Path(temporary))
         with LLMInferenceRuntime(engine, args.device, **options) as runtime:
-            begin_long_run()  # as `edgellm serve` and the node do
+            leave_out_of_collections()  # as `edgellm serve` and the node do
             results = {
                 str(clients): RandomArrivals(runtime, args, clients).measure()
                 if args.arrivals

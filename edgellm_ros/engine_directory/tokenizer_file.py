@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ import tokenizers
 
 from edgellm_ros.echo import printable
 
+# Texts come one at a time: the library needs no threads of its own, and says nothing when a process forks.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 TRANSCRIPT_MARK = "<asr_text>"  # token before the words that a model for speech to text hears
 PANIC = "PanicException"  # a bug in the library, of no class that Python code can name
 

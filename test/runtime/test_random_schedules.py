@@ -181,4 +181,4 @@ def test_answers_on_a_device_that_runs_late_are_those_alone(
         LLMInferenceRuntime(acting_draft_engine, WatchedDevice(), drafting=drafting) as runtime,
     ):
         play_some(runtime, assert_same_with_drafting, seeds_from(40, request))
-    assert 0.2 < sum(map(bool, begun)) / len(begun) < 0.9  # behind a step
+    assert 0.1 < sum(map(bool, begun)) / len(begun) < 0.9  # behind a step

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import threading
+import time
 from itertools import chain
 
 import pytest
@@ -239,3 +241,26 @@ def test_a_whole_prompt_has_the_tokens_that_the_tokenizer_adds(tmp_path, tiny_ch
     tokenizer = Tokenizer(tmp_path / "tokenizer.json")
     assert tokenizer.encode_whole("go<|im_end|>") == [begin, *tokenizer.encode("go"), end]
     assert tokenizer.encode("go") == tokenizer.encode_whole("go")[1:]
+
+
+def test_other_threads_go_on_while_a_text_is_tokenized(tokenizer):
+    text = "go to the red box and then turn left at the door " * 2000
+    turns, stop = [0], threading.Event()
+
+    def count() -> None:
+        while not stop.is_set():
+            turns[0] += 1
+
+    def turns_per_second(work) -> float:
+        before, start = turns[0], time.perf_counter()
+        work()
+        return (turns[0] - before) / (time.perf_counter() - start)
+
+    other = threading.Thread(target=count)
+    other.start()
+    try:
+        alone = turns_per_second(lambda: time.sleep(0.1))
+        assert turns_per_second(lambda: tokenizer.encode(text)) > 0.2 * alone
+    finally:
+        stop.set()
+        other.join()

@@ -71,7 +71,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes."""
     from edgellm_ros.engine_directory.config import EngineConfig
-    from edgellm_ros.long_running import begin_long_run
+    from edgellm_ros.loaded_objects import leave_out_of_collections
     from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
     check_extra("`edgellm serve`")
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         LLMInferenceRuntime(engine_dir, **arguments.runtime_options(args, config)) as runtime,
         open_app(runtime, name, limits, listening.token) as app,
     ):
-        begin_long_run()
+        leave_out_of_collections()
         server = OpenAIServer(app.asgi, listening)
 
         def ready(port: int) -> None:

@@ -55,7 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes."""
     from edgellm_ros.engine_directory.config import EngineConfig
-    from edgellm_ros.long_running import begin_long_run
+    from edgellm_ros.loaded_objects import leave_out_of_collections
     from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
     from edgellm_ros.serving.policy_server import PolicyServer, ServerOptions
     from edgellm_ros.serving.policy_service import PolicyService
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     with LLMInferenceRuntime(args.engine_dir, **arguments.runtime_options(args, config)) as runtime:
-        begin_long_run()
+        leave_out_of_collections()
         server = PolicyServer(PolicyService(runtime, keys, args.default_prompt), options)
         asyncio.run(_serve(server, args))
     return 0

@@ -11,7 +11,7 @@ from edgellm_ros.echo import quoted
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.hearing.transcriber import Transcriber
-from edgellm_ros.long_running import begin_long_run
+from edgellm_ros.loaded_objects import leave_out_of_collections
 from edgellm_ros.ros.node.engine_checks import check_before_loading
 from edgellm_ros.ros.node.runtime_opening import close_runtime, open_engine, open_transcriber, prepare
 from edgellm_ros.ros.node.settings.parameters import Parameters
@@ -74,7 +74,7 @@ class FleetEngine:
             except BaseException:
                 share.close()
                 raise
-            begin_long_run()
+            leave_out_of_collections()
             if is_first and rows < self._robots:
                 logger.warning(
                     f"max_batch_size of the engine is {rows}, for {self._robots} robots: they wait for "

@@ -11,7 +11,7 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.parts import VISUAL
 from edgellm_ros.hearing.transcriber import Transcriber
-from edgellm_ros.long_running import begin_long_run, end_long_run
+from edgellm_ros.loaded_objects import collect_again, leave_out_of_collections
 from edgellm_ros.ros.node.engine_checks import CHECKED, check_before_loading, engine_problem
 from edgellm_ros.ros.node.settings.loras import parse_loras
 from edgellm_ros.ros.node.settings.parameters import Parameters
@@ -33,7 +33,7 @@ def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceR
     except BaseException:
         runtime.close()
         raise
-    begin_long_run()
+    leave_out_of_collections()
     return runtime
 
 
@@ -120,4 +120,4 @@ def close_runtime(runtime: LLMInferenceRuntime, parameters: Parameters, logger: 
         logger.error(f"the prefix cache is not saved (parameter prefix_cache_file): {error}")
     finally:
         runtime.close()
-        end_long_run()
+        collect_again()

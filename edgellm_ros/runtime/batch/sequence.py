@@ -89,7 +89,7 @@ class GenerationSequence:
 
     def placeholders(self, placeholder: int | None, tokens: int) -> int:
         """Count the placeholders of a kind among the first tokens of the prompt."""
-        return sum(token == placeholder for token in self.token_ids[:tokens])
+        return 0 if placeholder is None else self.token_ids[:tokens].count(placeholder)
 
     def reused(self, placeholder: int | None) -> int:
         """Count the reused tokens that are this placeholder."""

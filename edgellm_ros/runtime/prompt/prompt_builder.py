@@ -315,6 +315,8 @@ def _or_no_token(token: int | None) -> int:
 
 def _fill(ids: Sequence[int], placeholder: int, contents: Sequence[Sequence[int]], what: str) -> list[int]:
     """Replace the i-th placeholder by contents[i]. ValueError for too few of them."""
+    if not contents:
+        return list(ids)
     filled: list[int] = []
     waiting = list(contents)
     for token in ids:

@@ -125,8 +125,8 @@ class Rows:
 
     def may_begin_behind(self, entry: Entry) -> bool:
         """Return whether a request may begin while a step is queued: no other one moves or gives way."""
-        batch = self._pipeline.batch
-        is_last = not self._is_first(entry) and batch.place_of(entry.sequence) == len(batch)
+        place, rows = self._pipeline.batch.place_of(entry.sequence), self._pipeline.batch.sequences
+        is_last = not self._is_first(entry) and not any(sequence.decoding for sequence in rows[place:])
         return is_last and bool(self._free_slots)
 
     def work_behind(self, entry: Entry | None) -> int:

@@ -136,7 +136,8 @@ class Tokenizer:
             # the library's name for "as plain text"
             self._tokenizer.encode_special_tokens = not special_tokens
             try:
-                return self._tokenizer.encode(text, add_special_tokens=adds)
+                # a batch of one: `encode` would hold Python's interpreter, and with it all threads
+                return self._tokenizer.encode_batch([text], add_special_tokens=adds)[0]
             except (TypeError, UnicodeError):
                 raise ValueError("text is not valid Unicode (a lone surrogate?)") from None
 
