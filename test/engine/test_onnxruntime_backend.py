@@ -12,7 +12,7 @@ from onnx import TensorProto
 from edgellm_ros.engine.device import CpuDevice, on_device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
-from edgellm_ros.engine.onnxruntime.session import available_cores, open_session
+from edgellm_ros.engine.onnxruntime.session import available_cores, open_session, run_options
 from fixtures.graphs import helper, save_model
 
 ONNX_RUNTIME = pytest.mark.only_on("cpu", "cuda", reason="TensorRT loads plans")
@@ -116,3 +116,8 @@ def test_an_interrupted_engine_fails_soon_and_runs_again_afterwards(device, tmp_
     executor.resume()
     executor.execute()
     np.testing.assert_array_equal(device.download(y), weight + 1)
+
+
+def test_the_python_package_finds_what_it_looks_up_in_every_run():
+    """A missing entry is an exception in each run, longer than a small run."""
+    assert run_options(CpuDevice()).get_run_config_entry("gpu_graph_id") == "0"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts beside running answers, on a device that works while the host queues more."""
+"""Prompts beside running answers, on a device that works while the host goes on."""
 
 import dataclasses
 

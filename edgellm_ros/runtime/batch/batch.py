@@ -54,7 +54,7 @@ class Batch:
         return self.sequences[: rows[-1] + 1] if rows else []
 
     def place_of(self, newcomer: GenerationSequence) -> int:
-        """Return the row for a new sequence: beside others of its adapter that have a part in steps."""
+        """Return the row for a new sequence: beside others of its adapter in steps."""
         going = self.stepping
         alike = [row for row, sequence in enumerate(going) if sequence.adapter is newcomer.adapter]
         return alike[-1] + 1 if alike else len(going)
@@ -140,9 +140,9 @@ class Batch:
         self._close(range(len(self), size))
 
     def _last_alike(self, free: int) -> int:
-        """Return the last of the rows after `free` that have one adapter, and are held or not.
+        """Return the last row of those after `free` that are alike; without any, `free`.
 
-        `free` itself if no row is after it.
+        Alike are rows of one adapter that are held, or those that are not.
         """
         kinds = [(sequence.adapter, sequence.held) for sequence in self.sequences[free + 1 :]]
         alike = itertools.takewhile(lambda kind: kind == kinds[0], kinds)

@@ -53,9 +53,9 @@ class Admission:
         return tokens, begun
 
     def first_behind(self) -> Entry | None:
-        """Return the waiting request that comes first, if it may begin behind a step; else None.
+        """Return the first waiting request; None if it may not begin behind a step.
 
-        That is, in a free row, after which no other moves, and not before a prompt that comes first.
+        A request may in a free row, if no other one moves, and if no incomplete prompt comes before it.
         """
         entry = min(self._waiting, key=self._claims.order, default=None)
         if entry is None or self._rows is None or self._claims.is_alone(entry):

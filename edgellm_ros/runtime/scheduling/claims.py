@@ -39,7 +39,7 @@ class Claims:
         return not any(self._waits_for(entry, other) for other in self._running())
 
     def next_prompt(self) -> Entry | None:
-        """Return the request with a row whose prompt is to have the next part; None = all are complete."""
+        """Return whose prompt is to have the next part; None = all are complete."""
         prompts = [entry for entry in self._running() if entry.prompts is not None]
         return min(filter(self.may_run, prompts), key=self.order, default=None)
 

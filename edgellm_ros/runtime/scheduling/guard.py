@@ -52,9 +52,9 @@ class Guard:
         return 0
 
     def run_beside(self, entry: Entry, work: Callable[[], int | None]) -> int:
-        """Do work of a request while a step is queued; if it fails, the request fails after the step.
+        """Do work of a request while a step is queued; return what `work` returns.
 
-        Its row stays until then, and takes no more tokens. Returns what `work` returns.
+        If it fails, the request fails after the step: its row stays until then, and takes no more tokens.
         """
         try:
             return work() or 0

@@ -67,12 +67,12 @@ class Rows:
 
     @property
     def computes_behind(self) -> bool:
-        """Whether parts of prompts may be queued behind a step: the device works while the host goes on."""
+        """Whether work may be queued behind a step: the device does not need the host."""
         return self._pipeline.device.max_queued_steps > 0
 
     @property
     def wants_turn(self) -> bool:
-        """Whether a request has failed, has ended or waits for its first step, beside those that step."""
+        """Whether a request beside those that step has failed or ended, or waits to step."""
         return self._guard.has_failed or any(
             entry.first_token is not None or not (entry.sequence.decoding or entry.sequence.wants_part)
             for entry in self.running
@@ -124,7 +124,7 @@ class Rows:
         return self._guard.run([entry], partial(self._compute_part, entry))
 
     def may_begin_behind(self, entry: Entry) -> bool:
-        """Return whether a request may begin while a step is queued: no other one moves or gives way."""
+        """Return whether a request may begin behind a step: no other moves or gives way."""
         place, rows = self._pipeline.batch.place_of(entry.sequence), self._pipeline.batch.sequences
         is_last = not self._is_first(entry) and not any(sequence.decoding for sequence in rows[place:])
         return is_last and bool(self._free_slots)

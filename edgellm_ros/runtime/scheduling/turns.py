@@ -190,7 +190,7 @@ class Turns:
         return tokens
 
     def _prompt_is_first(self) -> bool:
-        """Return whether a prompt is not complete, and none of those that wait begins before it is."""
+        """Return whether none of those that wait begins before a prompt is complete."""
         first, order = self._claims.next_prompt(), self._claims.order
         return first is not None and all(order(first) < order(entry) for entry in self.waiting)
 

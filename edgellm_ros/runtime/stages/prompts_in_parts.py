@@ -67,7 +67,7 @@ class PromptsInParts:
         return sum(sequence.kv_length for sequence in self._sequences) - before
 
     def deliver(self) -> None:
-        """Wait for the first tokens, and give them to the sequences; once, after the last part.
+        """Wait for the first tokens, and give them to the sequences; once.
 
         Steps may have been queued behind them. EngineError if their logits are not finite.
         """
