@@ -31,7 +31,7 @@ Examples
     python -m benchmarks.many_clients --clients 3 --requests 8 --samples 64
     python -m benchmarks.many_clients --device cuda --shape qwen3-1.7b --precision fp16 --clients 1,4,8
     python -m benchmarks.many_clients --device cuda --shape qwen3-1.7b --precision fp16 --clients 8 \
-        --arrivals 1 --tokens 128 --requests 10 --rounds 2 --long 1000
+        --arrivals 1 --tokens 128 --requests 40 --rounds 1 --long 1000
 
 Last JSON line, by number of clients and way: `tokens_per_second`, `cpu_seconds_per_token` (of all threads),
 `beside_per_second` (answers of the one more client), `first_token`, `between_tokens` in seconds (median, p90,

@@ -211,7 +211,8 @@ def test_a_prompt_that_is_not_complete_may_lose_its_row(runtime, played, monkeyp
     played.turn()
     assert long.prompts is not None
     driving = played.submit(DRIVING, priority=2)
-    played.turn()
+    while driving in played.turns.waiting:
+        played.turn()
     assert played.turns.waiting == [long]
     played.finish()
     for each in (long, driving):
@@ -421,8 +422,11 @@ def test_rows_of_one_adapter_are_beside_each_other(tiny_lora_engine, device, tin
     }
     with LLMInferenceRuntime(tiny_lora_engine, device, lora_dirs=adapters, prefix_cache_bytes=0) as runtime:
         played = PlayedTurns(runtime)
-        entries = [played.submit(request("go", max_tokens=9 + i, lora=name)) for i, name in enumerate("abab")]
-        played.turn()
+        entries = [
+            played.submit(request("go", max_tokens=20 + i, lora=name)) for i, name in enumerate("abab")
+        ]
+        while played.turns.waiting:
+            played.turn()
         assert [sequence.adapter.name for sequence in played.pipeline.batch.sequences] == list("aabb")
         played.finish()
         for each in entries:

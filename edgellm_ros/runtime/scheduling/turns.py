@@ -10,6 +10,9 @@ about as long as the part.
   a, b   step         step         step         step          running answers
   d                                part, steps  part, steps   trajectories
 
+Where the device works while the host goes on, requests begin behind a step that is queued, and so do parts of
+prompts; a turn has many of these steps.
+
 A request runs if its level is at least the highest priority in the batch; others wait, in the queue or with
 their rows kept. The level is the priority, and rises with the time that the request has waited, so none waits
 for ever. Without a free row, the request of the lowest level loses its row to one of a higher priority: it
@@ -34,11 +37,7 @@ from edgellm_ros.runtime.scheduling.admission import Admission
 from edgellm_ros.runtime.scheduling.claims import Claims
 from edgellm_ros.runtime.scheduling.encoder_thread import EncoderThread
 from edgellm_ros.runtime.scheduling.entry import Clock, Entry
-from edgellm_ros.runtime.scheduling.shares import (
-    POLICY_TOKENS,
-    Shares,
-    tokens_of_answer,
-)
+from edgellm_ros.runtime.scheduling.shares import POLICY_TOKENS, Shares, tokens_of_answer
 
 LOOK_S = 0.25  # longest time between two looks at the queue
 
@@ -106,11 +105,9 @@ class Turns:
             self._rows.begin_turn()
             self._rows.take_encoded()
         self._end_stopped()
-        left = 0 if self._computed else rows.PART_TOKENS
         behind = admits and self._begins_behind()
-        if behind:
-            left = 0
-        elif admits:
+        left = 0 if self._computed or behind else rows.PART_TOKENS
+        if admits:
             left, begun = self._admission.begin(left)
             self._computed += begun
         self._encode()
