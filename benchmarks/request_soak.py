@@ -218,12 +218,12 @@ class Soak:
         """Let decoding fail now and then."""
         decode, count = self._runtime.pipeline.decode, 0
 
-        def decode_or_fail(interrupted: Callable[[], bool]) -> None:
+        def decode_or_fail(*given: Callable[[], Any] | None) -> None:
             nonlocal count
             count += 1
             if count % FAULT_EVERY == 0:
                 raise EngineError(FAULT)
-            decode(interrupted)
+            decode(*given)
 
         self._runtime.pipeline.decode = decode_or_fail  # type: ignore[method-assign]
 
