@@ -275,8 +275,10 @@ class Turns:
         prompts = any(entry.prompts is not None for entry in self.running)
         keeps = taken.next_turn is not None
         samples = any(entry.sequence.wants_part and self._claims.may_run(entry) for entry in self.running)
-        begins = admits and self._admission.first_behind() is not None
-        behind = taken.computes_behind and not (keeps or samples) and (begins or self._prompt_is_first())
+        behind = taken.computes_behind and not (keeps or samples)
+        behind = behind and (
+            self._prompt_is_first() or (admits and self._admission.first_behind() is not None)
+        )
         until = self._clock() + (sampled if samples else LOOK_S)
 
         def interrupted() -> bool:
