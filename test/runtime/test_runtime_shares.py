@@ -105,7 +105,8 @@ def test_long_answers_that_hold_all_rows_give_one_up(runtime, played, monkeypatc
 
 def test_driving_of_a_share_comes_before_requests_of_another(runtime, played):
     talking = [played.submit(TALKING, priority=10, share=Share()) for _ in range(4)]
-    played.turn()
+    while not all(map(tokens_of, talking)):
+        played.turn()
     counts = list(map(tokens_of, talking))
     driving = played.submit(DRIVING, priority=FIRST_CLAIM, share=Share())
     while not driving.handle.done:
@@ -119,7 +120,8 @@ def test_driving_of_a_share_comes_before_requests_of_another(runtime, played):
 def test_lower_priorities_do_not_reach_beyond_their_share(played):
     first, other = Share(), Share()
     low, beside = played.submit(TALKING, share=first), played.submit(TALKING, priority=-10, share=other)
-    played.turn()
+    while not (tokens_of(low) and tokens_of(beside)):
+        played.turn()
     played.submit(request("stop", max_tokens=20), priority=10, share=first)
     counts = tokens_of(low), tokens_of(beside)
     for _ in range(5):

@@ -159,7 +159,8 @@ def test_a_priority_that_is_raised_takes_the_next_steps(runtime, played):
 
 def test_a_higher_priority_takes_the_next_steps(runtime, played):
     low = [played.submit(TALKING), played.submit(request("stop", max_tokens=30))]
-    played.turn()
+    while not all(map(tokens_of, low)):
+        played.turn()
     counts = list(map(tokens_of, low))
     driving = played.submit(DRIVING, priority=5)
     while not driving.handle.done:

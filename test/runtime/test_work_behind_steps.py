@@ -10,6 +10,7 @@ from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.runtime.batch.step_result import StepResult
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.scheduling import rows
+from edgellm_ros.runtime.scheduling.shares import Share
 from fixtures.answers_of_grammars import SCHEMA
 from fixtures.random_schedules import PlayedTurns
 from fixtures.requests_for_tests import assert_same_answer, request
@@ -90,6 +91,21 @@ def test_a_request_that_comes_first_or_joins_a_grammar_begins_at_once(late, play
     played.turn()
     assert newcomer.sequence.generated
     played.finish()
+
+
+def test_a_request_above_all_begins_though_another_has_begun_behind_the_last_step(late, played):
+    running = played.submit(TALKING)
+    played.turn()
+    newcomer = played.submit(request("stop", max_tokens=6))
+    played.turn()
+    count = len(running.sequence.generated)
+    driving = played.submit(request("go", max_tokens=6), priority=1)
+    played.turn()
+    assert driving.sequence.generated
+    assert len(running.sequence.generated) == count
+    played.finish()
+    for each in (running, newcomer, driving):
+        assert_same_answer(answer(each), late.handle_request(dataclasses.replace(each.request)))
 
 
 @pytest.fixture
@@ -198,12 +214,14 @@ def test_parts_of_a_prompt_are_queued_behind_steps(late, watched):
 
 
 def test_a_newcomer_waits_for_the_step_after_a_part(late, watched):
+    other = Share()  # which has had less, so its next request comes before the long prompt
+    watched.played.submit(request("go", max_tokens=1), share=other)
     watched.begin()
     watched.played.submit(LONG)
     arrives = iter([False, False, True])
     watched.played.turns._others_wait = lambda: next(arrives, False)
     watched.played.turn()
-    newcomer = watched.played.submit(request("stop", max_tokens=4), priority=1)
+    newcomer = watched.played.submit(request("stop", max_tokens=4), share=other)
     watched.events.clear()
     watched.played.turn()
     assert set(watched.events) == {"token"}

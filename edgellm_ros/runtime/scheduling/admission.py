@@ -36,6 +36,12 @@ class Admission:
         self._metrics = metrics
         self._answer_alone = answer_alone
 
+    @property
+    def is_first_above_all(self) -> bool:
+        """Whether the first waiting request has a higher priority than all that run, which wait for it."""
+        entry = min(self._waiting, key=self._claims.order, default=None)
+        return entry is not None and self._rows is not None and self._rows.is_first(entry)
+
     def begin(self, tokens: int) -> tuple[int, list[Entry]]:
         """Begin waiting requests, with at most `tokens` tokens of their prompts.
 

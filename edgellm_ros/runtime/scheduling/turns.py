@@ -106,7 +106,8 @@ class Turns:
             self._rows.take_encoded()
         self._end_stopped()
         behind = admits and self._begins_behind()
-        left = 0 if self._computed or behind else rows.PART_TOKENS
+        is_full = behind or (self._computed and not self._admission.is_first_above_all)
+        left = 0 if is_full else rows.PART_TOKENS
         if admits:
             left, begun = self._admission.begin(left)
             self._computed += begun
