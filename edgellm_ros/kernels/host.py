@@ -4,18 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
-import cv2
 import numpy as np
-from PIL import Image
 
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.action_protocol import DenoisingFactors
-from edgellm_ros.kernels.bilinear import Placement, resized, write_placed
+from edgellm_ros.kernels.host_pixels import HostPixelKernels
 from edgellm_ros.kernels.protocol import (
     EXCLUDED,
-    PatchLayout,
     RopeTable,
     RowLimits,
     SamplingState,
@@ -29,50 +25,8 @@ COSINE = np.float32(1) / np.array([1, -2, 24, -720, 40320, -3628800], np.float32
 SINE = np.float32(1) / np.array([1, -6, 120, -5040, 362880, -39916800], np.float32)
 
 
-class HostKernels:
+class HostKernels(HostPixelKernels):
     """The kernels on a CPU; `Kernels` documents the methods."""
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(3, thread_name_prefix="pixels")  # one for each channel
-
-    def resize(self, image: Tensor, out: Tensor) -> None:
-        # Pillow uses one thread, so the channels are resized side by side.
-        channels, height, width = out.shape
-        planes = cv2.split(image.array) if channels > 1 else [image.array[..., 0]]
-        same = image.shape[:2] == (height, width)
-
-        def work(channel: int) -> None:
-            plane = planes[channel]
-            if not same:
-                plane = Image.fromarray(plane).resize((width, height), Image.Resampling.BICUBIC)
-            out.array[channel] = plane
-
-        list(self._threads.map(work, range(channels)))
-
-    def place_image(self, image: Tensor, placement: Placement, fill: float, out: Tensor) -> None:
-        write_placed(resized(image.array, placement.rows, placement.columns), placement, fill, out.array)
-
-    def cut_patches(self, levels: Tensor, frames: Tensor, layout: PatchLayout, out: Tensor) -> None:
-        count, channels, height, width = frames.shape
-        patch, merge = layout.patch_size, layout.block_size // layout.patch_size
-        rows, columns = height // layout.tile_height, width // layout.tile_width
-        blocks = layout.tile_height // layout.block_size, layout.tile_width // layout.block_size
-        patches = out.array.reshape(rows, columns, *blocks, merge, merge, channels, -1, patch, patch)
-
-        def work(channel: int) -> None:
-            values = levels.array[channel]
-            for place in range(patches.shape[-3]):
-                target = patches[..., channel, place, :, :]
-                if place >= count:
-                    target[...] = patches[..., channel, place - 1, :, :]
-                    continue
-                # lines of pixels are looked up and copied, not single ones
-                lines = frames.array[place, channel].reshape(
-                    rows, blocks[0], merge, patch, columns, blocks[1], merge, patch
-                )
-                target[...] = values[lines.transpose(0, 4, 1, 5, 2, 6, 3, 7)]
-
-        list(self._threads.map(work, range(channels)))
 
     def embed(self, token_ids: Tensor, table: Tensor, multimodal_rows: Tensor, out: Tensor) -> None:
         ids, vocab_size = token_ids.array, table.shape[0]
@@ -196,6 +150,12 @@ class HostKernels:
         state.position.array[row] = 0
         state.path_limit.array[row] = limits.path_limit
         stop.tokens_left.array[row], stop.trigger_token.array[row] = limits.tokens_left, limits.trigger_token
+
+    def move_row(
+        self, source: int, target: int, state: SamplingState, stop: StopState, last_tokens: Tensor
+    ) -> None:
+        for tensor in (*vars(state).values(), stop.tokens_left, stop.trigger_token, last_tokens):
+            tensor.array[target] = tensor.array[source]
 
     def commit_tokens(
         self, sampled: Tensor, tokens: Tensor, counts: Tensor, state: SamplingState, last_tokens: Tensor

@@ -287,6 +287,12 @@ class Kernels(ActionKernels, Protocol):
         """
         ...
 
+    def move_row(
+        self, source: int, target: int, state: SamplingState, stop: StopState, last_tokens: Tensor
+    ) -> None:
+        """Copy row `source` of the states and of last_tokens [B] over row `target`."""
+        ...
+
     def count_tokens(self, tokens: Tensor, offered: Tensor, state: StopState, counts: Tensor) -> None:
         """Write counts [B]: how many of the offered tokens each sequence accepts.
 

@@ -23,7 +23,8 @@ OTHERS = (
     "resize_width", "resize_height", "place_image", "cut_patches", "rope_rows", "mrope_rows", "visible_rows",
     "count_tokens",
     "commit_tokens", "commit_rows", "map_tokens", "euler_step", "conditioned_step", "denoising_step",
-    "mask_logits", "sample", "log_probabilities", "fill", "open_row", "begin_rows",
+    "mask_logits", "sample", "log_probabilities", "fill", "open_row", "move_row",
+    "begin_rows",
 )  # fmt: skip
 TREES_BY_WIDTH = (
     "begin_accepted", "begin_level", "tree_mask", "move_cache_rows", "take_rows", "take_accepted",

@@ -270,6 +270,23 @@ def test_an_opened_row(agree, row):
     agree(run)
 
 
+@pytest.mark.parametrize(("source", "target"), [(0, 2), (2, 1)])
+@pytest.mark.parametrize("vocab", [9, 1000])
+def test_a_moved_row(agree, rng, source, target, vocab):
+    rows = dict(temperature=[0, 0.5, 1], top_k=[1, 2, 3], top_p=[1, 0.9, 0.8], min_p=[0, 0.1, 0.2])
+    rows |= dict(repetition_penalty=[1, 1.1, 1.2], seed=[4, 2**63, 2**64 - 1], position=[4, 5, 6])
+    seen = rng.integers(0, 2, (3, vocab)).astype(np.bool_)
+
+    def run(place: Side):
+        state = place.sampling_state(3, vocab, **rows, path_limit=[7, 8, 9], seen=seen)
+        stops = StopState(*(place.tensor(each) for each in ([7, 8, 9], [-1, 5, 6], [2, 3])))
+        last = place.tensor([11, 12, 13])
+        place.kernels.move_row(source, target, state, stops, last)
+        return *vars(state).values(), *vars(stops).values(), last
+
+    agree(run)
+
+
 def test_euler_steps(agree, rng):
     x, velocity = rng.standard_normal((2, 8, 3, 77)).astype(np.float32)
 

@@ -277,6 +277,16 @@ class CudaKernels(CudaActionKernels):
             **{f"new_{name}": value for name, value in (given | vars(limits)).items()},
         )  # fmt: skip
 
+    def move_row(
+        self, source: int, target: int, state: SamplingState, stop: StopState, last_tokens: Tensor
+    ) -> None:
+        self._by_element(
+            "move_row", state.seen.shape[1],
+            **state.rules, positions=state.position, path_limit=state.path_limit, seen=state.seen,
+            tokens_left=stop.tokens_left, trigger_token=stop.trigger_token, last_tokens=last_tokens,
+            source=source, target=target, vocab=state.seen.shape[1],
+        )  # fmt: skip
+
     def commit_tokens(
         self, sampled: Tensor, tokens: Tensor, counts: Tensor, state: SamplingState, last_tokens: Tensor
     ) -> None:

@@ -75,6 +75,22 @@ extern "C" __global__ void open_row(float* temperature, i64* top_k, float* top_p
   tokens_left[row] = new_tokens_left, trigger_token[row] = new_trigger_token;
 }
 
+// Copies row `source` of the state of sequences, and seen [batch, vocab], over row `target`: `Kernels.move_row`.
+extern "C" __global__ void move_row(float* temperature, i64* top_k, float* top_p, float* min_p,
+                                    float* repetition_penalty, u64* seed, i64* positions, i64* path_limit, bool* seen,
+                                    i64* tokens_left, i64* trigger_token, i64* last_tokens, i64 source, i64 target,
+                                    i64 vocab) {
+  pdl_wait();
+  for (i64 i = first_index(); i < vocab; i += index_stride()) seen[target * vocab + i] = seen[source * vocab + i];
+  if (first_index() > 0) return;
+  temperature[target] = temperature[source], top_k[target] = top_k[source];
+  top_p[target] = top_p[source], min_p[target] = min_p[source];
+  repetition_penalty[target] = repetition_penalty[source], seed[target] = seed[source];
+  positions[target] = positions[source], path_limit[target] = path_limit[source];
+  tokens_left[target] = tokens_left[source], trigger_token[target] = trigger_token[source];
+  last_tokens[target] = last_tokens[source];
+}
+
 // Counts how many of the first offered[i] of tokens [batch, width] each sequence accepts: `Kernels.count_tokens`.
 extern "C" __global__ void count_tokens(const i64* tokens, const i64* offered, i64* tokens_left,
                                         const i64* trigger_token, const i64* stop_ids, i64 stop_count, i64* counts,

@@ -125,9 +125,7 @@ class SamplingRows:
 
     def move(self, source: int, target: int) -> None:
         """Copy a row's sampling parameters and last token to another row."""
-        stops = (self._stop.tokens_left, self._stop.trigger_token)
-        for tensor in (*vars(self._state).values(), *stops, self._last_tokens):
-            self._device.copy(tensor.rows(target, target + 1), tensor.rows(source, source + 1))
+        self._kernels.move_row(source, target, self._state, self._stop, self._last_tokens)
 
     def commit(self, counts: Tensor) -> None:
         """Queue the commit of the last step's first counts[b] tokens to row b."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from edgellm_ros.engine.tensor import Tensor
@@ -40,7 +40,7 @@ class PromptsInParts:
         longest = pipeline.config.max_supported_input_length
         self._most = min(most or (longest if keep_hidden_states else pipeline.reuse.run_tokens), longest)
         self._keep_hidden_states = keep_hidden_states
-        self._parts = pipeline.prefills.parts(
+        self._parts: Iterator[tuple[Tensor, Tensor, bool]] = pipeline.prefills.parts(
             sequences, lambda: self._rows, may_pad=not keep_hidden_states, most=self._most
         )
         self._first_tokens: tuple[StepResult, Tensor] | None = None  # and embeds [B,S,H] of the last part
@@ -62,7 +62,7 @@ class PromptsInParts:
         before = sum(sequence.kv_length for sequence in self._sequences)
         embeds, logits, is_last = next(self._parts)
         if is_last:
-            self._parts.close()  # which know this object
+            self._parts = iter(())  # the generator knows this object
             self._first_tokens = self._begin_answers(embeds, logits), embeds
         return sum(sequence.kv_length for sequence in self._sequences) - before
 

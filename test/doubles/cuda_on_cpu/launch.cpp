@@ -12,7 +12,7 @@ static const NamedKernel kernels[] = {
             BY_WIDTH(move_cache_rows) BY_WIDTH(take_rows) BY_WIDTH(take_accepted) BY_WIDTH(put_rows)
                 KERNEL(resize_width) KERNEL(resize_height) KERNEL(place_image) KERNEL(cut_patches) KERNEL(rope_rows)
                     KERNEL(mrope_rows) KERNEL(visible_rows) KERNEL(count_tokens) KERNEL(commit_tokens) KERNEL(open_row)
-                        KERNEL(begin_rows) KERNEL(commit_rows) KERNEL(map_tokens) KERNEL(euler_step)
+                        KERNEL(move_row) KERNEL(begin_rows) KERNEL(commit_rows) KERNEL(map_tokens) KERNEL(euler_step)
                             KERNEL(conditioned_step) KERNEL(denoising_step) KERNEL(mask_logits) KERNEL(sample)
                                 KERNEL(log_probabilities) KERNEL(fill) KERNEL(add_candidates)
                                     KERNEL(add_candidates_half) KERNEL(select_tree) KERNEL(tree_rope_rows)
