@@ -109,7 +109,7 @@ class Pipeline:
 
     def prepare_one(self, request: LLMGenerationRequest, noise_seed: int) -> GenerationSequence:
         """Prepare a request that joins a later batch, from any thread. ValueError."""
-        return self.preparer.prepare([request], noise_seed)[0]
+        return self.reuse.with_keys(self.preparer.prepare([request], noise_seed)[0])
 
     def answer_one(self, sequence: GenerationSequence) -> LLMGenerationResponse:
         """Answer a request of `prepare_one` alone."""

@@ -89,6 +89,15 @@ class PrefixReuse:
             head_rows=head_rows,
         )
 
+    def with_keys(self, sequence: GenerationSequence) -> GenerationSequence:
+        """Give a prompt the keys of its tokens, from any thread; return it.
+
+        To hash a large image takes milliseconds.
+        """
+        if self.pages.capacity_bytes and not sequence.prefix_keys:
+            sequence.prefix_keys = self._keys(sequence)
+        return sequence
+
     def match(self, sequences: Sequence[GenerationSequence], reuse: bool = True) -> None:
         """Find the longest stored prefix of each prompt; the prefill skips its tokens.
 
@@ -104,7 +113,7 @@ class PrefixReuse:
         least = PAGE if self._pads or joins else 0
         shared = []  # tokens of each prompt that are stored, with or without a state after them
         for sequence in sequences:
-            sequence.prefix_keys = sequence.prefix_keys or self._keys(sequence)
+            self.with_keys(sequence)
             if reuse:
                 sequence.prefix = self.pages.match(sequence.adapter.key, sequence.prefix_keys)
             stored = sequence.prefix.length

@@ -10,6 +10,7 @@ import pytest
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.prefix import prefix_key
 from fixtures.requests_for_tests import IMAGE, assert_same_answer, request
 
 WAIT_S = 60.0
@@ -144,6 +145,19 @@ def test_close_ends_open_requests(tiny_engine, device):
     with pytest.raises(EngineError, match="the runtime is closed"):
         runtime.submit(request())
     assert not own.is_alive()
+
+
+def test_images_are_hashed_by_the_thread_that_submits(tiny_engine, device, monkeypatch):
+    threads = []
+    with LLMInferenceRuntime(tiny_engine, device) as runtime:
+        expected = runtime.handle_request(request(images=(IMAGE,)))
+        runtime.clear_prefix_cache()
+        hashed = prefix_key.content_hash
+        monkeypatch.setattr(
+            prefix_key, "content_hash", lambda *given: threads.append(threading.get_ident()) or hashed(*given)
+        )
+        assert_same_answer(runtime.submit(request(images=(IMAGE,))).result(WAIT_S), expected)
+    assert set(threads) == {threading.get_ident()}
 
 
 def test_nothing_of_an_answered_request_is_left_to_collect(runtime):
