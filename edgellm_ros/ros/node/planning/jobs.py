@@ -239,8 +239,6 @@ class JobFactory:
 
         def progress(now: Progress) -> None:
             nonlocal reported_stage, reported_at
-            self._worker.expire()
-            speech.begin()
             first_words = bool(now.text) and not streamed
             if (
                 now.stage == reported_stage
@@ -249,6 +247,8 @@ class JobFactory:
             ):
                 return
             reported_stage, reported_at = now.stage, time.monotonic()
+            self._worker.expire()
+            speech.begin()
             on_progress(now)
             stream(now.text)
 
