@@ -42,6 +42,7 @@ from edgellm_ros.runtime.conversation import Message  # noqa: E402
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402
+from fixtures.draws import draws  # noqa: E402
 from fixtures.reference_prompts import reference_prompt  # noqa: E402
 from fixtures.requests_for_tests import request as ask  # noqa: E402
 
@@ -239,7 +240,9 @@ PRECISIONS = {
 }
 
 
-@pytest.mark.parametrize("name", PRECISIONS)
+@pytest.mark.parametrize(
+    "name", draws(("own blocks", "own blocks, inputs in 8 bits", "int4"), tuple(PRECISIONS))
+)
 def test_perplexity_is_that_of_transformers_or_what_was_measured(
     smollm2, request, tmp_path, reference_perplexity, name
 ):

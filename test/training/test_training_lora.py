@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from fixtures.draws import only_with_all_draws
 from fixtures.training_command import REPOSITORY, run_python
 
 torch = pytest.importorskip("torch")
@@ -95,6 +96,7 @@ def test_a_new_adapter_changes_nothing_and_only_it_learns():
     assert learning == {"a", "b"}
 
 
+@only_with_all_draws
 def test_the_command_writes_both_adapters(tmp_path):
     """With a few steps on few samples, from a checkpoint of random weights."""
     tokenizer = Tokenizer.from_file(str(TOKENIZER))

@@ -22,6 +22,7 @@ from edgellm_ros.engine_directory.config import EngineConfig  # noqa: E402
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
 from fixtures.counted_time import CountedTime  # noqa: E402
+from fixtures.draws import only_with_all_draws  # noqa: E402
 from fixtures.published_checkpoint import write_published_checkpoint  # noqa: E402
 from fixtures.requests_for_tests import request  # noqa: E402
 from training import text_draft  # noqa: E402
@@ -82,6 +83,7 @@ def test_the_command_trains_and_scores_a_head(trained):
         assert re.search(rf"^{name}, \d+ tokens: chain of 1 \d\.\d\d, ", printed, re.MULTILINE), name
 
 
+@only_with_all_draws
 def test_a_trained_head_drafts_what_the_model_writes(monotonous, tmp_path):
     printed = train(monotonous, tmp_path / "head")
     losses = [float(each) for each in re.findall(r"loss (\S+)", printed)]
