@@ -68,13 +68,17 @@ def test_one_plan_of_driving_runs_at_a_time(schedule):
     assert start(schedule) == ["new"]
 
 
-def test_a_place_is_kept_for_driving_for_some_time_after_its_last_plan(schedule):
-    schedule.driving = frame()
+@pytest.mark.parametrize(("pause", "kept"), [(KEPT_S - 0.1, True), (KEPT_S, False)])
+def test_a_place_is_kept_for_driving_whose_plans_come_without_long_pauses(schedule, pause, kept):
+    schedule.driving = frame("first")
+    start(schedule, 1.0)
+    end(schedule, "first", 2.0)
+    schedule.driving = frame("second")
     schedule.goals += [goal(name, name) for name in "abcd"]
-    assert start(schedule, 1.0) == ["frame", "a", "b", "c"]
-    end(schedule, "frame", 2.0)
-    assert start(schedule, 2.0 + KEPT_S - 0.1) == []
-    assert start(schedule, 2.0 + KEPT_S) == ["d"]
+    assert start(schedule, 2.0 + pause) == ["second", "a", "b", "c"]
+    end(schedule, "second", 4.0)
+    started = [start(schedule, 4.0 + passed) for passed in (KEPT_S - 0.1, KEPT_S)]
+    assert started == ([[], ["d"]] if kept else [["d"], []])
 
 
 def test_the_last_place_is_for_another_client(schedule):

@@ -18,7 +18,7 @@ from edgellm_ros.runtime.scheduling.shares import FIRST_CLAIM
 
 COMMANDS_PER_GOAL = 10  # a source of commands that never rests must leave something to goals
 AGING_S = 1.0  # of waiting, which raise a goal by one level, up to the highest that waits
-KEPT_S = 0.3  # after a plan of driving: a place is kept for the next one, which a camera soon asks for
+KEPT_S = 0.3  # a place is kept for driving for so long after its plans, while the next one comes within this
 DRIVING_LEVEL = FIRST_CLAIM  # above all goals, those of other robots on the runtime included
 GONE_LEVEL = -100  # of goals whose client has left: below all others
 
@@ -45,6 +45,7 @@ class Schedule:
         self._passed_by = 0  # those of them that started while a goal waited or ran
         self._last_client: str | None = None  # of the last goal that started
         self._drove = float("-inf")  # when driving last started or ended
+        self._comes_again = False  # whether its last plan started soon after the one before
 
     def take(self, driving_plans_per_goal: int, now: float) -> Job | None:
         """Start the next job: remove it from those that wait; None if none may start now.
@@ -133,6 +134,7 @@ class Schedule:
             driving.level = max(job.level for job in beside)
         self._in_a_row += 1
         self._passed_by += bool(self.goals or self.running)
+        self._comes_again = now < self._drove + KEPT_S
         self._drove = now
         self.started[DRIVING] += 1
         self.driving = None
@@ -148,7 +150,8 @@ class Schedule:
     def _places(self, now: float) -> int:
         """Return how many goals may run at once: fewer while the node drives."""
         drives = self.driving is not None or any(job.is_driving for job in self.running)
-        return max(1, self._most - (drives or now < self._drove + KEPT_S))
+        kept = self._comes_again and now < self._drove + KEPT_S
+        return max(1, self._most - (drives or kept))
 
     def _most_of_a_client(self, now: float) -> int:
         """Return how many goals of one client may run: the last place is for another one."""
