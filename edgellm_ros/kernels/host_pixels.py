@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels that prepare images, in NumPy, OpenCV and Pillow; `Kernels` documents the methods."""
+"""The kernels that prepare images, in NumPy, OpenCV and Pillow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgellm_ros.kernels.protocol import PatchLayout
 
 
 class HostPixelKernels:
-    """The kernels that prepare images, on a CPU."""
+    """The kernels that prepare images, on a CPU; `Kernels` documents the methods."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(3, thread_name_prefix="pixels")  # one for each channel

@@ -38,7 +38,10 @@ class Admission:
 
     @property
     def is_first_above_all(self) -> bool:
-        """Whether the first waiting request has a higher priority than all that run, which wait for it."""
+        """Whether the first waiting request has a higher priority than all with a row.
+
+        These wait for it.
+        """
         entry = min(self._waiting, key=self._claims.order, default=None)
         return entry is not None and self._rows is not None and self._rows.is_first(entry)
 
