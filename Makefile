@@ -32,9 +32,9 @@ AGAIN := [ $$? -eq 1 ] && echo "again, one after the other: the tests of real_ti
 	$(BIN)/python -m pytest $(REAL_TIME) --last-failed --last-failed-no-failures none
 # Tests that take only the time in which those of real time wait. So they need more of it, and keep no record of failures.
 STARVING := --timeout=3000 -p no:cacheprovider
-ON_DOUBLE := test/engine test/runtime test/diffusion test/multimodal --device tensorrt-double
-# The slow tests there are those of many random cases, half of the time.
-OF_DOUBLE := $(INCLUDED)$(if $(filter 1,$(EDGELLM_ALL_DRAWS)),, and not slow)
+# The slow ones, with many random cases, take half of the time.
+FEW := $(if $(filter 1,$(EDGELLM_ALL_DRAWS)),,--slow-one-in 3)
+ON_DOUBLE := test/engine test/runtime test/diffusion test/multimodal --device tensorrt-double $(FEW)
 
 # NumPy's products in tests are small: more threads in each worker only wait for each other.
 test test-fast test-tensorrt parity: export OPENBLAS_NUM_THREADS := 1
@@ -51,7 +51,7 @@ prepare: $(STAMPS)/packages $(STAMPS)/voices $(STAMPS)/compared venv lint $(STAM
 test: venv lint $(STAMPS)/voices ## all tests, and the runtime's tests on a double of TensorRT
 	$(BIN)/pip check
 	$(BIN)/python -m pytest -m "not real_time and $(INCLUDED)" $(PARALLEL)
-	nice -n 19 $(BIN)/python -m pytest -m "$(OF_DOUBLE)" $(PARALLEL) $(STARVING) $(ON_DOUBLE) > $(STAMPS)/double.log 2>&1 & double=$$!; \
+	nice -n 19 $(BIN)/python -m pytest -m "$(INCLUDED)" $(PARALLEL) $(STARVING) $(ON_DOUBLE) > $(STAMPS)/double.log 2>&1 & double=$$!; \
 	$(BIN)/python -m pytest $(REAL_TIME) $(PARALLEL) -n 3 || { $(AGAIN); }; result=$$?; \
 	wait $$double || result=$$?; cat $(STAMPS)/double.log; exit $$result
 

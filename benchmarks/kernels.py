@@ -181,6 +181,7 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
         "count_tokens": bind(kernels.count_tokens, tokens, offered, stops, counts),
         "commit_tokens": bind(kernels.commit_tokens, tokens, tokens, counts, committing, last_tokens),
         "open_row": bind(kernels.open_row, 0, rules_of_row, RowLimits(1, 2**60, -1), committing, stops),
+        "move_row": bind(kernels.move_row, 0, batch - 1, committing, stops, last_tokens),
         "commit_rows": bind(kernels.commit_rows, lengths, put(np.zeros(batch, np.int64))),
         "euler_step": bind(kernels.euler_step, noise, velocity, 0.1, flow_time, 0.2),
         "begin_rows": bind(kernels.begin_rows, lengths, deltas, visible, deltas),

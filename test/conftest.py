@@ -30,6 +30,7 @@ def pytest_addoption(parser) -> None:
     parser.addoption(
         "--device", choices=DEVICES, default="cpu", help="where tests execute engines and kernels"
     )
+    parser.addoption("--slow-one-in", type=int, default=1, metavar="N", help="take one of N slow tests")
     parser.addoption("--schedules", type=int, default=12, help="random schedules of test_random_schedules.py")
 
 
@@ -95,9 +96,10 @@ def pytest_collection_modifyitems(config, items) -> None:
     They are left out on the double of TensorRT, as are tests without a device.
     """
     if on_device.chosen == on_device.DOUBLE:
-        others = [item for item in items if not runs_on_the_double(item)]
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if runs_on_the_double(item)]
+        leave_out(config, items, [item for item in items if not runs_on_the_double(item)])
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    taken = set(slow[:: config.getoption("--slow-one-in")])
+    leave_out(config, items, [item for item in slow if item not in taken])
     if "PYTEST_XDIST_WORKER" in os.environ:
         start_long_modules_first(items)
     for item in items:
@@ -105,6 +107,13 @@ def pytest_collection_modifyitems(config, items) -> None:
             if on_device.chosen not in mark.args:
                 reason = f"on {' and '.join(mark.args)} only: {mark.kwargs['reason']}"
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def leave_out(config, items: list[pytest.Item], others: list[pytest.Item]) -> None:
+    """Deselect tests."""
+    config.hook.pytest_deselected(items=others)
+    out = set(others)
+    items[:] = [item for item in items if item not in out]
 
 
 def runs_on_the_double(item: pytest.Item) -> bool:

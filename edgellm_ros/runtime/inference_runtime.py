@@ -147,8 +147,8 @@ class LLMInferenceRuntime(OpenedEngine):
         seconds of `time.monotonic`; after it a request that has begun ends with what it has, as if it were
         cancelled, and one that has not begun fails with TimeoutError.
         `on_progress` is called on the scheduler's thread, and must not call `handle_request` or `close`.
-        ValueError for an invalid request, EngineError if the runtime is closed; other errors are raised by
-        the handle.
+        Images, videos and sounds of the request must not change before the answer has ended. ValueError for
+        an invalid request, EngineError if the runtime is closed; other errors are raised by the handle.
         """
         request = self._completed(request)
         return self._scheduler.submit(request, priority, deadline, self._noise_seed, self._share)

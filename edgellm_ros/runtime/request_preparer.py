@@ -123,7 +123,6 @@ class RequestPreparer:
             text=TextStream(self.tokenizer, begun.sampling.stop, before),
             grammar=begun.grammar.again() if begun.grammar is not None else None,
             encoded_rows=set(),
-            prefix_keys=[],
             prefix=Prefix(),
             reused_tokens=0,
             state_points=[],

@@ -17,6 +17,7 @@ from edgellm_ros.msg import AudioChunk, ChatMessage, SamplingParams, ToolCall
 from sensor_msgs.msg import Image
 
 from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.ros.node.planning import jobs
 from edgellm_ros.ros.node.planning.command_trigger import Command
 from edgellm_ros.ros.node.planning.jobs import JobFactory
 from edgellm_ros.ros.node.sensors.cameras import Cameras
@@ -27,7 +28,9 @@ from edgellm_ros.ros.node.worker.job import CANCELLED, COMPLETED, TIMEOUT, Job, 
 from edgellm_ros.runtime.request import Progress
 
 
-def factory(outputs: object = None, speech: object = None, **changes: object) -> JobFactory:
+def factory(
+    outputs: object = None, speech: object = None, worker: object = None, **changes: object
+) -> JobFactory:
     """A factory with these parameters, whose jobs publish to `outputs`, if given."""
     parameters = SimpleNamespace(
         system_prompt="",
@@ -63,7 +66,7 @@ def factory(outputs: object = None, speech: object = None, **changes: object) ->
     return JobFactory(
         quiet,
         live,
-        worker=quiet,
+        worker=worker or quiet,
         outputs=outputs or quiet,
         speech=speech or quiet,
         metrics=quiet,
@@ -184,6 +187,18 @@ def test_a_job_that_reports_after_its_time_is_stopped():
     job.report(Progress("prefill", "", 0, 0))
     assert job.cancel.is_set()
     assert job.stopped.reason == TIMEOUT
+
+
+def test_late_goals_are_looked_for_with_each_report_and_not_with_each_token(monkeypatch):
+    looks, reports = [], []
+    worker = SimpleNamespace(expire=lambda: looks.append(len(reports)))
+    made = Plan.Goal(prompt="go")
+    job = factory(worker=worker).from_goal(made, "1", reports.append, lambda outcome: None)
+    for period in (60.0, 60.0, 0.0, 0.0):
+        monkeypatch.setattr(jobs, "PROGRESS_PERIOD_S", period)
+        job.on_progress(Progress("decode", "", 0, 0))
+    assert len(reports) == 3
+    assert looks == [0, 1, 2]
 
 
 class RecordedSpeech:

@@ -232,6 +232,33 @@ def test_a_newcomer_waits_for_the_step_after_a_part(late, watched):
     assert_same_answer(answer(newcomer), late.handle_request(dataclasses.replace(newcomer.request)))
 
 
+def test_a_part_is_not_followed_by_another_where_no_request_may_begin(watched):
+    watched.begin()
+    watched.played.submit(LONG)
+    arrives = iter([False, False, True])
+    watched.played.turns._others_wait = lambda: next(arrives, False)
+    watched.played.turn()
+    watched.played.submit(request("stop", max_tokens=4), priority=1)
+    watched.events.clear()
+    watched.played.turns.turn(admits=False)
+    assert watched.events[0] == "token"
+    watched.played.finish()
+
+
+def test_a_request_of_another_share_does_not_begin_behind_a_part(watched):
+    """The others of the first share would go on, with two parts between their steps."""
+    watched.begin()
+    watched.played.submit(LONG)
+    arrives = iter([False, False, True])
+    watched.played.turns._others_wait = lambda: next(arrives, False)
+    watched.played.turn()
+    watched.played.submit(request("stop", max_tokens=4), priority=1, share=Share())
+    watched.events.clear()
+    watched.played.turn()
+    assert watched.events[0] == "token"
+    watched.played.finish()
+
+
 def test_beside_a_grammar_a_part_waits_for_its_turn(late, watched):
     watched.running = watched.played.submit(request("go", max_tokens=40, json_schema=SCHEMA))
     watched.begin()

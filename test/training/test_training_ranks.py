@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-from fixtures.draws import only_with_all_draws
 from fixtures.training_command import REPOSITORY, run_python
 
 torch = pytest.importorskip("torch")
@@ -57,7 +56,6 @@ def test_ranks_of_several_machines_are_refused(monkeypatch):
         Ranks.here()
 
 
-@only_with_all_draws
 def test_the_command_writes_one_checkpoint(tmp_path):
     """With a few steps on few samples, in two processes."""
     options = "--minutes 0.005 --batch 2 --first 32 --capacity 64 --clips 64 --workers 2 --eval-scenes 2"

@@ -37,13 +37,10 @@ class Admission:
         self._answer_alone = answer_alone
 
     @property
-    def is_first_above_all(self) -> bool:
-        """Whether the first waiting request has a higher priority than all with a row.
-
-        These wait for it.
-        """
+    def next_pauses_all(self) -> bool:
+        """Whether all with a row wait while the first waiting request has one."""
         entry = min(self._waiting, key=self._claims.order, default=None)
-        return entry is not None and self._rows is not None and self._rows.is_first(entry)
+        return entry is not None and self._claims.pauses_all(entry)
 
     def begin(self, tokens: int) -> tuple[int, list[Entry]]:
         """Begin waiting requests, with at most `tokens` tokens of their prompts.

@@ -38,6 +38,10 @@ class Claims:
         """Return whether a request may run beside those in the batch."""
         return not any(self._waits_for(entry, other) for other in self._running())
 
+    def pauses_all(self, entry: Entry) -> bool:
+        """Return whether all requests in the batch wait while this one has a row."""
+        return all(self._waits_for(other, entry) for other in self._running())
+
     def next_prompt(self) -> Entry | None:
         """Return whose prompt is to have the next part; None = all are complete."""
         prompts = [entry for entry in self._running() if entry.prompts is not None]

@@ -126,7 +126,7 @@ class Rows:
     def may_begin_behind(self, entry: Entry) -> bool:
         """Return whether a request may begin behind a step: no other moves or gives way."""
         place, rows = self._pipeline.batch.place_of(entry.sequence), self._pipeline.batch.sequences
-        is_last = not self.is_first(entry) and not any(sequence.decoding for sequence in rows[place:])
+        is_last = not self._is_first(entry) and not any(sequence.decoding for sequence in rows[place:])
         return is_last and bool(self._free_slots)
 
     def work_behind(self, entry: Entry | None) -> int:
@@ -249,13 +249,12 @@ class Rows:
         pipeline, sequence = self._pipeline, entry.sequence
         if not sequence.report("prefill", 0):
             return False
-        place = None if at_end else 0 if self.is_first(entry) else pipeline.batch.place_of(sequence)
+        place = None if at_end else 0 if self._is_first(entry) else pipeline.batch.place_of(sequence)
         pipeline.batch.admit([sequence], at=place)
         entry.prompts = PromptsInParts(pipeline, [sequence], PART_TOKENS)
         return True
 
-    def is_first(self, entry: Entry) -> bool:
-        """Return whether a request has a higher priority than all others with a row."""
+    def _is_first(self, entry: Entry) -> bool:
         return all(entry.priority > other.priority for other in self.running if other is not entry)
 
     def _compute_part(self, entry: Entry) -> int:

@@ -106,10 +106,10 @@ class Turns:
             self._rows.take_encoded()
         self._end_stopped()
         behind = admits and self._begins_behind()
-        is_full = behind or (self._computed and not self._admission.is_first_above_all)
-        left = 0 if is_full else rows.PART_TOKENS
-        if admits:
-            left, begun = self._admission.begin(left)
+        left = 0 if behind or self._computed else rows.PART_TOKENS
+        if admits and not behind and (left or self._admission.next_pauses_all):
+            rest, begun = self._admission.begin(rows.PART_TOKENS)
+            left = min(left, rest)
             self._computed += begun
         self._encode()
         if left == rows.PART_TOKENS:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from edgellm_ros.engine.tensor import Tensor
@@ -40,19 +41,15 @@ class PromptsInParts:
         longest = pipeline.config.max_supported_input_length
         self._most = min(most or (longest if keep_hidden_states else pipeline.reuse.run_tokens), longest)
         self._keep_hidden_states = keep_hidden_states
-        self._parts: Iterator[tuple[Tensor, Tensor, bool]] = pipeline.prefills.parts(
-            sequences, lambda: self._rows, may_pad=not keep_hidden_states, most=self._most
+        # the generator does not know this object, so that nothing of a request is left to collect
+        self._parts = pipeline.prefills.parts(
+            sequences, partial(_rows_of, pipeline, sequences), may_pad=not keep_hidden_states, most=self._most
         )
         self._first_tokens: tuple[StepResult, Tensor] | None = None  # and embeds [B,S,H] of the last part
 
     @property
     def done(self) -> bool:
         return self._first_tokens is not None
-
-    @property
-    def _rows(self) -> range:
-        first = self._pipeline.batch.row_of(self._sequences[0])
-        return range(first, first + len(self._sequences))
 
     def advance(self) -> int:
         """Queue the next part, and after the last one the first tokens.
@@ -62,7 +59,6 @@ class PromptsInParts:
         before = sum(sequence.kv_length for sequence in self._sequences)
         embeds, logits, is_last = next(self._parts)
         if is_last:
-            self._parts = iter(())  # the generator knows this object
             self._first_tokens = self._begin_answers(embeds, logits), embeds
         return sum(sequence.kv_length for sequence in self._sequences) - before
 
@@ -81,7 +77,8 @@ class PromptsInParts:
 
     def _begin_answers(self, embeds: Tensor, logits: Tensor) -> StepResult:
         """Queue the first tokens; embeds [B,S,H] of the last part, logits [B,1,V]."""
-        pipeline, sequences, rows = self._pipeline, self._sequences, self._rows
+        pipeline, sequences = self._pipeline, self._sequences
+        rows = _rows_of(pipeline, sequences)
         pipeline.batch.begin_answers(rows)  # while the device computes the prompts
         pipeline.prefilled(sequences)
         pipeline.sampling.mask(logits, sequences)
@@ -97,3 +94,8 @@ class PromptsInParts:
         for sequence in sequences:  # while the device computes the prompts
             pipeline.trajectories.prepare(sequence)
         return first_tokens
+
+
+def _rows_of(pipeline: Pipeline, sequences: Sequence[GenerationSequence]) -> range:
+    first = pipeline.batch.row_of(sequences[0])
+    return range(first, first + len(sequences))

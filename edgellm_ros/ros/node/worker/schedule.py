@@ -18,7 +18,7 @@ from edgellm_ros.runtime.scheduling.shares import FIRST_CLAIM
 
 COMMANDS_PER_GOAL = 10  # a source of commands that never rests must leave something to goals
 AGING_S = 1.0  # of waiting, which raise a goal by one level, up to the highest that waits
-KEPT_S = 0.3  # a place is kept for driving for so long after its plans, while the next one comes within this
+KEPT_S = 0.3  # after a plan of driving that started so soon after the one before, a place is kept for so long
 DRIVING_LEVEL = FIRST_CLAIM  # above all goals, those of other robots on the runtime included
 GONE_LEVEL = -100  # of goals whose client has left: below all others
 
