@@ -25,9 +25,14 @@ def start(domain):
         pipe = subprocess.PIPE
         command = [sys.executable, EXAMPLES / name, *arguments]
         environment = ros_environment(domain)
-        started.append(
-            subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
-        )
+        # A shell lets what it starts in the background ignore Ctrl-C, and a process inherits that.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            started.append(
+                subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
+            )
+        finally:
+            signal.signal(signal.SIGINT, before)
         return started[-1]
 
     yield start_example
