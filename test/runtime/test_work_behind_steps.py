@@ -193,6 +193,14 @@ class Watched:
         self.played.turns._others_wait = lambda: False
         self.events.clear()
 
+    def begin_parts(self) -> None:
+        """Let `running` have tokens, and a long prompt its first parts behind steps."""
+        self.begin()
+        self.played.submit(LONG)
+        arrives = iter([False, False, True])
+        self.played.turns._others_wait = lambda: next(arrives, False)
+        self.played.turn()
+
 
 @pytest.fixture
 def watched(late, monkeypatch):
@@ -216,11 +224,7 @@ def test_parts_of_a_prompt_are_queued_behind_steps(late, watched):
 def test_a_newcomer_waits_for_the_step_after_a_part(late, watched):
     other = Share()  # which has had less, so its next request comes before the long prompt
     watched.played.submit(request("go", max_tokens=1), share=other)
-    watched.begin()
-    watched.played.submit(LONG)
-    arrives = iter([False, False, True])
-    watched.played.turns._others_wait = lambda: next(arrives, False)
-    watched.played.turn()
+    watched.begin_parts()
     newcomer = watched.played.submit(request("stop", max_tokens=4), share=other)
     watched.events.clear()
     watched.played.turn()
@@ -233,11 +237,7 @@ def test_a_newcomer_waits_for_the_step_after_a_part(late, watched):
 
 
 def test_a_part_is_not_followed_by_another_where_no_request_may_begin(watched):
-    watched.begin()
-    watched.played.submit(LONG)
-    arrives = iter([False, False, True])
-    watched.played.turns._others_wait = lambda: next(arrives, False)
-    watched.played.turn()
+    watched.begin_parts()
     watched.played.submit(request("stop", max_tokens=4), priority=1)
     watched.events.clear()
     watched.played.turns.turn(admits=False)
@@ -247,11 +247,7 @@ def test_a_part_is_not_followed_by_another_where_no_request_may_begin(watched):
 
 def test_a_request_of_another_share_does_not_begin_behind_a_part(watched):
     """The others of the first share would go on, with two parts between their steps."""
-    watched.begin()
-    watched.played.submit(LONG)
-    arrives = iter([False, False, True])
-    watched.played.turns._others_wait = lambda: next(arrives, False)
-    watched.played.turn()
+    watched.begin_parts()
     watched.played.submit(request("stop", max_tokens=4), priority=1, share=Share())
     watched.events.clear()
     watched.played.turn()

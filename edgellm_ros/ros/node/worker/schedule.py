@@ -134,7 +134,7 @@ class Schedule:
             driving.level = max(job.level for job in beside)
         self._in_a_row += 1
         self._passed_by += bool(self.goals or self.running)
-        self._comes_again = now < self._drove + KEPT_S
+        self._comes_again = self._has_just_driven(now)
         self._drove = now
         self.started[DRIVING] += 1
         self.driving = None
@@ -150,8 +150,11 @@ class Schedule:
     def _places(self, now: float) -> int:
         """Return how many goals may run at once: fewer while the node drives."""
         drives = self.driving is not None or any(job.is_driving for job in self.running)
-        kept = self._comes_again and now < self._drove + KEPT_S
+        kept = self._comes_again and self._has_just_driven(now)
         return max(1, self._most - (drives or kept))
+
+    def _has_just_driven(self, now: float) -> bool:
+        return now < self._drove + KEPT_S
 
     def _most_of_a_client(self, now: float) -> int:
         """Return how many goals of one client may run: the last place is for another one."""
